@@ -1,4 +1,4 @@
-"""The command line with all of its commands, for whoever looks at it as a whole."""
+"""The command line with all commands, for the reference and for tests."""
 
 from __future__ import annotations
 

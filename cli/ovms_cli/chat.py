@@ -1,4 +1,4 @@
-"""``ovms chat``: a conversation with a model that makes text, through the server's OpenAI API."""
+"""``ovms chat``: a conversation with a text model, through the server's OpenAI API."""
 
 from __future__ import annotations
 
@@ -21,34 +21,42 @@ _Target = Annotated[
     str,
     typer.Argument(
         metavar="[NAME|URL]",
-        help="Name of the model, or a server such as http://localhost:8000/v3; by default the first that makes "
-        "text, of this machine's.",
+        help="Name of the model, or URL of a server such as http://localhost:8000/v3. Default: the first model that "
+        "the server on this machine lists.",
         show_default=False,
     ),
 ]
 _Once = Annotated[
-    str | None, typer.Option("--once", metavar="TEXT", help="One message for scripts; - is standard input, whole.")
+    str | None,
+    typer.Option("--once", metavar="TEXT", help="Send one message and exit; - reads it from standard input."),
 ]
-_Model = Annotated[str, typer.Option("--model", help="Name of the model, where the argument is a URL.")]
-_System = Annotated[str, typer.Option("--system", help="What the model is told before everything.")]
-_MaxTokens = Annotated[int | None, typer.Option("--max_tokens", min=1, help="Tokens of each answer.")]
+_Model = Annotated[str, typer.Option("--model", help="Name of the model, if the argument is a URL.")]
+_System = Annotated[str, typer.Option("--system", help="System message.")]
+_MaxTokens = Annotated[int | None, typer.Option("--max_tokens", min=1, help="Maximum number of tokens per answer.")]
 _Temperature = Annotated[
-    float | None, typer.Option("--temperature", min=0, max=2, help="0 takes the likeliest token each time.")
+    float | None,
+    typer.Option("--temperature", min=0, max=2, help="Sampling temperature; 0 always takes the most likely token."),
 ]
-_TopP = Annotated[float | None, typer.Option("--top_p", min=0, max=1, help="Take from the likeliest tokens.")]
-_Seed = Annotated[int | None, typer.Option("--seed", min=0, help="The same seed gives the same answer.")]
+_TopP = Annotated[
+    float | None,
+    typer.Option(
+        "--top_p", min=0, max=1, help="Nucleus sampling: cumulative probability of the tokens to sample from."
+    ),
+]
+_Seed = Annotated[
+    int | None, typer.Option("--seed", min=0, help="Seed of sampling; the same seed gives the same answer.")
+]
 _ApiKey = Annotated[
-    str, typer.Option("--api_key", envvar="OVMS_API_KEY", help="What the server asks for.", show_envvar=True)
+    str, typer.Option("--api_key", envvar="OVMS_API_KEY", help="API key of the server.", show_envvar=True)
 ]
 _Output = Annotated[
     Output,
-    typer.Option(
-        "--output", help="table: the answer as it comes; json: an object for each answer; csv: a row for each."
-    ),
+    typer.Option("--output", help="table: stream the answer; json: one object per answer; csv: one row per answer."),
 ]
-_Url = Annotated[str, typer.Option("--url", help="HOST:PORT of REST, or a URL; 127.0.0.1:8000 by default.")]
+_Url = Annotated[str, typer.Option("--url", help="HOST:PORT of the REST interface, or a URL. Default: 127.0.0.1:8000.")]
 _Timeout = Annotated[
-    float, typer.Option("--timeout", min=0.001, max=86_400, help="Seconds for which nothing may come.")
+    float,
+    typer.Option("--timeout", min=0.001, max=86_400, help="Longest wait in seconds for the next part of an answer."),
 ]
 
 
@@ -76,10 +84,10 @@ def chat(
     cert: Cert = None,
     key: Key = None,
 ) -> None:
-    """Talk to a model in the terminal: answers come as they are made, Ctrl-C stops one at once, /help lists commands.
+    """Talk to a text model in the terminal: answers are streamed, Ctrl-C stops an answer, /help lists commands.
 
-    From a pipe, each line is a message. Exits with 0 at the end, with 1 if a message was refused, with 2 if nobody
-    answers, with 64 if the command line is wrong, with 130 if it is interrupted.
+    From a pipe, each line is a message. Exit codes: 0 at the end of the input, 1 if a message was refused, 2 if the
+    server does not answer, 64 if the command line is wrong, 130 if interrupted.
     """
     from ovms_cli.chat_answers import ChatConversation
     from ovmstrio.client.chat import ChatClient
@@ -89,7 +97,7 @@ def chat(
     is_url = "://" in target
     name, address = (model, target) if is_url else (target or model, url)
     if target and (url if is_url else model):
-        fail("the server and the model are named once each: as the argument, or by --url and --model", EX_USAGE)
+        fail("server and model may be named only once: as the argument, or by --url and --model", EX_USAGE)
     given = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
     options = {field: value for field, value in given.items() if value is not None}
     with ending_with(EX_USAGE, InvalidRequest):
@@ -98,7 +106,7 @@ def chat(
         talk = ChatConversation(client, name or _first(client), options, system)
         went_well = _talk(talk, once, chosen(output, as_json=as_json))
     except Unreachable as error:
-        fail(f"{error.message}; is the server running? --url says where to look", EX_UNREACHABLE)
+        fail(f"{error.message}; is the server running? --url sets its address", EX_UNREACHABLE)
     except ServerError as error:
         fail(error.message)
     except KeyboardInterrupt:
@@ -110,7 +118,7 @@ def chat(
 def _first(client: ChatClient) -> str:
     served = client.models()
     if not served:
-        fail(f"{client.url} serves nothing")
+        fail(f"{client.url} serves no models")
     return served[0]
 
 
@@ -121,17 +129,17 @@ def _talk(talk: ChatConversation, once: str | None, form: Output) -> bool:
         return converse(talk, answer_aloud)
     printer = _Printer(form)
 
-    def tell(talk: ChatConversation, message: str) -> bool:
+    def answer(talk: ChatConversation, message: str) -> bool:
         printer.show(talk.ask(message, lambda _: None).facts(talk.model))
         return True
 
     if once is None:
-        return converse(talk, tell)
+        return converse(talk, answer)
     message = sys.stdin.read() if once == "-" else once
     if not message.strip():
         fail("the message is empty", EX_USAGE)
     if form is not Output.TABLE:
-        return tell(talk, message)
+        return answer(talk, message)
     show, end = show_piece()
     try:
         talk.ask(message, show)
@@ -141,7 +149,7 @@ def _talk(talk: ChatConversation, once: str | None, form: Output) -> bool:
 
 
 class _Printer:
-    """Prints answers for programs: a line of JSON each, or a row each below the names of the columns."""
+    """Printer of answers for programs: a JSON object per line, or a CSV header and a row per answer."""
 
     def __init__(self, form: Output) -> None:
         self._form = form

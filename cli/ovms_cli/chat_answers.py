@@ -1,4 +1,4 @@
-"""One conversation of ``ovms chat``: what was said, what is asked, and what comes of each answer."""
+"""State of a conversation in ``ovms chat``: its messages, and each answer with its timing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class ChatAnswer:
-    """An answer as far as it has come; times are seconds since it was asked for."""
+    """An answer, possibly incomplete. Times are in seconds since the request."""
 
     text: str = ""
     reasoning: str = ""
@@ -27,7 +27,7 @@ class ChatAnswer:
     started: float = field(default_factory=perf_counter)
 
     def add(self, piece: ChatDelta) -> None:
-        """Take what has come."""
+        """Add a delta to the answer."""
         self.text += piece.text
         self.reasoning += piece.reasoning
         self.calls += piece.calls
@@ -40,31 +40,31 @@ class ChatAnswer:
 
     @property
     def tokens(self) -> int:
-        """How many tokens it has; as many as pieces came, where the server has not said."""
+        """Number of tokens; the number of deltas if the server has not reported usage."""
         return self.pieces if self.usage is None else self.usage.completion_tokens
 
     @property
     def rate(self) -> float:
-        """How many tokens came in a second, without the first, for which the prompt was computed; 0 if unknown."""
+        """Tokens per second after the first token, so without prefill; 0 if unknown."""
         seconds = self.last - self.first
         return (self.tokens - 1) / seconds if seconds > 0 and self.tokens > 1 else 0.0
 
     def summary(self) -> str:
-        """Say how long it took."""
+        """Return the number of tokens and the times, for people."""
         parts = [f"{self.tokens} token{'' if self.tokens == 1 else 's'}"]
         if self.rate:
             parts.append(f"{self.rate:.1f} tokens/s")
         if self.pieces:
             parts.append(f"first after {self.first * 1e3:.0f} ms")
         if self.usage is not None:
-            cached = f", {self.usage.cached_tokens} of them known" if self.usage.cached_tokens else ""
+            cached = f", {self.usage.cached_tokens} cached" if self.usage.cached_tokens else ""
             parts.append(f"prompt of {self.usage.prompt_tokens}{cached}")
         if self.finish == "length":
-            parts.append("cut off at its longest")
+            parts.append("cut off at the maximum length")
         return ", ".join(parts)
 
     def facts(self, model: str) -> dict[str, Any]:
-        """Give it for programs."""
+        """Return the answer and its figures, for programs."""
         usage = self.usage
         return {
             "model": model,
@@ -82,13 +82,13 @@ class ChatAnswer:
 
 @dataclass(slots=True)
 class ChatConversation:
-    """What was said to a model.
+    """A conversation with a model.
 
     Attributes:
-        client: the server.
-        model: the name.
-        options: further fields of each request.
-        system: what comes before everything; empty for nothing.
+        client: client of the server.
+        model: name of the model.
+        options: additional fields of each request.
+        system: system message; empty for none.
         said: messages and answers since the last reset.
     """
 
@@ -99,34 +99,34 @@ class ChatConversation:
     said: list[dict[str, str]] = field(default_factory=list)
 
     def ask(self, message: str, show: Callable[[ChatDelta], None]) -> ChatAnswer:
-        """Say something, and have the answer shown as it comes.
+        """Send a message, and show the answer as it is streamed.
 
-        What Ctrl-C stops is remembered as far as it has come; what fails was never said.
+        An answer stopped by Ctrl-C stays in the conversation as far as streamed. A failed request leaves nothing.
 
         Raises:
-            ServerError: the server refuses or fails, or nobody answers.
-            KeyboardInterrupt: Ctrl-C; the answer has ended on the server, too.
+            ServerError: the server refuses, fails or is unreachable.
+            KeyboardInterrupt: Ctrl-C; the request is cancelled on the server, too.
         """
         answer = ChatAnswer()
-        asked = {"role": "user", "content": message}
+        question = {"role": "user", "content": message}
         first = [{"role": "system", "content": self.system}] if self.system else []
-        pieces = self.client.stream(self.model, [*first, *self.said, asked], self.options)
+        pieces = self.client.stream(self.model, [*first, *self.said, question], self.options)
         try:
             for piece in pieces:
                 answer.add(piece)
                 show(piece)
         except KeyboardInterrupt:
-            self._remember(asked, answer)
+            self._remember(question, answer)
             raise
         finally:
             pieces.close()
-        self._remember(asked, answer)
+        self._remember(question, answer)
         return answer
 
     def reset(self) -> None:
-        """Forget what was said; the system message stays."""
+        """Remove all messages except the system message."""
         self.said.clear()
 
-    def _remember(self, asked: dict[str, str], answer: ChatAnswer) -> None:
+    def _remember(self, question: dict[str, str], answer: ChatAnswer) -> None:
         if answer.text:
-            self.said += [asked, {"role": "assistant", "content": answer.text}]
+            self.said += [question, {"role": "assistant", "content": answer.text}]

@@ -1,4 +1,4 @@
-"""A conversation line by line: from a terminal with prompts and colours, from a pipe without them."""
+"""Line-based conversation: with prompts and colours on a terminal, without them from a pipe."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 _PROMPT: Final = "> "
 _MORE: Final = "... "
 _COMMANDS: Final = {
-    "/system": "TEXT  what the model is told before everything; without a text, shows it; - for nothing",
-    "/reset": "forget what was said; the system message stays",
-    "/help": "this list",
-    "/exit": "end, as Ctrl-D does; Ctrl-C stops an answer",
+    "/system": "TEXT  set the system message; without TEXT, show it; - removes it",
+    "/reset": "remove all messages except the system message",
+    "/help": "list the commands",
+    "/exit": "exit, like Ctrl-D; Ctrl-C stops an answer",
 }
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
-class _Shown:
-    """Writes an answer as it comes; reasoning is dim on a terminal, and left out elsewhere."""
+class _AnswerWriter:
+    """Writer of streamed answers; reasoning is dim on a terminal, and omitted elsewhere."""
 
     def __init__(self) -> None:
         self._is_dim = False
@@ -56,22 +56,22 @@ class _Shown:
 
 
 def show_piece() -> tuple[Callable[[ChatDelta], None], Callable[[], None]]:
-    """Give what shows an answer's pieces, and what ends it."""
-    shown = _Shown()
-    return shown.piece, shown.end
+    """Return a function that writes a delta of an answer, and one that ends the answer."""
+    writer = _AnswerWriter()
+    return writer.piece, writer.end
 
 
-def converse(talk: ChatConversation, tell: Callable[[ChatConversation, str], bool]) -> bool:
-    """Answer lines until there are no more; tells whether everything was answered.
+def converse(talk: ChatConversation, answer: Callable[[ChatConversation, str], bool]) -> bool:
+    """Answer lines until the end of the input, and return whether all were answered.
 
-    ``tell`` answers one message, and gives whether that went well.
+    ``answer`` answers one message, and returns whether that succeeded.
 
     Raises:
-        Unreachable: nobody answers any more.
+        Unreachable: the server does not answer any more.
     """
     is_terminal = sys.stdin.isatty()
     if is_terminal:
-        import readline  # noqa: F401 - has input() edit lines and keep them
+        import readline  # noqa: F401 - adds line editing and history to input()
 
         note(f"{talk.model} at {talk.client.url}; /help lists commands")
     went_well = True
@@ -82,14 +82,14 @@ def converse(talk: ChatConversation, tell: Callable[[ChatConversation, str], boo
         if message.startswith("/") and message.split()[0] in _COMMANDS:
             _obey(talk, message)
         elif message.startswith("/") and is_terminal:
-            note(f"there is no {message.split()[0]}; /help lists commands")
+            note(f"unknown command {message.split()[0]}; /help lists commands")
         elif message:
-            went_well = tell(talk, message) and went_well
+            went_well = answer(talk, message) and went_well
     return went_well
 
 
 def answer_aloud(talk: ChatConversation, message: str) -> bool:
-    """Show an answer as it comes, with its figures; what the server refuses is told, and the conversation goes on."""
+    """Show a streamed answer with its figures; errors of the server are shown, and the conversation continues."""
     show, end = show_piece()
     try:
         answer = talk.ask(message, show)
@@ -110,7 +110,7 @@ def answer_aloud(talk: ChatConversation, message: str) -> bool:
 
 
 def _next_message(*, is_terminal: bool) -> str | None:
-    """Give the next line, joined with those that follow a backslash at its end; None where there is none."""
+    """Return the next line, joined with the lines after a trailing backslash; None at the end of the input."""
     lines: list[str] = []
     while True:
         try:
@@ -122,7 +122,7 @@ def _next_message(*, is_terminal: bool) -> str | None:
         except KeyboardInterrupt:
             if not is_terminal:
                 raise
-            note("\n/exit or Ctrl-D ends")
+            note("\n/exit or Ctrl-D exits")
             lines.clear()
             continue
         if not line.endswith("\\"):
@@ -135,12 +135,12 @@ def _obey(talk: ChatConversation, message: str) -> None:
     match command:
         case "/system" if text.strip():
             talk.system = "" if text.strip() == "-" else text.strip()
-            note("the model is told this from now on" if talk.system else "there is no system message any more")
+            note("system message set" if talk.system else "system message removed")
         case "/system":
-            note(talk.system or "there is no system message")
+            note(talk.system or "no system message")
         case "/reset":
             talk.reset()
-            note("forgotten")
+            note("conversation reset")
         case _:
             for name, meaning in _COMMANDS.items():
                 note(f"{name:8} {meaning}")

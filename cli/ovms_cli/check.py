@@ -1,4 +1,4 @@
-"""``ovms check``: read and load everything that a configuration names, serve nothing, tell every problem."""
+"""``ovms check``: load everything that a configuration names without serving, and report all problems."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def check(
     *,
     no_import: Annotated[bool, typer.Option("--no_import", help="do not import handlers")] = False,
     keys_file: Annotated[
-        Path | None, typer.Option("--keys_file", help="check a file of callers, too", show_default=False)
+        Path | None, typer.Option("--keys_file", help="also check this key file", show_default=False)
     ] = None,
     strict: Strict = False,
     output: OutputOption = Output.TABLE,
     as_json: JsonOption = False,
 ) -> None:
-    """Load everything without serving, and tell every problem of every file: exits with 1 if there is an error.
+    """Validate a configuration: load everything, report all problems with file and line. Exit code 1 on errors.
 
-    What is configured and will never be ready as it is, such as a model without a version, is a warning; with --strict
+    A configured service that can never be ready, such as a model without a version, is a warning. With --strict,
     warnings are errors.
     """
     import sys
@@ -55,11 +55,11 @@ def check(
     from ovmstrio.telemetry.logs import configure_logs
 
     if not config.exists():
-        fail(f"{config}: no such file or directory; give {_WANTED}")
+        fail(f"{config}: no such file or directory; expected {_WANTED}")
     configure_logs(level="ERROR")
     _leave_out_what_is_reported()
     let_scripts_import()
-    # What code of users prints is none of the answer.
+    # Output of user code must not mix with the report on standard output.
     with stderr().status(f"checking {config} ..."), redirect_stdout(sys.stderr):
         report = trio.run(partial(check_config, config, imports=not no_import, keys_file=keys_file))
     if strict:
@@ -75,7 +75,7 @@ def check(
 
 
 def _leave_out_what_is_reported() -> None:
-    """Have the log tell of failed loads only where there is a traceback, which the report has not."""
+    """Drop log records of failed loads, which the report repeats, unless they have a traceback."""
     import logging
 
     from ovmstrio.telemetry.log_levels import LOADING_LOGGERS
@@ -102,7 +102,7 @@ def _print_json(report: CheckReport) -> None:
 
 
 def _print_csv(report: CheckReport) -> None:
-    """Print a row for each problem, and for each version that loads."""
+    """Print a row for each problem and each loaded version."""
     header, *rows = problem_rows(report.problems)
     loads = [["loads", "", "", "", f"{each.model} version {each.version}", "", "", ""] for each in report.loaded]
     print_csv([header, *rows, *loads])

@@ -1,4 +1,4 @@
-"""The two consoles of the command line: answers go to standard output, everything for people to standard error."""
+"""The two consoles of the command line: results go to standard output, messages to standard error."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ __all__ = [
 
 @cache
 def stdout() -> Console:
-    """Return the console for answers."""
+    """Return the console for results."""
     return escaping_console()
 
 
@@ -52,7 +52,7 @@ def stderr() -> Console:
 
 
 def escaping_console(**options: Any) -> Console:
-    """Return a console with these options of rich's, which shows control characters instead of writing them."""
+    """Return a console with these options of rich, which escapes control characters."""
     return _console_class()(emoji=False, **options)
 
 
@@ -73,29 +73,29 @@ def _console_class() -> type[Console]:
 
 
 def echo(text: str, *, nl: bool = True, file: IO[str] | None = None) -> None:
-    """Print a text that is for people, with its control characters escaped; not through rich, which breaks lines."""
+    """Print a text with its control characters escaped; not through rich, which wraps lines."""
     typer.echo(escape_controls(text, keep="\n\t"), nl=nl, file=file)
 
 
 def say(markup: str) -> None:
-    """Print a line of an answer, as long as it is."""
+    """Print a line of a result without wrapping it."""
     stdout().print(markup, highlight=False, soft_wrap=True)
 
 
 def note(text: str, style: str = "dim") -> None:
-    """Print a text as it is for whoever looks on."""
+    """Print a message to standard error, without markup."""
     stderr().print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
-    """Print an answer for programs; not through rich, which would take long over a long one."""
+    """Print a result as JSON; not through rich, which is slow for long texts."""
     import json
 
     typer.echo(json.dumps(value, indent=2))
 
 
 def data_table(*columns: str, justify: Literal["left", "right"] = "left") -> Table:
-    """Give a table of these columns, whose cells are never cut off."""
+    """Return a table with these columns, whose cells wrap instead of being truncated."""
     from rich import box
     from rich.table import Table
 
@@ -107,26 +107,26 @@ def data_table(*columns: str, justify: Literal["left", "right"] = "left") -> Tab
 
 @contextmanager
 def broken_pipe_ends() -> Iterator[None]:
-    """End the command with 1 and without a word when nobody reads its answer any more."""
+    """Exit with 1 and without a message when the reader of standard output has closed the pipe."""
     try:
         yield
     except BrokenPipeError:
-        # Python would complain of the pipe once more at its end.
+        # Without this, Python reports the broken pipe again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(1) from None
 
 
 def file_of(path: Path, default_name: str) -> Path:
-    """Give a file, or the one of a name in a directory; there being none ends the command."""
+    """Return the path, or the file ``default_name`` in a directory; exit if there is no such file."""
     file = path / default_name if path.is_dir() else path
     if not file.is_file():
-        fail(f"{file}: no such file; give a {default_name}, or the directory that it is in", EX_USAGE)
+        fail(f"{file}: no such file; expected a {default_name}, or its directory", EX_USAGE)
     return file
 
 
 @contextmanager
 def ending_with(code: int, *errors: type[Exception]) -> Iterator[None]:
-    """End the command with ``code`` where the block raises one of these errors, whose text says why."""
+    """Exit with ``code`` and the error's text if the block raises one of these errors."""
     try:
         yield
     except errors as error:
@@ -134,7 +134,7 @@ def ending_with(code: int, *errors: type[Exception]) -> Iterator[None]:
 
 
 def fail(message: str, code: int = EX_FAILED) -> NoReturn:
-    """Say why the command failed, in one line or more, and end it with ``code``."""
+    """Print an error message, and exit with ``code``."""
     from rich.markup import escape
 
     stderr().print(f"[bold red]error:[/] {escape(message)}", highlight=False, soft_wrap=True)

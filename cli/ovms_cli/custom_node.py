@@ -31,15 +31,16 @@ def build(
     ],
     *,
     output: Annotated[
-        Path | None, typer.Option(help="the library; libcustom_node_<name>.so beside the source", show_default=False)
+        Path | None,
+        typer.Option(help="the library; by default libcustom_node_<name>.so next to the source", show_default=False),
     ] = None,
     flag: Annotated[
-        list[str] | None, typer.Option(help="a further flag for the compiler, such as -lm", show_default=False)
+        list[str] | None, typer.Option(help="an additional compiler flag, such as -lm; repeatable", show_default=False)
     ] = None,
 ) -> None:
-    """Compile a library against the interface that is shipped: exits with 1 if the compiler finds an error.
+    """Compile a library against the bundled interface. Exit code 1 on compiler errors.
 
-    The compiler is $CC for C and $CXX for C++, or else cc and c++; $CFLAGS, $CXXFLAGS and $LDFLAGS are heeded.
+    The compiler is $CC for C and $CXX for C++; the defaults are cc and c++. $CFLAGS, $CXXFLAGS and $LDFLAGS are used.
     """
     from ovms_cli.custom_node_build import BuildError, NothingToBuildError, build_library
 
@@ -54,15 +55,15 @@ def check(
     ],
     *,
     param: Annotated[
-        list[str] | None, typer.Option(help="a parameter of the node: name=value", show_default=False)
+        list[str] | None, typer.Option(help="a parameter of the node: name=value; repeatable", show_default=False)
     ] = None,
-    timeout: Annotated[float, typer.Option(help="seconds that all of it may take", min=0.1)] = 60.0,
+    timeout: Annotated[float, typer.Option(help="timeout of the check in seconds", min=0.1)] = 60.0,
     output: OutputOption = Output.TABLE,
     as_json: JsonOption = False,
 ) -> None:
-    """Load and initialize a custom node, show what it takes and gives, and deinitialize it: exits with 1 on an error.
+    """Load and initialize a custom node, show its inputs and outputs, and deinitialize it. Exit code 1 on errors.
 
-    All of it happens in a process of its own, so that a crash of the library is told as well.
+    The check runs in a separate process, so that a crash of the library is reported, too.
     """
     from dataclasses import asdict
 
@@ -84,7 +85,7 @@ def _params(given: list[str]) -> dict[str, str]:
     for each in given:
         name, equals, value = each.partition("=")
         if not name or not equals:
-            fail(f"--param {each}: write name=value", EX_USAGE)
+            fail(f"--param {each}: expected name=value", EX_USAGE)
         params[name] = value
     return params
 

@@ -1,4 +1,4 @@
-"""Compile the library of a custom node with the compiler of the system."""
+"""Compilation of custom node libraries with the system's compiler."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _C: Final = ".c"
 _CPP: Final = (".cc", ".cpp", ".cxx")
 _PREFIX: Final = "libcustom_node_"
 _BUILDS_APART: Final = ("-fno-gnu-unique",)
-"""Without it GCC lets all builds in a process have the first one's variables of templates and inline functions."""
+"""Without this flag, GCC shares static variables of templates and inline functions between all builds in a process."""
 _HEADER: Final = "custom_node_interface.h"
 
 
 class BuildError(Exception):
-    """The library could not be built; the text says why."""
+    """The library could not be built; the message has the reason."""
 
 
 class NothingToBuildError(BuildError):
@@ -31,27 +31,27 @@ class NothingToBuildError(BuildError):
 
 
 def build_library(source: Path, output: Path | None, flags: Sequence[str]) -> Path:
-    """Compile a file, or all files of a directory, and give the library.
+    """Compile a file, or all files of a directory, and return the path of the library.
 
     Args:
         source: the file or directory.
-        output: the library; named after the source and beside it by default.
-        flags: for the compiler, after all others.
+        output: path of the library; by default named after the source and next to it.
+        flags: compiler flags, added after all others.
 
     Raises:
-        NothingToBuildError: there is no such source.
-        BuildError: there is no compiler, or it found errors.
+        NothingToBuildError: the source does not exist.
+        BuildError: there is no compiler, or compilation failed.
     """
     sources = _sources(source)
     library = output or _default_output(source)
     has_cpp = any(each.suffix in _CPP for each in sources)
     compiler = _compiler(has_cpp=has_cpp)
-    made = _place_beside(library)
+    made = _temporary_path(library)
     command = [
         *compiler,
         *("-shared", "-fPIC", "-O2", "-Wall", f"-I{include_folder()}"),
         *_flags_of_environment("CXXFLAGS" if has_cpp else "CFLAGS"),
-        # What is missing is to be missed now, and not by the server.
+        # Undefined symbols fail the build instead of the load in the server.
         "-Wl,-z,defs",
         *(_BUILDS_APART if has_cpp and _understands(compiler, _BUILDS_APART) else ()),
         *("-o", str(made)),
@@ -72,8 +72,8 @@ def build_library(source: Path, output: Path | None, flags: Sequence[str]) -> Pa
     return library
 
 
-def _place_beside(library: Path) -> Path:
-    """Give the place of a library that is not done, so that a server never sees it, and has the old one if it fails."""
+def _temporary_path(library: Path) -> Path:
+    """Return the path to build at, so that a server never loads a partial library and keeps the old one on failure."""
     return library if library.exists() and not library.is_file() else library.with_name(f".{library.name}.new")
 
 
@@ -91,7 +91,9 @@ def _sources(source: Path) -> list[Path]:
             raise NothingToBuildError(f"{source}: there is no C or C++ file in this directory")
         return found
     if not source.is_file():
-        raise NothingToBuildError(f"{source}: no such file or directory; give a C or C++ file, or a directory of them")
+        raise NothingToBuildError(
+            f"{source}: no such file or directory; expected a C or C++ file, or a directory of them"
+        )
     if source.suffix not in (_C, *_CPP):
         raise NothingToBuildError(f"{source}: expected a file that ends with {', '.join((_C, *_CPP))}")
     return [source]
@@ -116,7 +118,7 @@ def _flags_of_environment(variable: str) -> list[str]:
 
 
 def _with_languages(sources: Iterable[Path], *, has_cpp: bool) -> list[str]:
-    """Name the language of each file: a C++ compiler would take C for C++."""
+    """Add the language of each file: a C++ compiler compiles C files as C++."""
     if not has_cpp:
         return [str(each) for each in sources]
     return [part for each in sources for part in ("-x", "c" if each.suffix == _C else "c++", str(each))] + [
@@ -128,7 +130,9 @@ def _with_languages(sources: Iterable[Path], *, has_cpp: bool) -> list[str]:
 def _explained(command: Sequence[str], messages: str) -> str:
     hint = ""
     if f"{_HEADER}: No such file" in messages:
-        hint = f'\nhint: the interface is found by its name alone: #include "{_HEADER}"'
+        hint = f'\nhint: include the interface without a path: #include "{_HEADER}"'
     elif "undefined reference to" in messages:
-        hint = "\nhint: build the directory with all sources, or name the library that has it: --flag=-lNAME"
+        hint = (
+            "\nhint: build the directory with all sources, or link the library that defines the symbol: --flag=-lNAME"
+        )
     return f"{shlex.join(command)}\n{messages.rstrip()}{hint}"

@@ -1,4 +1,4 @@
-"""Try a custom node in a process of its own, and gather what it said or how it ended."""
+"""Check of a custom node in a separate process, with its report or its exit status."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ovmstrio.isolation.program import describe_probe_exit
 from ovmstrio.pipelines.native.library import remove_leftovers
 
 _PROBE: Final = "ovms_cli.custom_node_probe"
-_OPENING: Final = "it was being loaded, initialized and asked for its inputs and outputs"
+_OPENING: Final = "it was being loaded, initialized and queried for its inputs and outputs"
 _STEPS: Final = {"open": _OPENING, "close": "it was being deinitialized"}
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """An input or output; ``datatype`` is empty where the node says nothing that is known."""
+    """An input or output; ``datatype`` is empty if the node declares no known datatype."""
 
     name: str
     datatype: str
@@ -32,7 +32,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class LibraryVerdict:
-    """What was found of a library."""
+    """Inputs, outputs and problems of a library."""
 
     inputs: tuple[Item, ...]
     outputs: tuple[Item, ...]
@@ -40,18 +40,18 @@ class LibraryVerdict:
 
 
 def check_library(library: str, params: Mapping[str, str], timeout: float) -> LibraryVerdict:
-    """Try a library with parameters; what it prints itself goes to standard error.
+    """Run a library with parameters in a separate process; the library's own output goes to standard error.
 
     Args:
-        library: as a configuration would name it; relative paths start here.
-        params: of the node.
+        library: the library as in a configuration; relative paths start at the current directory.
+        params: parameters of the node.
         timeout: seconds until the process is killed.
     """
     path = find_library(library, Path.cwd())
     with tempfile.TemporaryDirectory(prefix="ovms-custom-node-") as folder:
         report = Path(folder) / "report.json"
         question = json.dumps({"library": library, "params": dict(params), "report": str(report)})
-        # Without -P, modules of the current directory would come before the server's.
+        # Without -P, modules of the current directory would shadow the server's.
         command = [sys.executable, "-P", "-m", _PROBE]
         try:
             done = subprocess.run(  # noqa: S603 - this interpreter
@@ -59,29 +59,29 @@ def check_library(library: str, params: Mapping[str, str], timeout: float) -> Li
             )
         except subprocess.TimeoutExpired:
             remove_leftovers(path)
-            return _verdict(library, _told(report), f"had not come to an end after {timeout:g} seconds")
-        told = _told(report)
-    if told.get("step") == "done":
-        return _verdict(library, told, "")
+            return _verdict(library, _read_report(report), f"did not finish within {timeout:g} seconds")
+        facts = _read_report(report)
+    if facts.get("step") == "done":
+        return _verdict(library, facts, "")
     remove_leftovers(path)
-    return _verdict(library, told, describe_probe_exit(done.returncode))
+    return _verdict(library, facts, describe_probe_exit(done.returncode))
 
 
-def _told(report: Path) -> dict[str, Any]:
+def _read_report(report: Path) -> dict[str, Any]:
     try:
-        told: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
+        facts: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    return told
+    return facts
 
 
-def _verdict(library: str, told: Mapping[str, Any], end: str) -> LibraryVerdict:
-    problems = [Problem(**problem) for problem in told.get("problems", ())]
+def _verdict(library: str, facts: Mapping[str, Any], end: str) -> LibraryVerdict:
+    problems = [Problem(**problem) for problem in facts.get("problems", ())]
     if end:
-        step = _STEPS.get(told.get("step", ""), "the check began")
+        step = _STEPS.get(facts.get("step", ""), "the check began")
         problems.append(Problem(f"the library {end} while {step}", file=library))
-    return LibraryVerdict(_items(told.get("inputs", ())), _items(told.get("outputs", ())), tuple(problems))
+    return LibraryVerdict(_items(facts.get("inputs", ())), _items(facts.get("outputs", ())), tuple(problems))
 
 
-def _items(told: Any) -> tuple[Item, ...]:
-    return tuple(Item(name, datatype, tuple(shape)) for name, datatype, shape in told)
+def _items(facts: Any) -> tuple[Item, ...]:
+    return tuple(Item(name, datatype, tuple(shape)) for name, datatype, shape in facts)

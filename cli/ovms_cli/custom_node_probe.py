@@ -1,4 +1,4 @@
-"""The process in which ``ovms custom-node check`` tries a library; it writes down what it does before it does it."""
+"""Process in which ``ovms custom-node check`` runs a library; it records each step before the step begins."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__: list[str] = []
 
 @dataclass
 class _Report:
-    """What is known so far; everything is kept in a file, for the process may end at any time."""
+    """Report of the check so far, kept in a file because the process may crash at any time."""
 
     library: str
     path: Path
@@ -33,7 +33,7 @@ class _Report:
     outputs: list[tuple[str, str, tuple[int, ...]]] = field(default_factory=list)
 
     def write(self, step: str) -> None:
-        """Keep everything, and say what comes next."""
+        """Write the report, with the step that begins now."""
         facts = {
             "step": step,
             "problems": [asdict(problem) for problem in self.problems],
@@ -43,7 +43,7 @@ class _Report:
         self.path.write_text(json.dumps(facts), encoding="utf-8")
 
     def take_log(self, _logger: Any, method: str, event: Mapping[str, Any]) -> Any:
-        """Make a problem of a record, as structlog's only processor, and drop the record."""
+        """Convert a log record to a problem, and drop the record. Runs as structlog's only processor."""
         facts = {name: value for name, value in event.items() if name not in ("event", "exc_info")}
         error = event.get("exc_info")
         details = [f"{name}: {value}" for name, value in facts.items()]
@@ -63,7 +63,7 @@ async def _open_and_close(report: _Report, library: Path, params: Mapping[str, s
     try:
         node = await open_custom_node(library, "node", params, tasks=tasks)
     except ConfigError as error:
-        # What the log said of it says the same again.
+        # The logged errors repeat the problems of this exception.
         report.problems = [problem for problem in report.problems if problem.severity == "warning"]
         report.problems += [replace(each, file=each.file or report.library) for each in error.problems]
         return

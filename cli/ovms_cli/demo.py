@@ -1,4 +1,4 @@
-"""``ovms demo``: serve the embedded samples, ask them over both protocols, and show the answers."""
+"""``ovms demo``: serve the embedded samples, call them over both protocols, and show the answers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REPEATS: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the server said to a question over one protocol; ``milliseconds`` is the median of the calls."""
+    """Answer of the server to a question over one protocol; ``milliseconds`` is the median of the calls."""
 
     number: int
     question: Question
@@ -42,21 +42,21 @@ def register(app: typer.Typer) -> None:
 def demo(
     *,
     once: Annotated[
-        bool, typer.Option("--once", help="end after the answers: status 0 only if all were right")
+        bool, typer.Option("--once", help="exit after the answers; exit code 0 only if all are right")
     ] = False,
     output: OutputOption = Output.TABLE,
     as_json: JsonOption = False,
-    port: Annotated[int, typer.Option("--port", min=1, max=65_535, help="port of gRPC")] = _PORT,
-    rest_port: Annotated[int, typer.Option("--rest_port", min=1, max=65_535, help="port of REST")] = _REST_PORT,
+    port: Annotated[int, typer.Option("--port", min=1, max=65_535, help="gRPC port")] = _PORT,
+    rest_port: Annotated[int, typer.Option("--rest_port", min=1, max=65_535, help="REST port")] = _REST_PORT,
 ) -> None:
-    """Serve the embedded samples, ask them over gRPC and REST, show the answers, and go on serving."""
+    """Serve the embedded samples, call them over gRPC and REST, show the answers, and keep serving."""
     import trio
     from platformdirs import user_cache_path
 
     from ovmstrio_samples import prepare_repository
 
     if port == rest_port:
-        fail(f"--port and --rest_port are both {port}; they have to differ", EX_USAGE)
+        fail(f"--port and --rest_port are both {port}; they must differ", EX_USAGE)
     for number, option in ((port, "--port"), (rest_port, "--rest_port")):
         _refuse_taken(number, option)
     with stderr().status("preparing the embedded samples ..."):
@@ -73,7 +73,7 @@ def demo(
 
 
 def _refuse_taken(port: int, option: str) -> None:
-    """Say which option chooses another port, before anything starts."""
+    """Exit if a port cannot be used, with the option that sets another port."""
     import errno
     import socket
 
@@ -92,9 +92,9 @@ def _first_reason(error: BaseException) -> str:
 
 
 async def _demo(config: Path, port: int, rest_port: int, once: bool, form: Output) -> bool:
-    """Run server and interview in one nursery; tells whether every answer was right.
+    """Run the server and the calls in one nursery, and return whether every answer was right.
 
-    Ownership: the server ends before this returns.
+    Ownership: the server has ended when this function returns.
 
     Cancellation: ends the server at once.
     """
@@ -105,18 +105,18 @@ async def _demo(config: Path, port: int, rest_port: int, once: bool, form: Outpu
     from ovmstrio.telemetry.logs import configure_logs
 
     addresses = {"grpc_bind_address": _HOST, "rest_bind_address": _HOST}
-    # These models are known to run.
+    # The samples are known to run, so no crash probe is needed.
     options = {"config_path": config, "port": port, "rest_port": rest_port, "trial_load": "off"}
     settings = read_settings({**options, **addresses})
     configure_logs(level="WARNING")
     answers: list[Answer] = []
 
-    async def serve_until_told(*, task_status: trio.TaskStatus[Running]) -> None:
+    async def serve_until_stopped(*, task_status: trio.TaskStatus[Running]) -> None:
         await serve(settings, task_status=task_status)
         nursery.cancel_scope.cancel()
 
     async with trio.open_nursery() as nursery:
-        running: Running = await nursery.start(serve_until_told)
+        running: Running = await nursery.start(serve_until_stopped)
         answers = await _interview(running, port, rest_port)
         _show(answers, form)
         if once:
@@ -127,9 +127,9 @@ async def _demo(config: Path, port: int, rest_port: int, once: bool, form: Outpu
 
 
 async def _interview(running: Running, port: int, rest_port: int) -> list[Answer]:
-    """Ask everything over both protocols, from a thread, as any client outside would.
+    """Call all samples over both protocols, from a thread, like an external client.
 
-    Cancellation: at once; the thread ends with its call.
+    Cancellation: immediate; the thread ends with its call.
     """
     import trio
 
@@ -152,7 +152,7 @@ def _ask_all(protocol: str, url: str) -> list[Answer]:
 
 
 def _ask(number: int, question: Question, protocol: str, ask: Ask) -> Answer:
-    """Ask one question a few times; what the server refuses is a wrong answer."""
+    """Send one question several times; an error of the server is a wrong answer."""
     from statistics import median
     from time import perf_counter
 
@@ -171,14 +171,14 @@ def _ask(number: int, question: Question, protocol: str, ask: Ask) -> Answer:
 
 
 def _show(answers: Sequence[Answer], form: Output) -> None:
-    """Print a row for each question, with what was said over each protocol."""
+    """Print a row for each question, with the answer over each protocol."""
     from rich.table import Table
 
     by_question: dict[int, list[Answer]] = {}
     for answer in answers:
         by_question.setdefault(answer.number, []).append(answer)
     protocols = [f"over {answer.protocol}" for answer in by_question[0]]
-    table = Table("model", "asked about", "answer", *protocols, header_style="bold", box=None, pad_edge=False)
+    table = Table("model", "input", "answer", *protocols, header_style="bold", box=None, pad_edge=False)
     for said in by_question.values():
         question = said[0].question
         texts = list(dict.fromkeys(answer.text for answer in said))
@@ -228,13 +228,13 @@ def _show_next_steps(config: Path, port: int, rest_port: int) -> None:
         f"{python} -m ovmstrio_samples.file_type.client --input {config}{grpc_url}",
         f"{ovms} serve {HANDLERS[0].folder}    # plain Python behind HTTP; 'ovms prepare --list' has more",
     )
-    stderr().print("\n[bold]still serving; try in another terminal[/]  (Ctrl-C ends it)", highlight=False)
+    stderr().print("\n[bold]still serving; try in another terminal[/]  (Ctrl-C stops the server)", highlight=False)
     for command in commands:
         stderr().print(f"  {command}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _programs() -> tuple[str, str]:
-    """Give how this command and its Python are called in the user's shell: by their names where these mean them."""
+    """Return the commands that run `ovms` and its Python in the user's shell: names if PATH finds them, or paths."""
     import shlex
     import shutil
     import sys
@@ -244,7 +244,7 @@ def _programs() -> tuple[str, str]:
 
     def called(name: str, path: Path) -> str:
         found = shutil.which(name)
-        # Links are not followed: an environment's Python is one to that of the system.
+        # Links are not followed: an environment's Python is a link to the system's Python.
         return name if found is not None and Path(found).absolute() == path.absolute() else shlex.quote(str(path))
 
     if not command.exists():

@@ -1,4 +1,4 @@
-"""``ovms deploy``: give a configuration to a cluster, by an engine that exists."""
+"""``ovms deploy``: deploy a configuration to a cluster, such as Ray Serve."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from threading import Event
 
 _IMPORT_PATH: Final = "ovmstrio.cluster.ray.application:application"
-_NO_CLUSTER: Final = "there is no cluster at {}: {}; start one with: ray start --head"
+_NO_CLUSTER: Final = "no cluster at {}: {}; start one with: ray start --head"
 _KEPT: Final = (
-    "Ray Serve ran already, and its proxies keep the addresses that they were started with; not both of {} answer from "
-    "here. `serve shutdown` ends all that it runs, and the next deployment starts them anew"
+    "Ray Serve was already running, and its proxies keep the addresses that they were started with; {} do not both "
+    "answer from this machine. `serve shutdown` ends everything that Ray Serve runs; the next deployment then starts "
+    "new proxies"
 )
 _HERE: Final = frozenset({"127.0.0.1", "localhost", "::1", "[::1]"})
 _REACH_SECONDS: Final = 5.0
@@ -28,7 +29,7 @@ _LOOK_SECONDS: Final = 2.0
 
 
 class Proxies(StrEnum):
-    """Where Ray's proxies run."""
+    """Nodes that run Ray's proxies."""
 
     EVERY_NODE = "EveryNode"
     HEAD_ONLY = "HeadOnly"
@@ -36,40 +37,45 @@ class Proxies(StrEnum):
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    engines = typer.Typer(no_args_is_help=True, help="Give a configuration to a cluster.")
+    engines = typer.Typer(no_args_is_help=True, help="Deploy a configuration to a cluster.")
     engines.command("ray")(ray)
     app.add_typer(engines, name="deploy")
 
 
 def ray(
-    config: Annotated[Path, typer.Argument(help="config.json, at this path on each machine", show_default=False)],
+    config: Annotated[
+        Path, typer.Argument(help="config.json; must exist at this path on each machine", show_default=False)
+    ],
     *,
-    address: Annotated[str, typer.Option(help="the cluster; auto is the one of this machine")] = "auto",
+    address: Annotated[str, typer.Option(help="address of the cluster; auto is the cluster of this machine")] = "auto",
     name: Annotated[str, typer.Option(help="name of the application")] = "ovms",
-    route_prefix: Annotated[str, typer.Option("--route_prefix", help="path before those of the server")] = "/",
-    http_host: Annotated[str, typer.Option("--http_host", help="where Ray's proxies listen for HTTP")] = "127.0.0.1",
-    http_port: Annotated[int, typer.Option("--http_port", help="port of Ray's proxies for HTTP")] = 8000,
-    grpc_port: Annotated[int, typer.Option("--grpc_port", help="port of Ray's proxies for gRPC")] = 9000,
+    route_prefix: Annotated[str, typer.Option("--route_prefix", help="prefix of all paths of the server")] = "/",
+    http_host: Annotated[str, typer.Option("--http_host", help="HTTP bind address of Ray's proxies")] = "127.0.0.1",
+    http_port: Annotated[int, typer.Option("--http_port", help="HTTP port of Ray's proxies")] = 8000,
+    grpc_port: Annotated[int, typer.Option("--grpc_port", help="gRPC port of Ray's proxies")] = 9000,
     setting: Annotated[
         list[str] | None,
-        typer.Option(help="option of ovms serve for each replica, such as cache_dir=/cache", show_default=False),
+        typer.Option(
+            help="option of ovms serve for each replica, such as cache_dir=/cache; repeatable", show_default=False
+        ),
     ] = None,
     ingress: Annotated[
         str,
         typer.Option(
-            help='placement of the group with the doors, where there are several: {"replicas":2}', show_default=False
+            help='placement of the ingress group, if there are several groups: {"replicas":2}',
+            show_default=False,
         ),
     ] = "{}",
-    proxies: Annotated[Proxies, typer.Option(help="the machines that have doors")] = Proxies.EVERY_NODE,
+    proxies: Annotated[Proxies, typer.Option(help="nodes that run Ray's proxies")] = Proxies.EVERY_NODE,
     output: Annotated[
         Path | None,
-        typer.Option(help="write the file for `serve run` and `serve deploy`, and deploy nothing", show_default=False),
+        typer.Option(help="write the file for `serve run` and `serve deploy` instead of deploying", show_default=False),
     ] = None,
 ) -> None:
-    """Deploy a configuration with Ray Serve, a deployment for each group of services: exits with 1 on an error.
+    """Deploy a configuration with Ray Serve, with one deployment per group of services. Exit code 1 on errors.
 
-    Addresses and ports are those of Ray's proxies, and count where Ray Serve does not run yet.  What runs already under
-    the name is replaced, replica by replica.
+    Addresses and ports are those of Ray's proxies, and have an effect only if Ray Serve is not running yet. An
+    application of the same name is replaced, replica by replica.
     """
     args = {"config": str(config.absolute()), "settings": _settings(setting or ()), "ingress": _placement(ingress)}
     built, servicers = _built(args)
@@ -105,11 +111,11 @@ def _placement(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        fail(f"--ingress {text}: expected an object of JSON: {error}")
+        fail(f"--ingress {text}: expected a JSON object: {error}")
 
 
 def _built(args: dict[str, Any]) -> tuple[Any, list[str]]:
-    """Make the application of arguments, whose paths become absolute; gives what Ray's proxies need for it, too."""
+    """Return the application and the gRPC servicers of Ray's proxies; paths in ``args`` become absolute."""
     from ovmstrio.core.errors import ConfigError
 
     try:
@@ -147,7 +153,7 @@ def _write(output: Path, document: dict[str, Any]) -> None:
 
 
 def _deploy(address: str, document: dict[str, Any], built: Any) -> bool:
-    """Give an application to a cluster, and wait until it runs; tells whether Ray Serve ran before."""
+    """Deploy an application, wait until it runs, and return whether Ray Serve was already running."""
     import threading
 
     from ray import init, serve
@@ -162,13 +168,14 @@ def _deploy(address: str, document: dict[str, Any], built: Any) -> bool:
     if not ran_before:
         _start_proxies(document)
     over = threading.Event()
-    waiting = threading.Thread(target=_tell_what_is_waited_for, args=(app["name"], over), daemon=True)
+    waiting = threading.Thread(target=_report_progress, args=(app["name"], over), daemon=True)
     waiting.start()
     try:
         serve.run(built, name=app["name"], route_prefix=app["route_prefix"])
     except RuntimeError as error:
-        told = serve.status().applications.get(app["name"])
-        reasons = [] if told is None else [one.message for one in told.deployments.values() if one.message]
+        application = serve.status().applications.get(app["name"])
+        deployments = () if application is None else application.deployments.values()
+        reasons = [each.message for each in deployments if each.message]
         fail("\n".join(_own_errors(reasons) or [str(error), *reasons]))
     finally:
         over.set()
@@ -177,7 +184,7 @@ def _deploy(address: str, document: dict[str, Any], built: Any) -> bool:
 
 
 def _check_reachable(address: str) -> None:
-    """See that somebody listens at an address, for which Ray itself takes minutes."""
+    """Exit if nothing listens at an address; Ray itself needs minutes to find out."""
     import socket
 
     from ray.util import get_node_ip_address
@@ -185,7 +192,7 @@ def _check_reachable(address: str) -> None:
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if not host or not port.isdecimal():
         return
-    # Ray takes an address of this machine for its outer one.
+    # Ray replaces a loopback address by the machine's external address.
     hosts = [host.strip("[]"), *([get_node_ip_address()] if host in _HERE else [])]
     reasons = []
     for each in hosts:
@@ -209,31 +216,31 @@ def _start_proxies(document: dict[str, Any]) -> None:
             grpc_options=document["grpc_options"],
         )
     except (RayError, RuntimeError, TimeoutError) as error:
-        # What would be left keeps these ports for whatever is deployed next.
+        # Otherwise the rest of Ray Serve keeps these ports for the next deployment.
         serve.shutdown()
         fail(f"Ray's proxies cannot be started: {str(error).strip().rpartition(chr(10))[2]}")
 
 
-def _tell_what_is_waited_for(name: str, over: Event) -> None:
-    """Tell what Ray says of deployments that do not run yet, such as of resources that no machine has."""
+def _report_progress(name: str, over: Event) -> None:
+    """Print Ray's messages about deployments that do not run yet, such as about missing resources."""
     from ray import serve
     from ray.exceptions import RayError
 
-    told: set[str] = set()
+    shown: set[str] = set()
     while not over.wait(_LOOK_SECONDS):
         try:
             application = serve.status().applications.get(name)
         except (RayError, RuntimeError):
             return
-        said = [] if application is None else [each.message for each in application.deployments.values()]
-        for message in said:
-            if message and message not in told and not over.is_set():
+        messages = [] if application is None else [each.message for each in application.deployments.values()]
+        for message in messages:
+            if message and message not in shown and not over.is_set():
                 note(message.partition("\n")[0])
-                told.add(message)
+                shown.add(message)
 
 
 def _own_errors(reasons: Sequence[str]) -> list[str]:
-    """Find what the server has said in what Ray tells, which is tracebacks of its own for the most part."""
+    """Return the messages of the server's own errors in Ray's tracebacks."""
     lines = (line.partition(": ") for reason in reasons for line in reason.splitlines())
     return list(dict.fromkeys(text for kind, _, text in lines if kind.startswith("ovmstrio.core.errors.")))
 

@@ -1,4 +1,4 @@
-"""A picture in the terminal: the boxes of each layer side by side, each with what comes in and goes out."""
+"""Drawing of a graph in the terminal: the boxes of each layer side by side, with their inputs and outputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NARROWEST: Final = 20
 
 
 def to_text(drawing: Drawing, *, plain: bool = False) -> str:
-    """Draw as wide as the terminal is; without colours if ``plain``."""
+    """Draw in the width of the terminal; without colours if ``plain``."""
     console = escaping_console(width=stdout().width, no_color=True, color_system=None) if plain else stdout()
     titles = {box.key: box.title for layer in drawing.layers for box in layer}
     with console.capture() as captured:

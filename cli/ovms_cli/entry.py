@@ -1,4 +1,4 @@
-"""Where the command begins: light, so that an interrupt finds somebody who takes it while the rest is imported."""
+"""Entry point of the command: light to import, so that an interrupt during the other imports is handled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ovmstrio.util.stdio import ignore_failed_writes, open_standard_streams
 
 
 def main() -> None:
-    """Run the command line; one that is interrupted ends with 130 and without a word."""
+    """Run the command line; an interrupt exits with 130 and without a message."""
     open_standard_streams()
     ignore_failed_writes("stderr")
     raise_gc_threshold()

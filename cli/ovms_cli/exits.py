@@ -1,4 +1,4 @@
-"""How commands end: one table of exit codes, which docs/exit_codes.md shows."""
+"""Exit codes of all commands; docs/exit_codes.md shows the same table."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ EX_OK: Final = 0
 EX_FAILED: Final = 1
 EX_UNREACHABLE: Final = 2
 EX_USAGE: Final = 64
-"""That of sysexits.h, which OVMS uses too."""
+"""EX_USAGE of sysexits.h, as in OVMS."""
 EX_INTERRUPTED: Final = 130
 
 EXIT_CODES: Final = {
-    EX_OK: "done; of a server that was told to end: every request got its answer; of `health`: ready",
-    EX_FAILED: "the server or a file says no: refused, not found, not ready, problems in what was checked; "
-    "of a server: it could not start, or cut requests at its end",
-    EX_UNREACHABLE: "nobody answers at the address",
+    EX_OK: "success; of a server: stopped after every request was answered; of `health`: ready",
+    EX_FAILED: "failure: request refused, not found, not ready, or errors in a checked file; "
+    "of a server: could not start, or aborted requests on shutdown",
+    EX_UNREACHABLE: "the server does not answer at the address",
     EX_USAGE: "the command line is wrong",
-    EX_INTERRUPTED: "interrupted (Ctrl-C); of a stream, it was cancelled on the server",
+    EX_INTERRUPTED: "interrupted (Ctrl-C); a stream was cancelled on the server",
 }
-"""What each exit code means, for every command."""
+"""Meaning of each exit code, for every command."""

@@ -1,4 +1,4 @@
-"""What a graph streams in answer to one request, put together to one answer."""
+"""Joining of the replies that a graph streams for one request."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def gather(replies: Generator[StreamReply]) -> tuple[dict[str, Array], int]:
-    """Read a stream to its end, and give its outputs and how many pieces the output with the most came in.
+    """Read a stream to its end, and return its outputs and the largest number of pieces of an output.
 
-    Texts are joined; other outputs that came several times are named ``NAME[0]``, ``NAME[1]`` and so on.
+    Texts are joined; other outputs with several pieces are named ``NAME[0]``, ``NAME[1]`` and so on.
 
     Raises:
-        ServerError: the stream failed, or the request did.
+        ServerError: the stream or the request failed.
     """
     reader = TextReader()
     texts: dict[str, list[str]] = {}
@@ -46,7 +46,7 @@ def gather(replies: Generator[StreamReply]) -> tuple[dict[str, Array], int]:
 
 
 def _outputs(pieces: dict[str, int], texts: dict[str, list[str]], arrays: dict[str, list[Array]]) -> dict[str, Array]:
-    """Name what came, in the order in which it began to come."""
+    """Return the outputs by name, in the order of their first pieces."""
     outputs: dict[str, Array] = {}
     for name in pieces:
         if name in texts:

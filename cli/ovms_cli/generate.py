@@ -27,12 +27,12 @@ def register(app: typer.Typer) -> None:
 def generate(
     config: Annotated[Path, typer.Argument(help="nucleus.yaml, or its directory")] = Path("nucleus.yaml"),
     *,
-    output: Annotated[Path, typer.Option(help="directory for what is written")] = Path(),
+    output: Annotated[Path, typer.Option(help="directory of the written files")] = Path(),
     from_source: Annotated[
-        Path | None, typer.Option(help="sources of the server, of which a wheel is built that is copied into the image")
+        Path | None, typer.Option(help="source directory of the server, to build a wheel for the image")
     ] = None,
 ) -> None:
-    """Write the Dockerfile of a handler project, with this server in it: exits with 1 if the project has an error."""
+    """Write a Dockerfile for a handler project and this server. Exit code 1 if the project has an error."""
     from importlib.metadata import version
 
     from ovmstrio.handlers.config.dockerfile import LOCAL_SERVER, make_dockerfile
@@ -58,23 +58,23 @@ def generate(
 
 
 def _built(source: Path, folder: Path) -> str:
-    """Build a wheel of the server into a folder, and give its name; ends the command where that cannot be done."""
+    """Build a wheel of the server into a folder, and return the file name; exit if the build fails."""
     from tempfile import TemporaryDirectory
 
     if not (source / "pyproject.toml").is_file():
-        fail(f"{source} has no sources of the server: there is no pyproject.toml")
+        fail(f"{source} is not a source directory of the server: there is no pyproject.toml")
     with TemporaryDirectory() as scratch:
         command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", scratch, str(source)]
-        done = subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603 - our own words
+        done = subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603 - fixed command
         made = next(Path(scratch).glob("ovmstrio-*.whl"), None)
         if done.returncode or made is None:
-            fail(f"no wheel of the server can be built of {source}: {done.stderr.strip() or 'it is another package'}")
+            fail(f"cannot build a wheel of the server from {source}: {done.stderr.strip() or 'it is another package'}")
         shutil.copyfile(made, folder / made.name)
         return made.name
 
 
 def _read(config: Path) -> ProjectSpec:
-    """Read a project; shows its problems, and ends the command if one is an error."""
+    """Read a project and show its problems; exit if one of them is an error."""
     from ovmstrio.core.errors import ConfigError
     from ovmstrio.handlers.config.project_file import read_project
 

@@ -15,9 +15,7 @@ from ovms_cli.tables import JsonOption, Output, OutputOption, chosen
 if TYPE_CHECKING:
     from ovmstrio.graphs.validate import GraphValidation
 
-_GraphPath = Annotated[
-    Path, typer.Argument(help="graph.pbtxt, or the directory that it is in", show_default=False, metavar="PATH")
-]
+_GraphPath = Annotated[Path, typer.Argument(help="graph.pbtxt, or its directory", show_default=False, metavar="PATH")]
 
 
 def register(app: typer.Typer) -> None:
@@ -35,7 +33,7 @@ def check(
     output: OutputOption = Output.TABLE,
     as_json: JsonOption = False,
 ) -> None:
-    """Tell every problem of a graph file with its line and the way out: exits with 1 if there is an error."""
+    """Check a graph file: report all problems with line and hint. Exit code 1 on errors."""
     examined = _examine(path)
     nodes = 0 if examined.config is None else len(examined.config.nodes)
     problems = as_errors(examined.problems) if strict else examined.problems

@@ -1,4 +1,4 @@
-"""A handler as ``ovms infer`` calls it: a file is the body of a POST, and what comes back is shown or saved."""
+"""Calls of handlers by ``ovms infer``: a file is the body of a POST, and the response is shown or saved."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _BYTES: Final = "application/octet-stream"
 
 
 def post_file(client: Client, handler: str, given: Sequence[str], target: str) -> None:
-    """Send a file to a handler, and show or save its answer.
+    """Send a file to a handler, and show or save the response.
 
     Args:
-        client: speaks REST.
-        handler: its name.
+        client: a REST client.
+        handler: name of the handler.
         given: one file, or ``-`` for standard input.
-        target: ``table``, ``json`` and ``csv`` print the answer; a file gets it as it is.
+        target: ``table``, ``json`` and ``csv`` print the response; any other value is the file to save the body to.
 
     Raises:
-        InvalidRequest: there is not one file, or the client speaks gRPC.
+        InvalidRequest: not exactly one file was given, or the client uses gRPC.
         OSError: a file cannot be read or written.
-        ServerError: what the handler answered.
+        ServerError: the handler answered with an error.
     """
     if len(given) != 1:
         raise InvalidRequest(f"{handler} is a handler and takes one body: expected one --input, got {len(given)}")

@@ -1,4 +1,4 @@
-"""`ovms health`: whether a server or a model can be called, as an exit code."""
+"""`ovms health`: readiness of a server or a model, as an exit code."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ def register(app: typer.Typer) -> None:
 
 def health(
     *,
-    model: Annotated[str, typer.Option("--model", help="Ask about this model instead of the server.")] = "",
-    version: Annotated[str, typer.Option("--version", help="Ask about this version of it.")] = "",
-    live: Annotated[bool, typer.Option("--live", help="Ask only whether the server answers at all.")] = False,
+    model: Annotated[str, typer.Option("--model", help="Check this model instead of the server.")] = "",
+    version: Annotated[str, typer.Option("--version", help="Check this version of the model.")] = "",
+    live: Annotated[bool, typer.Option("--live", help="Check liveness instead of readiness.")] = False,
     output: OutputOption = Output.TABLE,
     as_json: JsonOption = False,
     url: Url = "",
     rest: Annotated[
         bool | None,
-        typer.Option("--rest/--grpc", help="The protocol to speak; by default the one that is answered."),
+        typer.Option("--rest/--grpc", help="Protocol. Default: REST, or gRPC if the server does not answer REST."),
     ] = None,
     timeout: Timeout = 5.0,
     ca: Ca = None,
     cert: Cert = None,
     key: Key = None,
 ) -> None:
-    """Ask whether the server, or a model, is ready.
+    """Check whether the server or a model is ready.
 
-    Exits with 0 if so, with 1 and the reason if not, with 2 if nobody answers, with 64 if the command line is wrong.
-    REST is asked first, because it carries the reason, and gRPC if nobody answers that.
+    Exit codes: 0 if ready, 1 with the reason if not, 2 if the server does not answer, 64 if the command line is wrong.
+    REST is tried first, because its answer has the reason, and gRPC if REST does not answer.
     """
     from ovmstrio.client import Health
 
@@ -69,7 +69,7 @@ def _table(facts: dict[str, Any]) -> Table:
 
 
 def _answers_rest(url: str, timeout: float, ca: Path | None, cert: Path | None, key: Path | None) -> bool:
-    """Tell whether REST is spoken at an address, or gRPC is the one to ask."""
+    """Return whether the server answers REST at an address."""
     from ovmstrio.client import Unreachable, open_client
     from ovmstrio.core.errors import ServerError
 

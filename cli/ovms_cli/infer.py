@@ -1,4 +1,4 @@
-"""`ovms infer`: call a model with files, and show or save its answer."""
+"""`ovms infer`: call a model with files, and show or save the response."""
 
 from __future__ import annotations
 
@@ -16,33 +16,37 @@ if TYPE_CHECKING:
     from ovmstrio.core.tensor import Array
 
     _Answer = tuple[dict[str, Array], int]
-    """Outputs by name, and in how many pieces they came."""
+    """Outputs by name, and the number of pieces that they were streamed in."""
 
 _HANDLER: Final = "handler"
-"""The platform of what is called over HTTP with a body of its own."""
+"""Platform of services that take an HTTP body instead of tensors."""
 
 
-_Model = Annotated[str, typer.Option("--model", help="The model to call.", show_default=False)]
+_Model = Annotated[str, typer.Option("--model", help="Name of the model.", show_default=False)]
 _Given = Annotated[
     list[str] | None,
     typer.Option(
         "--input",
-        help="FILE, or NAME=FILE where the model has several inputs; - is standard input. "
-        ".npy, .npz, .json, .wav, images, anything else as raw bytes; a graph takes a TEXT as well. "
-        "May be repeated.",
+        help="FILE, or NAME=FILE if the model has several inputs; - is standard input. "
+        ".npy, .npz, .json, .wav and images are decoded, other files are raw bytes; a graph also takes a TEXT. "
+        "Repeatable.",
         show_default=False,
     ),
 ]
-_Version = Annotated[str, typer.Option("--version", help="A version other than the default.")]
+_Version = Annotated[str, typer.Option("--version", help="Version of the model. Default: the default version.")]
 _Encoded = Annotated[
-    bool, typer.Option("--encoded", help="Send image files as they are: the server decodes and resizes them.")
+    bool, typer.Option("--encoded", help="Send image files undecoded: the server decodes and resizes them.")
 ]
 _Mean = Annotated[
-    float | None, typer.Option("--mean", help="Subtracted from the pixels of images.", show_default=False)
+    float | None, typer.Option("--mean", help="Value to subtract from the pixels of images.", show_default=False)
 ]
-_Scale = Annotated[float | None, typer.Option("--scale", help="Divides the pixels of images.", show_default=False)]
-_Output = Annotated[str, typer.Option("--output", help="table, json, csv, or a file: .npy, .npz, .json.")]
-_Repeat = Annotated[int, typer.Option("--repeat", min=1, help="Call so many times and sum up the latencies.")]
+_Scale = Annotated[
+    float | None, typer.Option("--scale", help="Value to divide the pixels of images by.", show_default=False)
+]
+_Output = Annotated[str, typer.Option("--output", help="table, json, csv, or a file to write: .npy, .npz, .json.")]
+_Repeat = Annotated[
+    int, typer.Option("--repeat", min=1, help="Number of calls; more than 1 prints latency percentiles.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -69,17 +73,17 @@ def infer(
 ) -> None:
     """Call a model, a graph, a pipeline or a handler.
 
-    Values are brought to the element type and rank that the model's metadata asks for, which is said on standard error;
-    a value that would change is refused. Images are decoded as RGB, 0 to 255 or
-    (pixel - mean) / scale, and resized to the input's size.
+    Values are converted to the datatype and rank in the model's metadata, with a note on standard error. A conversion
+    that would change a value is refused. Images are decoded as RGB, 0 to 255 or (pixel - mean) / scale, and resized to
+    the input's size.
 
-    A graph, and a pipeline of Ops, name no types: there the values say them, whole numbers INT64 and others FP64, and
-    files other than arrays and JSON go as they are. What a graph streams is put together: texts are joined, other
-    pieces listed; over REST they are flat lists. A handler gets the file as the body of a POST over REST, and its
-    answer is shown.
+    Graphs and pipelines of Ops declare no datatypes: integers are sent as INT64, other numbers as FP64, and files other
+    than arrays and JSON as they are. Streamed outputs of a graph are combined: texts are joined, other pieces are
+    listed; over REST, the pieces are flat lists. A handler receives the file as the body of a POST over REST, and its
+    response is shown.
 
-    Exits with 0 if the model answered, with 1 if the server or an input says no, with 2 if nobody answers,
-    with 64 if the command line is wrong, with 130 if it is interrupted.
+    Exit codes: 0 if the model answered, 1 if the server refuses the request or an input is invalid, 2 if the server
+    does not answer, 64 if the command line is wrong, 130 if interrupted.
     """
     from ovms_cli.handler_call import post_file
     from ovms_cli.tensor_files import read_inputs
@@ -97,18 +101,18 @@ def infer(
             post_file(client, model, given or [], output)
             return
         if known.inputs and not given:
-            fail(f"{model} takes {', '.join(each.name for each in known.inputs)}; give --input", EX_USAGE)
+            fail(f"{model} takes {', '.join(each.name for each in known.inputs)}; expected --input", EX_USAGE)
         inputs = read_inputs(given or [], known.inputs, note, images)
         (outputs, pieces), seconds = _timed(lambda: _answer(client, known, version, inputs, timeout), repeat)
         if pieces > 1:
-            note(f"{model} streams: {pieces} pieces, put together here; ovms stream shows them as they come")
+            note(f"{model} streams: {pieces} pieces joined; ovms stream shows each piece as it arrives")
         write_outputs(outputs, output)
     if repeat > 1:
         _print_latencies(seconds)
 
 
 def _answer(client: Client, known: ModelInfo, version: str, inputs: dict[str, Any], timeout: float) -> _Answer:
-    """Call a model; what has inputs and names no type of them is a graph, which may stream."""
+    """Call a model; inputs without datatypes mean a graph, which may stream."""
     from ovms_cli.tensor_files import is_typed
 
     if known.inputs and not any(map(is_typed, known.inputs)):
@@ -123,7 +127,7 @@ def _call(client: Client, known: ModelInfo, version: str, inputs: dict[str, Any]
     from ovms_cli.tensor_files import is_typed
     from ovmstrio.core.errors import ServerError
 
-    # An encoded image is BYTES even where the input takes pixels.
+    # An encoded image is BYTES even if the input's datatype is numeric.
     datatypes = {
         tensor.name: tensor.datatype
         for tensor in known.inputs
@@ -138,7 +142,7 @@ def _call(client: Client, known: ModelInfo, version: str, inputs: dict[str, Any]
 
 
 def _stream(client: Client, known: ModelInfo, version: str, inputs: dict[str, Any], timeout: float) -> _Answer:
-    """Call a graph by a stream of one request: a call without a stream has only the first piece of each output."""
+    """Call a graph through a stream of one request: a unary call returns only the first piece of each output."""
     from ovms_cli.gathered_replies import gather
     from ovmstrio.client import StreamRequest
     from ovmstrio.core.errors import NotFound

@@ -1,4 +1,4 @@
-"""``ovms keys``: the file of callers that ``ovms serve --keys_file`` reads."""
+"""``ovms keys``: the key file of ``ovms serve --keys_file``."""
 
 from __future__ import annotations
 
@@ -20,25 +20,27 @@ if TYPE_CHECKING:
 
 _DEFAULT: Final = Path("keys.json")
 
-_Name = Annotated[str, typer.Argument(help="Name of the caller, as logs tell it.", show_default=False)]
-_File = Annotated[Path, typer.Option("--file", help="The file of callers.")]
+_Name = Annotated[str, typer.Argument(help="Name of the caller in logs.", show_default=False)]
+_File = Annotated[Path, typer.Option("--file", help="The key file.")]
 _Scope = Annotated[
     list[str] | None,
-    typer.Option("--scope", help="read, metrics, admin or infer:PATTERN; may be repeated.", show_default="infer:*"),
+    typer.Option("--scope", help="read, metrics, admin or infer:PATTERN; repeatable.", show_default="infer:*"),
 ]
-_RequestsPerSecond = Annotated[float, typer.Option(min=0, help="On average; 0 for any number.")]
-_Concurrency = Annotated[int, typer.Option(min=0, help="Requests under way at once; 0 for any number.")]
+_RequestsPerSecond = Annotated[float, typer.Option(min=0, help="Average limit of requests per second; 0 = unlimited.")]
+_Concurrency = Annotated[int, typer.Option(min=0, help="Limit of concurrent requests; 0 = unlimited.")]
 _TokensPerMinute = Annotated[
-    int, typer.Option(min=0, help="Of texts that are read and made, on average; 0 for any number.")
+    int, typer.Option(min=0, help="Average limit of prompt and completion tokens per minute; 0 = unlimited.")
 ]
-_Expires = Annotated[str, typer.Option(help="First day (YYYY-MM-DD, UTC) on which it is not valid.")]
-_Certificate = Annotated[str, typer.Option(help="No key: the caller is who has a client certificate with this name.")]
-_Subject = Annotated[str, typer.Option(help="No key: the caller is whom tokens with this subject are about.")]
+_Expires = Annotated[str, typer.Option(help="First day (YYYY-MM-DD, UTC) on which the key is invalid.")]
+_Certificate = Annotated[
+    str, typer.Option(help="Identify the caller by a client certificate with this name instead of a key.")
+]
+_Subject = Annotated[str, typer.Option(help="Identify the caller by tokens with this subject instead of a key.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    group = typer.Typer(no_args_is_help=True, help="Make, list and revoke the keys of callers.")
+    group = typer.Typer(no_args_is_help=True, help="Create, list and revoke keys of callers.")
     group.command()(new)
     group.command(name="list")(list_keys)
     group.command()(revoke)
@@ -57,10 +59,10 @@ def new(
     certificate: _Certificate = "",
     subject: _Subject = "",
 ) -> None:
-    """Add a caller to the file and print its key, which is shown this once and kept as a hash.
+    """Add a caller to the key file and print its key, which is shown only once: the file holds its hash.
 
-    A running server takes the file over within a second. Exits with 1 if there is such a caller already, or the file
-    cannot be used.
+    A running server reloads the file within a second. Exit code 1 if the caller exists already, or the file cannot be
+    used.
     """
     from datetime import UTC, datetime
 
@@ -70,7 +72,7 @@ def new(
     with ending_with(EX_USAGE, ValueError):
         scopes = Scopes.parse(scope or ["infer:*"])
     if certificate and subject:
-        fail("--certificate and --subject exclude each other", EX_USAGE)
+        fail("--certificate and --subject cannot be combined", EX_USAGE)
     key = "" if certificate or subject else new_key()
     entry = CallerEntry(
         name,
@@ -86,28 +88,28 @@ def new(
     )
     entries = _read(file) if file.exists() else []
     if any(each.name == name for each in entries):
-        fail(f"{file}: there is a caller {name!r} already; ovms keys revoke {name} removes it")
+        fail(f"{file}: caller {name!r} exists already; remove it with: ovms keys revoke {name}")
     _write(file, [*entries, entry])
     if key:
-        note(f"{name!r} may {', '.join(scopes.texts())}. Its key, which is not shown again:")
+        note(f"{name!r} may {', '.join(scopes.texts())}. Its key, which is shown only once:")
         typer.echo(key)
 
 
 def list_keys(*, file: _File = _DEFAULT, output: OutputOption = Output.TABLE, as_json: JsonOption = False) -> None:
-    """List the callers of the file; of keys only how their hashes begin."""
+    """List the callers of the key file, with the first 8 digits of their keys' hashes."""
     entries = [replace(each, sha256=each.sha256[:8]) for each in _read(file)]
     show_data(_table(entries), [each.document() for each in entries], output, as_json=as_json)
 
 
 def revoke(name: _Name, *, file: _File = _DEFAULT) -> None:
-    """Remove a caller from the file; a running server refuses it within a second.
+    """Remove a caller from the key file; a running server refuses the caller within a second.
 
-    Exits with 1 if there is no such caller, or the file cannot be used.
+    Exit code 1 if there is no such caller, or the file cannot be used.
     """
     entries = _read(file)
     kept = [each for each in entries if each.name != name]
     if len(kept) == len(entries):
-        fail(f"{file}: there is no caller {name!r}; ovms keys list tells who there is")
+        fail(f"{file}: there is no caller {name!r}; list callers with: ovms keys list")
     _write(file, kept)
 
 
@@ -122,7 +124,7 @@ def _read(file: Path) -> list[CallerEntry]:
 
 
 def _write(file: Path, entries: list[CallerEntry]) -> None:
-    """Write the file, once what it will hold has been seen to be usable."""
+    """Check the new contents, and write the file."""
     import json
 
     from ovmstrio.auth.key_file import parse_callers, write_key_file

@@ -1,7 +1,7 @@
-"""The `ovms` command: makes the commands that a command line can mean, and settles what they share.
+"""The `ovms` command: registration of the commands, and their common options and exit codes.
 
-Each command lives in a module of its own, which is light to import and offers ``register(app)``; what a command works
-with is imported when it runs.  A command line that names one has that one alone imported.
+Each command is a module with a function ``register(app)``. The modules are light to import: a command imports its
+dependencies when it runs. If the command line names a command, only its module is imported.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ COMMANDS: Final = (
 _SERVE: Final = ("serve",)
 
 _COMPLETION: Final = "_OVMS_COMPLETE"
-"""Is in the environment where a shell asks what a line may go on with."""
+"""Environment variable that a shell sets to request completions."""
 
 
 def command_line(names: Iterable[str] = COMMANDS) -> typer.Typer:
-    """Make the command line with some commands, or all of them."""
+    """Create the command line with some commands, or all of them."""
     app = typer.Typer(
         name="ovms",
         cls=Commands,
@@ -69,13 +69,13 @@ def command_line(names: Iterable[str] = COMMANDS) -> typer.Typer:
 
 
 def main() -> None:
-    """Run the command line; usage errors exit with 64, as OVMS's do, other failures with 1."""
-    # The class is in a package that typer keeps to itself, and so it is found through one that it shows.
+    """Run the command line; usage errors exit with 64, as in OVMS, other failures with 1."""
+    # The class is in a private package of typer, so it is found through a public subclass.
     usage_error: Any = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "UsageError")
     usage_error.exit_code = EX_USAGE
-    names = _meant(sys.argv[1:])
+    names = _possible_commands(sys.argv[1:])
     if names != _SERVE:
-        # A server does once it has loaded.
+        # A server sets the threshold after it has loaded.
         set_serving_gc_threshold()
     try:
         command_line(names)()
@@ -83,8 +83,8 @@ def main() -> None:
         raise SystemExit(EX_INTERRUPTED) from None
 
 
-def _meant(arguments: Sequence[str]) -> Sequence[str]:
-    """Give the commands that a command line can mean: the one that it names; ``serve`` if it begins with options."""
+def _possible_commands(arguments: Sequence[str]) -> Sequence[str]:
+    """Return the commands to register: the named command, ``serve`` if the line begins with an option, or all."""
     first = arguments[0] if arguments else ""
     if _COMPLETION not in os.environ:
         if first in COMMANDS:
@@ -98,8 +98,8 @@ def _spell_with_underscores(name: str) -> str:
     return name.replace("-", "_")
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         from importlib.metadata import version
 
         typer.echo(f"ovmstrio {version('ovmstrio')}, OpenVINO {version('openvino')}")
@@ -109,7 +109,7 @@ def _print_version(asked: bool) -> None:
 def _options(
     *,
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Say which version this is.")
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Serve OpenVINO models and the Python code around them."""

@@ -1,4 +1,4 @@
-"""`ovms models`: what a server serves, in which state, with which inputs and outputs."""
+"""`ovms models`: list of the models of a server, with states, inputs and outputs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def register(app: typer.Typer) -> None:
 
 
 def models(
-    name: Annotated[str, typer.Argument(help="One model, with all that is known of it.", show_default=False)] = "",
+    name: Annotated[str, typer.Argument(help="Show only this model.", show_default=False)] = "",
     *,
     output: OutputOption = Output.TABLE,
     as_json: JsonOption = False,
@@ -40,15 +40,15 @@ def models(
     cert: Cert = None,
     key: Key = None,
 ) -> None:
-    """List the models of a server with their versions and states, or one of them with its inputs and outputs.
+    """List the models of a server with their versions, states, inputs and outputs.
 
-    Exits with 0 if the server answered, with 1 if it knows no such model or says no, with 2 if nobody answers, with 64
-    if the command line is wrong.
+    Exit codes: 0 if the server answered, 1 if there is no such model or the server refuses the request, 2 if the server
+    does not answer, 64 if the command line is wrong.
     """
     with asking(url, rest=rest, timeout=timeout, ca=ca, cert=cert, key=key) as client:
         states = [state for state in client.models() if name in {"", state.name}]
         if name and not states:
-            client.metadata(name)  # The server says in its own words what is wrong with the name.
+            client.metadata(name)  # Raises the error of the server for this name.
         ready = [(state.name, state.version) for state in states if state.state == "READY"]
         known = {each: client.metadata(*each) for each in ready}
     show_data(_table(states, known), _as_data(states, known), output, as_json=as_json)
@@ -81,7 +81,7 @@ def _table(states: list[ModelState], known: Known) -> Table:
 
 
 def _inputs(info: ModelInfo) -> str:
-    """Give the tensors; of what takes none, the platform, which says by what else it is called."""
+    """Return the input tensors, or the platform of a service without tensors."""
     if info.inputs or info.outputs:
         return _tensors(info.inputs)
     return f"[dim]no tensors ({safe(info.platform)})[/]"

@@ -1,4 +1,4 @@
-"""Pipelines of Ops in ``ovms pipeline``: a ``config.yml``, and the script that makes the Ops."""
+"""Pipelines of Ops in ``ovms pipeline``: a ``config.yml``, and the script that creates the Ops."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _DEFAULT_SCRIPT: Final = "web_service.py"
 
 
 def find_op_config(config: Path, service: Path | None) -> Path | None:
-    """Give the configuration of a pipeline of Ops: a YAML file, or one of a directory without ``config.json``."""
+    """Return the configuration of a pipeline of Ops: a YAML file, or one in a directory without ``config.json``."""
     if not config.is_dir():
         return config if service is not None or config.suffix in _SUFFIXES else None
     found = [config / name for name in _NAMES if (config / name).is_file()]
@@ -40,22 +40,22 @@ def find_op_config(config: Path, service: Path | None) -> Path | None:
 
 
 def _find_script(config: Path, service: Path | None) -> Path | None:
-    """Give the script that makes the Ops, ``web_service.py`` beside the configuration if it is not named."""
+    """Return the script that creates the Ops; by default ``web_service.py`` next to the configuration."""
     script = service or config.with_name(_DEFAULT_SCRIPT)
     if script.is_file():
         return script
     if service is not None:
-        fail(f"{service}: no such file; --service names the script that makes the Ops", EX_USAGE)
+        fail(f"{service}: no such file; --service names the script that creates the Ops", EX_USAGE)
     return None
 
 
 def _load_service(config: Path, script: Path) -> WebService:
-    """Run a script as far as to where it would serve, and give its service.
+    """Run a script up to the start of its server, and return its service.
 
-    What the script prints goes to standard error.
+    Output of the script goes to standard error.
 
     Raises:
-        ConfigError: no pipeline can be made of its Ops, or the script itself raised.
+        ConfigError: its Ops form no valid pipeline, or the script raised.
     """
     from ovmstrio.core.errors import ConfigError
 
@@ -81,10 +81,10 @@ def _raised(error: Exception, script: Path) -> Problem:
 
 
 def _examine(config: Path, service: WebService | None) -> ValidatedConfig:
-    """Examine what a service would be configured with: the file, unless its script gives a dictionary.
+    """Validate the configuration of a service: the file, or the dictionary that its script passes.
 
     Raises:
-        ConfigError: there is nothing to read.
+        ConfigError: the configuration cannot be read.
     """
     from ovmstrio.ops.config_file import validate_pipeline_config
 
@@ -94,12 +94,14 @@ def _examine(config: Path, service: WebService | None) -> ValidatedConfig:
 
 
 def show_service(config: Path, service: Path | None, picture: PictureFormat, output: Path | None) -> None:
-    """Draw the Ops of a script with their settings; exits with 1 if no pipeline can be made of them."""
+    """Draw the Ops of a script with their settings. Exit code 1 if they form no valid pipeline."""
     from ovmstrio.core.errors import ConfigError
 
     script = _find_script(config, service)
     if script is None:
-        fail(f"there is no {_DEFAULT_SCRIPT} beside {config}; --service names the script that makes the Ops", EX_USAGE)
+        fail(
+            f"there is no {_DEFAULT_SCRIPT} next to {config}; --service names the script that creates the Ops", EX_USAGE
+        )
     try:
         drawing = _draw(config, script)
     except ConfigError as error:
@@ -119,16 +121,16 @@ def _draw(config: Path, script: Path) -> Drawing:
 
 
 def check_service(config: Path, service: Path | None, *, load: bool, strict: bool, output: Output) -> NoReturn:
-    """Tell every problem of a pipeline of Ops; exits with 1 if there is an error.
+    """Report all problems of a pipeline of Ops. Exit code 1 on errors.
 
-    Without a script only the configuration is looked at.
+    Without a script, only the configuration is checked.
     """
     from ovmstrio.core.errors import ConfigError
 
     script = _find_script(config, service)
     found = _Findings()
     try:
-        found.look_at(config, script, load=load)
+        found.collect(config, script, load=load)
     except ConfigError as error:
         found.problems += error.problems
     placed = [each if each.file else replace(each, file=str(script or config)) for each in found.problems]
@@ -142,14 +144,14 @@ def check_service(config: Path, service: Path | None, *, load: bool, strict: boo
 
 @dataclass(slots=True)
 class _Findings:
-    """What is known of one pipeline so far: its name, what it is if nothing is wrong, and what is."""
+    """Findings about one pipeline so far, and the message if there are no problems."""
 
     names: list[str] = field(default_factory=list)
-    sound: str = "no problem found in the configuration; --service names the script, to check its Ops"
+    sound: str = "no problem found in the configuration; --service names the script to check its Ops"
     without_effect: Mapping[str, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
-    def look_at(self, config: Path, script: Path | None, *, load: bool) -> None:
+    def collect(self, config: Path, script: Path | None, *, load: bool) -> None:
         import trio
 
         from ovmstrio.ops.validate import validate_pipeline

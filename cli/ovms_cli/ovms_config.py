@@ -1,4 +1,4 @@
-"""OVMS's commands that are options: models of a repository are listed, and configured or not, without a server.
+"""OVMS's commands without a server: list models of a repository, add models to a configuration or remove them.
 
 ::
 
@@ -32,20 +32,20 @@ _CONFIG: Final = "config.json"
 _MODELS: Final = "model_config_list"
 _TEXTS: Final = "text_model_config_list"
 _DEEPEST: Final = 3
-"""Folders of organizations are in between."""
+"""Organizations may have folders between the repository and its models."""
 _OF_TENSORS: Final = frozenset({
     "batch_size", "shape", "layout", "mean", "scale", "color_format", "precision", "model_version_policy", "nireq",
     "target_device", "plugin_config",
 })  # fmt: skip
 _NUMBERS: Final = frozenset({"batch_size", "nireq"})
 _OF_LIBRARIES: Final = frozenset({"custom_node_library_config_list", "custom_loader_config_list"})
-"""Lists whose names are no models'."""
+"""Lists whose entries are not models."""
 _IN_PLACE: Final = frozenset({errno.EBUSY, errno.EACCES, errno.EPERM})
-"""Why no file can be put in the place of one that can be written: it is a mount of its own, or its folder another's."""
+"""Errors for which a file is written in place: it is a mount point, or its folder belongs to another user."""
 
 
 def manage_config(arguments: Sequence[str]) -> None:
-    """Do what one of ``CONFIG_COMMANDS`` among the arguments says; what cannot be done ends the program."""
+    """Run the one of ``CONFIG_COMMANDS`` in the arguments; exit on errors."""
     given = _read(arguments)
     repository = given.model_repository_path or os.environ.get(_REPOSITORY)
     if given.list_models:
@@ -56,7 +56,7 @@ def manage_config(arguments: Sequence[str]) -> None:
     if path is None or not given.model_name:
         fail(f"{command}: expected --config_path and --model_name", EX_USAGE)
     file = Path(path) / _CONFIG if Path(path).is_dir() else Path(path)
-    with _alone(file):
+    with _locked(file):
         if given.add_to_config:
             _add(file, given, repository)
         else:
@@ -65,7 +65,7 @@ def manage_config(arguments: Sequence[str]) -> None:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """Tell a mistake as all commands do."""
+        """Print the error as all commands do."""
         fail(message, EX_USAGE)
 
 
@@ -88,18 +88,18 @@ def _spelt(argument: str) -> str:
     return option.replace("-", "_").replace("__", "--", 1) + is_attached + value if argument[:2] == "--" else argument
 
 
-# What there is
+# Listing
 
 
 def _list(repository: Path) -> None:
     if not (repository.is_dir() and os.access(repository, os.R_OK | os.X_OK)):
-        fail(f"--model_repository_path: there is no folder {repository} that can be read", EX_USAGE)
+        fail(f"--model_repository_path: {repository} is not a readable folder", EX_USAGE)
     for folder in _servable(repository, 1):
         stdout().print(str(folder.relative_to(repository)), markup=False, highlight=False, soft_wrap=True)
 
 
 def _servable(folder: Path, depth: int) -> Iterator[Path]:
-    """Give the folders below one that can be served, in the order of their names."""
+    """Yield the folders below one that can be served, sorted by name."""
     for each in (each for each in _inside(folder) if each.is_dir() and not each.name.startswith(".")):
         if _is_servable(each):
             yield each
@@ -116,7 +116,7 @@ def _is_servable(folder: Path) -> bool:
 
 
 def _inside(folder: Path) -> list[Path]:
-    """Give what is in a folder, by names; nothing of one that cannot be read, such as ``lost+found``."""
+    """Return the entries of a folder by name; none of an unreadable folder such as ``lost+found``."""
     try:
         return sorted(folder.iterdir())
     except OSError:
@@ -129,7 +129,7 @@ def _makes_text(path: Path) -> bool:
     return path.suffix == ".gguf" or is_text_generation_folder(path) or any(path.glob("*.gguf"))
 
 
-# What is configured
+# Adding and removing
 
 
 def _add(file: Path, given: argparse.Namespace, repository: str | None) -> None:
@@ -137,9 +137,7 @@ def _add(file: Path, given: argparse.Namespace, repository: str | None) -> None:
     folder, written = _folder(file, given, repository)
     content = _content(file) if file.exists() else {_MODELS: []}
     if any(_name(entry) == name for entries in _services(content) for entry in entries):
-        fail(
-            f'--model_name: {file} has a model "{name}" already; take it out with --remove_from_config first', EX_USAGE
-        )
+        fail(f'--model_name: {file} has a model "{name}" already; remove it with --remove_from_config first', EX_USAGE)
     is_text = _makes_text(folder) and not (folder / "graph.pbtxt").is_file()
     settings = {"name": name, "base_path": written, **_settings(given)}
     content.setdefault(_TEXTS if is_text else _MODELS, []).append({"config": settings})
@@ -148,7 +146,7 @@ def _add(file: Path, given: argparse.Namespace, repository: str | None) -> None:
 
 
 def _folder(file: Path, given: argparse.Namespace, repository: str | None) -> tuple[Path, str]:
-    """Give where the model is, and how the file says that: relative to itself, where that leads into its own folder."""
+    """Return the path of the model, and its form in the file: relative if the model is below the file's folder."""
     if given.model_path:
         folder = file.parent / given.model_path
         written = given.model_path
@@ -159,12 +157,15 @@ def _folder(file: Path, given: argparse.Namespace, repository: str | None) -> tu
     else:
         fail("--add_to_config: expected --model_path or --model_repository_path", EX_USAGE)
     if not folder.exists():
-        fail(f"there is no {folder}; models are fetched from no hub, so put it there first", EX_USAGE)
+        fail(f"{folder} does not exist; models are not downloaded, so copy the model there first", EX_USAGE)
     return folder, written
 
 
 def _settings(given: argparse.Namespace) -> dict[str, Any]:
-    """Give the settings of the model, where those that are JSON are that, and those that are none stay texts."""
+    """Return the settings of the model, parsed as JSON if possible.
+
+    Settings of tensors other than numbers stay texts, unless they are JSON objects.
+    """
     named = {"model_name", "model_path", "model_repository_path", "config_path", *CONFIG_COMMANDS}
     settings: dict[str, Any] = {}
     for name, value in vars(given).items():
@@ -205,12 +206,14 @@ def _content(file: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         fail(f"--config_path: {file} cannot be read: {error}", EX_USAGE)
     if not isinstance(content, dict) or not all(isinstance(content.get(each, []), list) for each in (_MODELS, _TEXTS)):
-        fail(f"--config_path: {file} is no configuration: expected an object with lists {_MODELS}, {_TEXTS}", EX_USAGE)
+        fail(
+            f"--config_path: {file} is not a configuration: expected an object with lists {_MODELS}, {_TEXTS}", EX_USAGE
+        )
     return content
 
 
 def _write(file: Path, content: dict[str, Any], name: str) -> None:
-    """Put a file in the place of another at once, if it can be used; errors of other models are theirs."""
+    """Check a configuration and replace the file; only errors of this model count, not those of other models."""
     from ovmstrio.config.config_file import parse_config
     from ovmstrio.core.errors import ConfigError
     from ovmstrio.server.kinds import KINDS
@@ -223,7 +226,7 @@ def _write(file: Path, content: dict[str, Any], name: str) -> None:
     wrong = [problem for each in services if each.name == name for problem in each.errors]
     if wrong:
         fail("\n       ".join(map(str, wrong)), EX_USAGE)
-    # A link to the file stays one.
+    # A symbolic link stays a link: its target is replaced.
     place = file.resolve()
     try:
         try:
@@ -238,19 +241,19 @@ def _write(file: Path, content: dict[str, Any], name: str) -> None:
 
 
 def _replace(file: Path, text: str) -> None:
-    """Put a file of a text in the place of one, whose owner and rights it has.
+    """Replace a file atomically; the new file has the same owner and mode.
 
     Raises:
-        OSError: that cannot be done; the one that was there is as it was.
+        OSError: the file cannot be replaced; the old file is unchanged.
     """
     with tempfile.TemporaryDirectory(dir=file.parent, prefix=f".{file.name}") as folder:
         made = Path(folder) / file.name
         made.write_text(text, encoding="utf-8")
-        _take_after(file, made)
+        _copy_owner_and_mode(file, made)
         made.replace(file)
 
 
-def _take_after(file: Path, made: Path) -> None:
+def _copy_owner_and_mode(file: Path, made: Path) -> None:
     try:
         was = file.stat()
     except FileNotFoundError:
@@ -262,14 +265,14 @@ def _take_after(file: Path, made: Path) -> None:
 
 
 @contextmanager
-def _alone(file: Path) -> Iterator[None]:
-    """Have others that configure models in the folder of a file wait meanwhile: they would undo each other's work."""
+def _locked(file: Path) -> Iterator[None]:
+    """Lock the folder of a file, so that concurrent commands do not overwrite each other's changes."""
     try:
         folder = os.open(file.resolve().parent, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         fail(f"--config_path: {file} cannot be written: {error.strerror}", EX_USAGE)
     try:
-        # File systems of networks may have no such locks.
+        # Network file systems may not support locks.
         with suppress(OSError):
             fcntl.flock(folder, fcntl.LOCK_EX)
         yield

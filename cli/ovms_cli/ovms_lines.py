@@ -1,4 +1,4 @@
-"""Command lines as OpenVINO Model Server has them: without a command, flags with values, options not served here."""
+"""Command lines of OpenVINO Model Server: options without a command, flags with values, unsupported options."""
 
 from __future__ import annotations
 
@@ -13,50 +13,50 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
 OWN_OPTIONS: Final = frozenset({"--help", "--version", "--install-completion", "--show-completion"})
-"""What stands in place of a command and is meant for none."""
+"""Options of ``ovms`` itself, which do not mean ``serve``."""
 
 _VALUES: Final = {"true": True, "false": False}
 
 
 class Commands(TyperGroup):
-    """The commands; options of a server in place of one mean ``serve``."""
+    """Group of the commands; options of a server in place of a command mean ``serve``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put ``serve`` before arguments that begin with an option of a server."""
+        """Insert ``serve`` before arguments that begin with an option of a server."""
         return super().parse_args(ctx, ["serve", *args] if _begin_like_ovms(args) else args)
 
 
 class LateCommand(TyperCommand):
-    """A command whose options are made when they are asked for, as those that are made of a server's settings.
+    """Command whose options are created on first use, such as options derived from the server's settings.
 
     Attributes:
-        make: makes the function that has the options in its signature.
+        make: creates the function that has the options in its signature.
     """
 
     make: ClassVar[Callable[[], Callable[..., None]]]
-    _is_whole = False
+    _has_params = False
 
     def get_params(self, ctx: Any) -> Any:
-        """Give the options and arguments."""
-        if not self._is_whole:
-            self._is_whole = True
+        """Return the options and arguments."""
+        if not self._has_params:
+            self._has_params = True
             app = typer.Typer(add_completion=False)
             app.command()(type(self).make())
-            whole = typer.main.get_command(app)
-            self.params, self.callback = whole.params, whole.callback
+            command = typer.main.get_command(app)
+            self.params, self.callback = command.params, command.callback
         return super().get_params(ctx)
 
 
 class ServeCommand(LateCommand):
-    """``serve``, which tells of OVMS's options that are not served what to do in their place.
+    """The ``serve`` command, with hints for options of OVMS that are not supported.
 
-    Options that stand for commands of OVMS's are those commands here, too.
+    Options that are commands in OVMS, such as ``--list_models``, are commands here, too.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Refuse such options, all at once, and take flags with values, as in ``--metrics_enable=true``.
+        """Refuse all unsupported options together, and accept flags with values, as in ``--metrics_enable=true``.
 
-        A line that a shell would complete is not meant yet: nothing of it is done or refused.
+        During shell completion, nothing is executed or refused.
         """
         if ctx.resilient_parsing:
             return super().parse_args(ctx, args)
@@ -76,7 +76,7 @@ class ServeCommand(LateCommand):
 
 
 def _spell_flags(arguments: Sequence[str], flags: Collection[str]) -> list[str]:
-    """Write flags with values, attached or behind them, as they are without: ``--name`` or ``--no_name``."""
+    """Replace flags that have a value, attached or as the next argument, by ``--name`` or ``--no_name``."""
     spelt: list[str] = []
     for argument in arguments:
         option, _, value = argument.partition("=")

@@ -92,7 +92,7 @@ def test_a_missing_path_is_reported_in_one_line() -> None:
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == (
         "error: nowhere.json: no such file or directory; "
-        "give a config.json or nucleus.yaml, or the directory of a model, graph or handler\n"
+        "expected a config.json or nucleus.yaml, or the directory of a model, graph or handler\n"
     )
 
 

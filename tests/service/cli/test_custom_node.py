@@ -52,7 +52,7 @@ def test_an_undefined_function_fails_the_build_and_keeps_the_previous_library() 
     result = node("build", "node.c")
     assert result.exit_code == 1
     assert "undefined reference to `elsewhere'" in result.stderr
-    assert "hint: build the directory with all sources, or name the library that has it" in result.stderr
+    assert "hint: build the directory with all sources, or link the library that defines the symbol" in result.stderr
     assert "-o libcustom_node_node.so" in result.stderr
     assert ".new" not in result.stderr
     assert library.read_bytes() == before
@@ -87,7 +87,7 @@ def test_compiler_errors_are_shown_with_the_command() -> None:
     assert result.exit_code == 1
     assert result.stderr.startswith("error: cc -shared -fPIC")
     assert "node.c:1:" in result.stderr
-    assert 'hint: the interface is found by its name alone: #include "custom_node_interface.h"' in result.stderr
+    assert 'hint: include the interface without a path: #include "custom_node_interface.h"' in result.stderr
     assert not Path("libcustom_node_node.so").exists()
 
 
@@ -166,12 +166,12 @@ def test_problems_of_nodes_have_places() -> None:
             "libfixture.so",
             ("--param", "initialize=abort"),
             1,
-            "the library crashed with SIGABRT while it was being loaded, initialized and asked for its inputs",
+            "the library crashed with SIGABRT while it was being loaded, initialized and queried for its inputs",
         ),
         ("text.so", (), 1, "it is not a shared library"),
         ("exits.py", (), 1, "the library ended the process with exit code 3"),
-        ("hangs.py", ("--timeout", "3"), 1, "the library had not come to an end after 3 seconds"),
-        ("add_one", ("--param", "add_number"), 64, "write name=value"),
+        ("hangs.py", ("--timeout", "3"), 1, "the library did not finish within 3 seconds"),
+        ("add_one", ("--param", "add_number"), 64, "expected name=value"),
     ],
 )
 def test_a_failed_check_has_a_reason(library: str, options: tuple[str, ...], code: int, reason: str) -> None:

@@ -61,7 +61,7 @@ def test_demo_reports_a_port_in_use_with_its_option(taken: str, other: str) -> N
 
 def test_demo_refuses_one_port_for_both_protocols() -> None:
     result = run_command("demo", "--port", "9", "--rest_port", "9")
-    assert (result.exit_code, "have to differ" in result.stderr) == (64, True)
+    assert (result.exit_code, "must differ" in result.stderr) == (64, True)
 
 
 @pytest.mark.parametrize("model", ["numbers", "texts"])

@@ -151,7 +151,7 @@ def test_inputs_of_a_graph_keep_their_type_and_come_from_one_document(server: Se
 def test_the_stream_of_a_graph_is_joined(server: ServedInThread, protocol: str) -> None:
     done = _infer(server, protocol, "counter_stream", "text=a few words")
     assert _outputs(done) == {"word": ["afewwords"], "count": [3]}
-    assert "counter_stream streams: 3 pieces, put together here" in done.stderr
+    assert "counter_stream streams: 3 pieces joined" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -226,7 +226,7 @@ def test_deploy_writes_a_file_with_absolute_paths_for_the_commands_of_ray(tmp_pa
             '"m" has sequences, which require a fixed number of replicas',
         ),
         ({}, ("--setting", "rest_port=1"), 1, "settings not supported in a replica: rest_port"),
-        ({}, ("--address", "127.0.0.1:{free}"), 2, "there is no cluster at 127.0.0.1:{free}: "),
+        ({}, ("--address", "127.0.0.1:{free}"), 2, "no cluster at 127.0.0.1:{free}: "),
     ],
     ids=["sequences", "setting of a server", "no cluster"],
 )

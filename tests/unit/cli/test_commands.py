@@ -196,10 +196,10 @@ def test_keys_are_stored_as_hashes_and_revoked(tmp_path: Path) -> None:
     ("arguments", "code", "message"),
     [
         (("shop", "--scope", "write"), 64, "got 'write'"),
-        (("shop", "--certificate", "a", "--subject", "b"), 64, "exclude each other"),
+        (("shop", "--certificate", "a", "--subject", "b"), 64, "cannot be combined"),
         (("a shop",), 1, "invalid name"),
         (("shop", "--expires", "tomorrow"), 1, "invalid date"),
-        (("known",), 1, "there is a caller 'known' already"),
+        (("known",), 1, "caller 'known' exists already"),
     ],
 )
 def test_a_refused_key_leaves_the_file_unchanged(
@@ -235,7 +235,7 @@ def test_deploy_names_the_missing_extra(config: str, monkeypatch: pytest.MonkeyP
     ("options", "text"),
     [
         (["--setting", "cache_dir"], "--setting cache_dir: expected NAME=VALUE"),
-        (["--ingress", "two"], "--ingress two: expected an object of JSON"),
+        (["--ingress", "two"], "--ingress two: expected a JSON object"),
     ],
 )
 def test_deploy_refuses_malformed_options(config: str, options: list[str], text: str) -> None:

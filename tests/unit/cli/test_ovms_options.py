@@ -246,7 +246,7 @@ _ADD_SMALL = ["--add_to_config", "--model_name", "small", "--model_path", "small
     ("content", "arguments", "message"),
     [
         (_RESNET, ["--add_to_config", "--model_name", "resnet", "--model_path", "resnet"], 'a model "resnet" already'),
-        (_RESNET, ["--add_to_config", "--model_name", "other", "--model_path", "nowhere"], "fetched from no hub"),
+        (_RESNET, ["--add_to_config", "--model_name", "other", "--model_path", "nowhere"], "models are not downloaded"),
         (_RESNET, ["--add_to_config", "--model_name", "x"], "expected --model_path or --model_repository_path"),
         (_RESNET, [*_ADD_SMALL, "--max_num_seqs", "0"], "max_num_seqs"),
         (_RESNET, [*_ADD_SMALL, "--batch_size", "2"], "unknown key"),
