@@ -360,9 +360,9 @@ async def test_no_pipe_is_left_open(names: dict[str, str] | None) -> None:
 
 _CODE = """
 import sys
-from ovmstrio.isolation.exit_status import watch_lifeline
+from ovmstrio.isolation.exit_status import exit_with_parent
 sys.stdin.readline()
-watch_lifeline(int(sys.argv[1]))
+exit_with_parent(int(sys.argv[1]))
 print("watches", flush=True)
 while True: pass
 """

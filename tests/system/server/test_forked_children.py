@@ -8,7 +8,7 @@ import pytest
 
 _FORK = """
 import os, signal, trio
-from ovmstrio.workers.shared_state import Bells
+from ovmstrio.workers.shared_state import WorkerWakeups
 from ovmstrio.workers.rpc import Peers
 
 def fork():
@@ -47,10 +47,10 @@ async def main():
 trio.run(main)
 """
 _BELLS = """
-with Bells({secret!r}, 0).hung():
+with WorkerWakeups({secret!r}, 0).hung():
     child = fork()
 try:
-    with Bells({secret!r}, 0).hung():
+    with WorkerWakeups({secret!r}, 0).hung():
         print("again")
 finally:
     end(child)

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="on
 _FREED_TENSORS = """
 import resource
 import numpy as np
-from ovmstrio.server.malloc_trim import keep_freed_memory
+from ovmstrio.server.malloc_trim import configure_malloc
 
 def pages(times):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -21,7 +21,7 @@ def pages(times):
 
 pages(3)
 unset = pages(10)
-assert keep_freed_memory()
+assert configure_malloc()
 pages(3)
 print(unset, pages(10))
 """
@@ -29,10 +29,10 @@ print(unset, pages(10))
 _FREED_BY_THREADS = """
 from threading import Barrier, Thread
 import trio
-from ovmstrio.server import freed_memory
+from ovmstrio.server import malloc_trim
 
-assert freed_memory.keep_freed_memory()
-before = freed_memory.resident_bytes()
+assert malloc_trim.configure_malloc()
+before = malloc_trim.resident_bytes()
 together = Barrier(4)
 
 def allocate():
@@ -42,19 +42,19 @@ def allocate():
 
 async def main():
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(freed_memory.give_back_freed_memory, trio.sleep_forever)
+        nursery.start_soon(malloc_trim.trim_memory, trio.sleep_forever)
         await trio.testing.wait_all_tasks_blocked()
         async with trio.open_nursery() as threads:
             for _ in range(4):
                 threads.start_soon(trio.to_thread.run_sync, allocate)
         with trio.move_on_after(30):
-            while freed_memory.resident_bytes() > before + 40 * 2**20:
+            while malloc_trim.resident_bytes() > before + 40 * 2**20:
                 await trio.sleep(0.1)
         nursery.cancel_scope.cancel()
 
 import trio.testing
 trio.run(main)
-print(freed_memory.resident_bytes() - before)
+print(malloc_trim.resident_bytes() - before)
 """
 
 

@@ -24,11 +24,11 @@ trio.run(main)
 """
 _OPEN_TRACES = """
 import os, trio
-from ovmstrio.server.server import open_traces
+from ovmstrio.server.server import trace_calls
 import ovmstrio.server.server, ovmstrio.server.front_ends
 
 async def main():
-    async with open_traces() as traces:
+    async with trace_calls() as traces:
         assert not traces.calls and not traces.requests and traces.recent is None
 
 for variables in {}, {"OTEL_SERVICE_NAME": "x"}, {"OTEL_TRACES_EXPORTER": "none"}:

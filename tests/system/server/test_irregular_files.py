@@ -163,13 +163,13 @@ import signal, sys
 from functools import partial
 from pathlib import Path
 import trio
-from ovmstrio.server.signals import END_WATCHDOG
+from ovmstrio.server.end_watchdog import SHUTDOWN_WATCHDOG
 from ovmstrio.workers.serve import serve_in_processes
 from ovmstrio.server.plan import read_plan
 from ovmstrio.server.settings import ServerSettings
 
 config, fifo, where, port = sys.argv[1:]
-END_WATCHDOG.enable = partial(END_WATCHDOG.enable, margin_seconds=0.5)
+SHUTDOWN_WATCHDOG.enable = partial(SHUTDOWN_WATCHDOG.enable, margin_seconds=0.5)
 
 async def show(running):
     signal.raise_signal(signal.SIGTERM)
@@ -187,9 +187,9 @@ trio.run(main)
 _STUCK_AT_EXIT = """
 import sys, threading
 from ovms_cli.entry import main
-from ovmstrio.server.signals import END_WATCHDOG
+from ovmstrio.server.end_watchdog import SHUTDOWN_WATCHDOG
 
-END_WATCHDOG.enable(0, margin_seconds=0.5)
+SHUTDOWN_WATCHDOG.enable(0, margin_seconds=0.5)
 threading.Thread(target=open, args=(sys.argv[2],)).start()
 sys.argv[1:] = ["--version"]
 main()

@@ -24,7 +24,7 @@ from tests.support.served_text_models import greedy, made
 _PROGRAM: Final = """
 import json, random, sys
 import numpy as np, openvino as ov, openvino_genai as genai
-from ovmstrio.inference.engine.prefill_scheduler import CachedPrefixes
+from ovmstrio.inference.engine.prefill_scheduler import PrefixCacheModel
 
 folder = sys.argv[1]
 
@@ -32,7 +32,7 @@ def compare(blocks):
     scheduler = genai.SchedulerConfig()
     scheduler.num_kv_blocks, scheduler.enable_prefix_caching = blocks, True
     pipeline = genai.ContinuousBatchingPipeline(folder, scheduler, "CPU")
-    prefixes, dice, earlier, told = CachedPrefixes(blocks, 32), random.Random(1), [], []
+    prefixes, dice, earlier, told = PrefixCacheModel(blocks, 32), random.Random(1), [], []
     some = lambda most: [dice.randrange(3, 260) for _ in range(dice.randrange(most))]
     begins = [some(2) + [dice.randrange(3, 260) for _ in range(300)] for _ in range(4)]
     for number in range(90):

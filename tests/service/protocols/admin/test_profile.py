@@ -92,7 +92,7 @@ async def test_one_profile_is_taken_at_a_time(doors: BothDoors) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(profiler.take, 60, 100, [])
         await trio.testing.wait_all_tasks_blocked()
-        with pytest.raises(Overloaded, match="one at a time"):
+        with pytest.raises(Overloaded, match="another profile is running"):
             await profiler.take(0.01, 100, [])
         nursery.cancel_scope.cancel()
     assert (await profiler.take(0.01, 100, [])).models == []
