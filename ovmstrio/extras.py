@@ -1,4 +1,4 @@
-"""What can be installed beside the server, and the command that does it: for programs that need an extra."""
+"""Public API for optional dependencies: the extras, and the command that installs an extra."""
 
 from ovmstrio.util.extras import Extra, way_to_install
 
