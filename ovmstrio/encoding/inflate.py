@@ -65,7 +65,7 @@ class Inflation:
 
     @property
     def has_more(self) -> bool:
-        """Whether data follows the compressed data; valid after the end was reached."""
+        """Return whether data follows the compressed data; valid after the end was reached."""
         return bool(self._inflater.unused_data) or self._position < len(self._data)
 
     def go_on(self, until: int) -> bool:

@@ -50,11 +50,11 @@ class CoreUser(Protocol):
 
     @property
     def is_pinned(self) -> bool | None:
-        """Whether the threads are pinned; None if the server may not choose."""
+        """Return whether the threads are pinned; None if the server may not choose."""
 
     @property
     def weight_bytes(self) -> int:
-        """Size of the weights, which are in memory twice during :meth:`choose_cores`."""
+        """Return the size of the weights, which are in memory twice during :meth:`choose_cores`."""
 
     def wants_others(self) -> bool:
         """Return whether the calls since the last check need more or less parallel work."""
@@ -86,7 +86,7 @@ class CoreShare:
 
     @property
     def is_shared(self) -> bool:
-        """Whether several users compute, so that pinned threads would compete for the same cores.
+        """Return whether several users compute, so that pinned threads would compete for the same cores.
 
         On few cores the event loop counts as a user.
         """
@@ -95,7 +95,7 @@ class CoreShare:
 
     @property
     def count(self) -> int:
-        """Cores of this process, at least one."""
+        """Return the number of cores of this process, at least one."""
         return max(1, usable_cores() // self.processes)
 
 

@@ -45,7 +45,7 @@ class DrawnEdge:
 
     @property
     def label(self) -> str:
-        """The stream's name between the tags of both ends."""
+        """Return the stream's name between the tags of both ends."""
         return " ".join(part for part in (self.source_tag, self.stream, self.target_tag) if part)
 
 
