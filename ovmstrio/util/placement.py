@@ -27,7 +27,7 @@ Up to about this time leaving the event loop costs as much as it saves there.
 FILLING_THRESHOLD_SECONDS: Final = 1e-3
 """Inline threshold on few cores, for inferences that use all cores and so run one after the other anyway.
 
-Leaving the event loop costs about 300 µs of CPU there, which inferences lose as well (benchmarks/RESULTS.md).
+Leaving the event loop costs about 300 µs of CPU there, partly taken from inferences (benchmarks/RESULTS.md).
 """
 
 _STEP: Final = 1.03
@@ -114,7 +114,8 @@ class Placement:
     ) -> Placement:
         """Create a placement from one measured time of an inference on ``input_bytes``.
 
-        Without a fixed shape, time is assumed to be proportional to the input size.
+        ``limit``, or else ``most``, is the inline threshold in seconds.  Without a fixed shape, time is assumed to be
+        proportional to the input size.
         """
         inline_bytes, most = -1.0, limit or most
         if seconds < most:
@@ -124,7 +125,7 @@ class Placement:
     def is_inline(self, input_bytes: int) -> bool:
         """Return whether a request with ``input_bytes`` of input runs inline.
 
-        One of 128 requests whose size is slightly too slow runs inline as well, to measure the time again.
+        Of sizes up to 3 times slower than the threshold, one of 128 requests runs inline to measure the time again.
         """
         known = self._sizes.get(0 if self._one_size else input_bytes.bit_length())
         if known is None:
