@@ -1,4 +1,4 @@
-"""Files of models as versions of a model repository: what ``ovms prepare`` does, for programs."""
+"""Public API of ``ovms prepare``: conversion of model files into versions of a model repository."""
 
 from ovmstrio.inference.conversion import (
     Conversion,

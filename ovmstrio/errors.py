@@ -1,4 +1,4 @@
-"""The errors of the server: which one user code raises chooses the status of its call."""
+"""Public error classes.  The class that user code raises determines the status of the call."""
 
 from ovmstrio.core.errors import (
     AlreadyExists,

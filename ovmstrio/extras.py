@@ -1,4 +1,4 @@
-"""Optional dependencies of the server and their installation command."""
+"""Public API for optional dependencies: the extras, and the command that installs an extra."""
 
 from ovmstrio.util.extras import Extra, way_to_install
 

@@ -1,4 +1,4 @@
-"""Bodies and messages that come compressed: a little at a time, so that a few bytes never become more than they may."""
+"""Incremental gzip and deflate decompression with an output limit, which stops decompression bombs."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ GZIP_BITS: Final = 16 + zlib.MAX_WBITS
 DEFLATE_BITS: Final = zlib.MAX_WBITS
 _IN_BYTES: Final = 16 * 1024
 _OUT_BYTES: Final = 64 * 1024
-_limiter: Final = trio.lowlevel.RunVar[trio.CapacityLimiter]("what is inflated")
+_limiter: Final = trio.lowlevel.RunVar[trio.CapacityLimiter]("inflating")
 
 
 class InflationError(ValueError):
-    """What came is not compressed in the way that it is said to be."""
+    """Error of data that is not in the declared format."""
 
 
 class InflationTooLargeError(InflationError):
-    """It becomes larger than it may."""
+    """Error of data whose decompressed size exceeds the limit."""
 
 
 async def in_inflating_thread(work: Callable[[], _T]) -> _T:
-    """Inflate in a thread, one at a time in this run: several would take both processor and lock from the event loop.
+    """Decompress in a thread, one at a time per trio run.
 
-    Cancellation: while others are under way; a thread that works is waited for.
+    Several threads would take CPU and the GIL from the event loop.
+
+    Cancellation: while waiting for other work; a running thread is awaited.
     """
     try:
         limiter = _limiter.get()
@@ -42,12 +44,12 @@ async def in_inflating_thread(work: Callable[[], _T]) -> _T:
 
 
 class Inflation:
-    """Something compressed on its way to be whole.
+    """An incremental decompression.
 
     Args:
-        data: all of it, as it came.
-        bits: what zlib calls its format.
-        max_bytes: what it may become.
+        data: the complete compressed data.
+        bits: the ``wbits`` of zlib, which select the format.
+        max_bytes: limit of the decompressed size.
     """
 
     __slots__ = ("_data", "_inflater", "_max_bytes", "_pieces", "_position", "_size")
@@ -57,21 +59,21 @@ class Inflation:
         self._max_bytes = max_bytes
         self._position = 0
         self._inflater = zlib.decompressobj(bits)
-        # A buffer that grows is copied again and again while nobody else runs: not for what may be refused yet.
+        # A growing buffer would be copied repeatedly under the GIL, for data that may still be refused.
         self._pieces: list[bytes] = []
         self._size = 0
 
     @property
     def has_more(self) -> bool:
-        """Whether something follows the end of what was compressed, once that is whole."""
+        """Return whether data follows the compressed data; valid after the end was reached."""
         return bool(self._inflater.unused_data) or self._position < len(self._data)
 
     def go_on(self, until: int) -> bool:
-        """Make so many bytes of it, or all; whether it is done.
+        """Decompress until the output has ``until`` bytes or the data ends; return whether the data ended.
 
         Raises:
-            InflationTooLargeError: it becomes larger than it may.
-            InflationError: it is not of its format.
+            InflationTooLargeError: the output exceeds the limit.
+            InflationError: the data is not in the format.
         """
         try:
             while not self._inflater.eof and self._size < until:
@@ -85,24 +87,24 @@ class Inflation:
         return self._inflater.eof
 
     def finish(self) -> bytes:
-        """Make all that is left, and give what it has become; as :meth:`go_on`."""
+        """Decompress the rest and return all output; raises as :meth:`go_on`."""
         self.go_on(self._max_bytes + 1)
         if len(self._pieces) == 1:
             return self._pieces[0]
-        whole = BytesIO()
+        output = BytesIO()
         pieces = self._pieces[::-1]
         self._pieces = []
         while pieces:
-            # Each is let go as it is copied, so that the message is held once.
-            whole.write(pieces.pop())
-        return whole.getvalue()
+            # Each piece is freed after its copy, so that memory holds the message once.
+            output.write(pieces.pop())
+        return output.getvalue()
 
     def _drop(self) -> None:
-        # The error leads to the frames that it went through, and lives as long as whoever looks at it likes.
+        # The error's traceback keeps this object alive for as long as the error is referenced.
         self._pieces, self._data = [], b""
 
     def _step(self) -> None:
-        # What the last step left comes first: without bounds for both sides a step would copy all that is left.
+        # Both input and output of a step are bounded: otherwise each step would copy all remaining input.
         left = self._inflater.unconsumed_tail
         if not left:
             left = self._data[self._position : self._position + _IN_BYTES]
@@ -112,6 +114,6 @@ class Inflation:
             self._pieces.append(piece)
             self._size += len(piece)
         if self._size > self._max_bytes:
-            raise InflationTooLargeError(f"it becomes more than {self._max_bytes} bytes")
+            raise InflationTooLargeError(f"expected at most {self._max_bytes} decompressed bytes, got more")
         if not left and not piece and not self._inflater.eof:
-            raise InflationError("it ends too early")
+            raise InflationError("unexpected end of data")

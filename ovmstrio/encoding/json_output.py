@@ -1,4 +1,4 @@
-"""Arrays and texts as JSON in pieces, so that a thread that prints a large one lets the event loop run in between."""
+"""JSON output of arrays, texts and tensors in pieces, so that a thread releases the GIL between pieces."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from ovmstrio.core.tensor import BY_NAME, BYTES, RawTensor, Tensor, from_bf16
 from ovmstrio.encoding.raw_contents import raw_contents, split_elements
 
 # ----------------------------------------------------------------------
-# Arrays and texts as JSON in pieces, so that a thread that prints a large one lets the event loop run in between
+# Arrays and texts
 # ----------------------------------------------------------------------
 
 PIECE: Final = 16_384
-"""Elements that are printed in well under a millisecond."""
+"""Elements that are encoded in well under a millisecond."""
 
 _SLICE: Final = 2**16
-"""Characters that are printed in well under a millisecond."""
+"""Characters that are encoded in well under a millisecond."""
 
 Array = np.ndarray[Any, Any]
 
 
-def _print(array: Array) -> bytes:
+def _encode(array: Array) -> bytes:
     return orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def array_pieces(array: Array, show: Callable[[Array], bytes] = _print) -> Iterator[bytes]:
-    """Print an array as nested lists; the pieces joined are what ``show`` would print of the whole.
+def array_pieces(array: Array, show: Callable[[Array], bytes] = _encode) -> Iterator[bytes]:
+    """Encode an array as nested lists; the joined pieces equal ``show(array)``.
 
     Args:
-        array: of numbers, C-contiguous, with one dimension at least.
-        show: prints an array of at most :data:`PIECE` elements, or one row of more.
+        array: C-contiguous numbers with at least one dimension.
+        show: encodes an array of at most :data:`PIECE` elements, or one larger row.
     """
     rows = len(array)
     if array.size <= PIECE or not rows:
@@ -57,25 +57,25 @@ def array_pieces(array: Array, show: Callable[[Array], bytes] = _print) -> Itera
 
 
 def text_pieces(text: str) -> Iterator[bytes]:
-    """Print a text as JSON; the pieces joined are what ``orjson`` prints of the whole."""
+    """Encode a text as JSON; the joined pieces equal the output of ``orjson``."""
     yield b'"'
     for start in range(0, len(text), _SLICE):
         part = text[start : start + _SLICE]
         try:
-            printed = orjson.dumps(part)
+            encoded = orjson.dumps(part)
         except orjson.JSONEncodeError:
-            # Half of a surrogate pair, which only the standard library can write.
-            printed = json.dumps(part).encode()
-        yield printed[1:-1]
+            # Only the standard library can encode an unpaired surrogate.
+            encoded = json.dumps(part).encode()
+        yield encoded[1:-1]
     yield b'"'
 
 
 # ----------------------------------------------------------------------
-# Elements of tensors as JSON: numbers, texts, and words for numbers that are not finite
+# Tensors: numbers, texts, and strings for numbers that are not finite
 # ----------------------------------------------------------------------
 
 JSON_NUMBERS: Final = {name: row for name, row in BY_NAME.items() if row.contents_field and row is not BYTES}
-"""Datatypes whose elements are numbers in JSON, by their names."""
+"""Datatypes whose elements are JSON numbers, by name."""
 _NON_FINITE: Final = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 _HINT: Final = "request it as a binary tensor"
 _NUMPY: Final = orjson.OPT_SERIALIZE_NUMPY
@@ -96,13 +96,13 @@ def read_raw(tensor: RawTensor) -> Tensor:
     datatype = JSON_NUMBERS.get(tensor.datatype)
     if datatype is None:
         raise InvalidRequest(
-            f"output {tensor.name}: its datatype {tensor.datatype!r} cannot be written as JSON, only"
-            f" {', '.join(JSON_NUMBERS)} and BYTES; {_HINT}"
+            f"output {tensor.name}: datatype {tensor.datatype!r} cannot be written as JSON, expected one of"
+            f" {', '.join(JSON_NUMBERS)}, BYTES; {_HINT}"
         )
     if len(data) != prod(tensor.shape) * datatype.itemsize:
         raise InvalidRequest(
-            f"output {tensor.name}: its {len(data)} bytes are not {tensor.datatype} elements of shape"
-            f" {list(tensor.shape)}; {_HINT}"
+            f"output {tensor.name}: expected {tensor.datatype} elements of shape {list(tensor.shape)},"
+            f" got {len(data)} bytes; {_HINT}"
         )
     array = np.frombuffer(data, datatype.numpy) if data else np.empty(0, datatype.numpy)
     return Tensor(tensor.name, datatype, array)
@@ -115,14 +115,14 @@ def _objects(elements: list[bytes]) -> np.ndarray[Any, Any]:
 
 
 def json_values(tensor: Tensor | RawTensor) -> Any:
-    """Return the elements as a flat value that orjson prints.
+    """Return the elements as a flat value that orjson can encode.
 
     Raises:
         InvalidRequest: an element has no JSON form.
     """
     if isinstance(tensor, RawTensor):
         tensor = read_raw(tensor)
-    return _printable(_flat(tensor), tensor)
+    return _encodable(_flat(tensor), tensor)
 
 
 def _flat(tensor: Tensor) -> np.ndarray[Any, Any]:
@@ -130,16 +130,16 @@ def _flat(tensor: Tensor) -> np.ndarray[Any, Any]:
     return np.ascontiguousarray(array).reshape(-1)
 
 
-def _printable(flat: np.ndarray[Any, Any], tensor: Tensor) -> Any:
+def _encodable(flat: np.ndarray[Any, Any], tensor: Tensor) -> Any:
     if flat.dtype.hasobject:
         return [_text(element, tensor) for element in flat]
     if flat.dtype.kind == "f" and not (finite := np.isfinite(flat)).all():
-        return _with_words(flat, finite)
+        return _replace_non_finite(flat, finite)
     return flat
 
 
-def _with_words(flat: np.ndarray[Any, Any], finite: np.ndarray[Any, Any]) -> list[float | str]:
-    """Return the numbers as orjson prints them, with NaN and infinities as texts in place of null."""
+def _replace_non_finite(flat: np.ndarray[Any, Any], finite: np.ndarray[Any, Any]) -> list[float | str]:
+    """Return the numbers as orjson encodes them, with NaN and infinities as strings instead of null."""
     values: list[float | str] = orjson.loads(orjson.dumps(flat, option=_NUMPY))
     for place in np.flatnonzero(~finite).tolist():
         values[place] = _NON_FINITE[str(flat[place])]
@@ -150,14 +150,12 @@ def _text(element: bytes, tensor: Tensor) -> str:
     try:
         return element.decode()
     except UnicodeDecodeError:
-        raise InvalidRequest(
-            f"output {tensor.name}: its BYTES are not UTF-8, which JSON cannot carry; ask for it as a binary tensor"
-        ) from None
+        raise InvalidRequest(f"output {tensor.name}: its BYTES are not UTF-8, as JSON requires; {_HINT}") from None
 
 
 def json_pieces(tensor: Tensor | RawTensor) -> Iterator[bytes]:
-    """Print the elements in pieces that each take less than a millisecond."""
+    """Encode the elements in pieces that each take less than a millisecond."""
     if isinstance(tensor, RawTensor):
         tensor = read_raw(tensor)
     flat = _flat(tensor)
-    yield from array_pieces(flat, lambda piece: orjson.dumps(_printable(piece, tensor), option=_NUMPY))
+    yield from array_pieces(flat, lambda piece: orjson.dumps(_encodable(piece, tensor), option=_NUMPY))

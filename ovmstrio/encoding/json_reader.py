@@ -1,4 +1,4 @@
-"""JSON reader whose work is bounded: limits are checked before any value is built.
+"""JSON reader with bounded work: limits are checked before any value is built.
 
 ::
 
@@ -29,9 +29,9 @@ from ovmstrio.util.slices import SLICE_BYTES, run_in_slices, run_to_end
 T = TypeVar("T")
 
 AT_ONCE_BYTES: Final = 64 * 1024
-"""Bytes of a document that is parsed at once: its structure is too small to reach a limit."""
+"""Size up to which a document is parsed at once: a smaller document cannot reach a limit."""
 MAX_MEMBERS: Final = 16_384
-"""Members of objects, objects, and items of a list that a protocol gives a meaning."""
+"""Maximum objects, members of objects, and items of a list that a protocol interprets."""
 
 
 class JsonLimits(NamedTuple):
@@ -41,8 +41,8 @@ class JsonLimits(NamedTuple):
         members: members of all objects, and objects.
         values: list items and containers, without the numbers of a :class:`NumberArray`.
         containers: lists and objects, which take longest to build, to collect and to free.
-        depth: containers that may lie in each other.
-        string_bytes: bytes of one string.
+        depth: nesting depth of containers.
+        string_bytes: size of one string.
     """
 
     members: int = MAX_MEMBERS
@@ -54,17 +54,17 @@ class JsonLimits(NamedTuple):
 
 PROTOCOL_DOCUMENT: Final = JsonLimits()
 LONG_STRINGS: Final = PROTOCOL_DOCUMENT._replace(string_bytes=2**40)
-"""Limits of documents whose strings may be files; the size of a body is limited before."""
+"""Limits of documents whose strings may be files; the body limit applies first."""
 USER_DOCUMENT: Final = JsonLimits(members=262_144, values=1_048_576, containers=262_144, depth=512, string_bytes=2**40)
-"""Limits of documents that only user code gives a meaning."""
+"""Limits of documents that only user code interprets."""
 
 
 class JsonSyntaxError(ValueError):
-    """The text is not JSON."""
+    """Error of a text that is not JSON."""
 
 
 class JsonLimitExceeded(ValueError):
-    """The document exceeds a limit; ``is_depth`` if its depth does."""
+    """Error of a document that exceeds a limit; ``is_depth`` is true for the depth limit."""
 
     def __init__(self, message: str, *, is_depth: bool = False) -> None:
         super().__init__(message)
@@ -75,7 +75,7 @@ Parse = Callable[[Buffer], Any]
 
 
 def parse_at_once(text: Buffer) -> Any:
-    """Parse a short text; numbers that are not finite may be written as Python's ``json`` writes them.
+    """Parse a short text; ``NaN`` and ``Infinity`` are accepted, as by Python's ``json``.
 
     Raises:
         JsonSyntaxError: the text is not JSON.
@@ -95,7 +95,7 @@ def parse_at_once(text: Buffer) -> Any:
 
 
 def parse_strictly(text: Buffer) -> Any:
-    """Parse a short text that must be JSON to the letter.
+    """Parse a short text without extensions of JSON.
 
     Raises:
         JsonSyntaxError: the text is not JSON.
@@ -131,7 +131,7 @@ def parse_as_python(text: Buffer) -> Any:
 
 
 async def parse_json(text: Buffer, limits: JsonLimits = PROTOCOL_DOCUMENT, *, parse: Parse = parse_at_once) -> Any:
-    """Parse a document: at once up to :data:`AT_ONCE_BYTES`, else in slices in a worker thread.
+    """Parse a document: at once up to :data:`AT_ONCE_BYTES`, otherwise in slices in a worker thread.
 
     Raises:
         JsonSyntaxError: the text is not JSON.
@@ -156,9 +156,8 @@ def read_json(
     Args:
         text: the document.
         limits: checked before any value is built.
-        parse: parses a part that is a document of its own.
-        arrays: takes the :class:`NumberArray` of each long list of numbers in the document; None reads such lists as
-            any others.
+        parse: parses a part that is a complete document.
+        arrays: receives a :class:`NumberArray` for each long list of numbers; None reads these lists as Python lists.
 
     Raises:
         JsonSyntaxError: the text is not JSON.
@@ -180,7 +179,7 @@ def read_json(
         if bounds is None or bounds[1] - bounds[0] < SHORTEST_RUN_BYTES:
             continue
         yield from scan.feed(view[position : bounds[0]])
-        name = f"{_SECRET}:{len(found)}"
+        name = f"{_PLACEHOLDER}:{len(found)}"
         found[name] = NumberArray(view[bounds[0] : bounds[1]])
         skeleton += [view[position : bounds[0]], f'"{name}"'.encode()]
         scan.skip(len(skeleton[-1]))
@@ -196,12 +195,12 @@ def read_json(
     return (yield from _with_arrays(root, found))
 
 
-_SECRET: Final = token_hex(16)
-"""Start of the strings that stand for arrays while a document is built, which no client can guess."""
+_PLACEHOLDER: Final = token_hex(16)
+"""Prefix of the placeholders for arrays while a document is built; clients cannot guess it."""
 
 
 def _with_arrays(root: Any, arrays: dict[str, NumberArray]) -> Generator[None, None, Any]:
-    """Put the arrays of a document in the place of the strings that stand for them."""
+    """Replace the placeholders of a document by their arrays."""
     if type(root) is str:
         return arrays.get(root, root)
     waiting = [root]
@@ -216,19 +215,19 @@ def _with_arrays(root: Any, arrays: dict[str, NumberArray]) -> Generator[None, N
             elif kind is str and value in arrays:
                 holder[key] = arrays[value]
         if is_object and not arrays.keys().isdisjoint(holder):
-            raise JsonSyntaxError("a list is not a name")
+            raise JsonSyntaxError("expected a string for a name, got a list")
     return root
 
 
-# Arrays that are no numbers, or that nobody reads
+# Arrays that do not contain numbers, or are not read
 
 
 def read_array(array: NumberArray) -> list[Any]:
-    """Return an array as Python values.
+    """Return an array as a Python list.
 
     Raises:
         JsonSyntaxError: the text is not JSON.
-        JsonLimitExceeded: the array has more values than Python lists may have.
+        JsonLimitExceeded: the array exceeds the limits of Python lists.
     """
     found: list[Any] = run_to_end(read_json(array.text))
     array.is_checked = True
@@ -236,11 +235,11 @@ def read_array(array: NumberArray) -> list[Any]:
 
 
 def check_arrays(arrays: Iterable[NumberArray]) -> Generator[None, None, None]:
-    """Check the text of arrays that nothing has read, in slices.
+    """Check the text of unread arrays, in slices.
 
     Raises:
         JsonSyntaxError: a text is not JSON.
-        JsonLimitExceeded: an array has more values than Python lists may have.
+        JsonLimitExceeded: an array exceeds the limits of Python lists.
     """
     for array in arrays:
         yield
@@ -249,11 +248,11 @@ def check_arrays(arrays: Iterable[NumberArray]) -> Generator[None, None, None]:
 
 
 def without_arrays(value: Any) -> Any:
-    """Return a value of a document with lists in the place of its arrays.
+    """Replace the arrays in a value by Python lists.
 
     Raises:
         JsonSyntaxError: the text of an array is not JSON.
-        JsonLimitExceeded: the arrays together have more values than Python lists may have.
+        JsonLimitExceeded: the arrays together exceed the limits of Python lists.
     """
     if type(value) is NumberArray:
         return read_array(value)
@@ -270,7 +269,7 @@ def without_arrays(value: Any) -> Any:
                 waiting.append(item)
     if not arrays:
         return value
-    # The limits hold for all of them together.
+    # One document, so that the limits apply to all arrays together.
     lists = read_array(NumberArray(memoryview(b"[%b]" % b",".join(array.text for array in arrays))))
     for array, (holder, key), items in zip(arrays, places, lists, strict=True):
         holder[key] = items
@@ -291,9 +290,9 @@ class _Structure(NamedTuple):
     """Brackets, commas and colons of a document outside strings, in their order.
 
     Attributes:
-        positions: where each stands.
-        kinds: its kind.
-        depths: of a bracket the depth of its container, of a comma or colon that of the container around it.
+        positions: byte offsets.
+        kinds: kinds of characters.
+        depths: the depth of a bracket's container, or of the container around a comma or colon.
     """
 
     positions: Array
@@ -302,11 +301,11 @@ class _Structure(NamedTuple):
 
 
 class _Scan:
-    """Scans a text for its structure, a window at a time.
+    """A scanner of a text's structure, which works in windows.
 
     Attributes:
         is_in_string: whether the text so far ends inside a string.
-        depth: containers that are open at the end of the text so far.
+        depth: number of open containers at the end of the text so far.
     """
 
     def __init__(self, limits: JsonLimits) -> None:
@@ -321,14 +320,14 @@ class _Scan:
         """Scan more of the text.
 
         Raises:
-            JsonSyntaxError: a bracket closes nothing.
+            JsonSyntaxError: a closing bracket has no opening bracket.
             JsonLimitExceeded: the document exceeds a limit.
         """
         start = 0
         while start < len(text):
             window = bytes(text[start : start + SLICE_BYTES])
             if (len(window) - len(window.rstrip(b"\\"))) % 2 and start + len(window) < len(text):
-                # The next window gets the backslash together with the character that it escapes.
+                # The next window must contain a backslash together with the escaped character.
                 window = window[:-1]
             self._scan(window)
             self._at += len(window)
@@ -336,14 +335,14 @@ class _Scan:
             yield
 
     def skip(self, length: int) -> None:
-        """Leave out text without structure."""
+        """Skip text without structure."""
         self._at += length
 
     def finish(self) -> _Structure:
         """Return the structure of the text.
 
         Raises:
-            JsonSyntaxError: a string or container does not end.
+            JsonSyntaxError: a string or container is not closed.
         """
         if self.is_in_string or self.depth:
             what = "a string" if self.is_in_string else f"{self.depth} lists or objects"
@@ -371,7 +370,7 @@ class _Scan:
         depths += self.depth
         self.depth = int(depths[-1])
         if int(depths.min()) < 0:
-            raise JsonSyntaxError("a bracket closes nothing")
+            raise JsonSyntaxError("unmatched closing bracket")
         self._count(kinds, int(depths.max()))
         depths += kinds >= _CLOSE_LIST
         self._parts.append(_Structure(found + self._at, kinds, depths))
@@ -385,7 +384,7 @@ class _Scan:
         self._values += int(counts[_COMMA]) + containers
         limits = self._limits
         if depth > limits.depth:
-            raise JsonLimitExceeded(f"at most {limits.depth} lists and objects may lie in each other", is_depth=True)
+            raise JsonLimitExceeded(f"expected at most {limits.depth} nested lists and objects", is_depth=True)
         if max(self._members, self._objects) > limits.members:
             raise JsonLimitExceeded(f"expected at most {limits.members} objects and members of objects, got more")
         if self._containers > limits.containers:
@@ -395,10 +394,10 @@ class _Scan:
 
     @staticmethod
     def _without_escaped(found: Array, kinds: Array, length: int) -> tuple[Array, Array]:
-        """Leave out backslashes and the quotes that they escape."""
+        """Remove backslashes and escaped quotes."""
         is_backslash = kinds == _BACKSLASH
         slashes = found[is_backslash]
-        # Of backslashes in a row every second one is escaped by the one before.
+        # In a row of backslashes, every second one is escaped by its predecessor.
         count = np.arange(len(slashes))
         starts = np.where(np.diff(slashes, prepend=-2) != 1, count, 0)
         escaping = slashes[(count - np.maximum.accumulate(starts)) % 2 == 0]
@@ -418,12 +417,12 @@ _CONTINUATIONS: Final = range(0x80, 0xC0)
 
 
 class _Builder:
-    """Builds the values of a document, of which containers larger than a slice are taken apart.
+    """A builder of a document's values, which splits containers larger than a slice.
 
     Args:
         text: the document.
         structure: its brackets, commas and colons.
-        parse: parses a part that is a document of its own.
+        parse: parses a part that is a complete document.
     """
 
     def __init__(self, text: memoryview, structure: _Structure, parse: Parse, limits: JsonLimits) -> None:
@@ -435,11 +434,10 @@ class _Builder:
         self._closings = self._by_depth(_CLOSE_LIST, _CLOSE_OBJECT)
 
     def document(self) -> Generator[None, None, Any]:
-        """Build the document."""
         return self._value(0, len(self._text), 0, len(self._positions))
 
     def _by_depth(self, first: int, last: int) -> dict[int, Array]:
-        """Return the indices of the entries of some kinds by their depth, each in their order."""
+        """Return the ordered indices of entries of the kinds from ``first`` to ``last``, by depth."""
         found = np.flatnonzero((self._kinds >= first) & (self._kinds <= last))
         depths = self._depths[found]
         order = np.argsort(depths, kind="stable")
@@ -449,7 +447,7 @@ class _Builder:
         return {int(depths[at]): found[at:end] for at, end in pairwise(bounds)}
 
     def _value(self, start: int, end: int, first: int, last: int) -> Generator[None, None, Any]:
-        """Build the one value of a span, whose entries of the structure are those from first until last."""
+        """Build the value of a span with the structure entries from ``first`` to before ``last``."""
         if end - start <= SLICE_BYTES:
             yield
             return self._parse_span(start, end)
@@ -462,7 +460,7 @@ class _Builder:
         depth = int(self._depths[first])
         commas = self._commas.get(depth, np.empty(0, np.int64))
         inner = commas[np.searchsorted(commas, first) : np.searchsorted(commas, last)]
-        # Each member lies between two of these entries.
+        # Each member is between two of these entries.
         bounds = np.concatenate(([first], inner, [last - 1]))
         build = self._list if self._kinds[first] == _OPEN_LIST else self._object
         return (yield from build(bounds))
@@ -514,7 +512,7 @@ class _Builder:
         return made
 
     def _groups(self, bounds: Array) -> Generator[tuple[int, int], None, None]:
-        """Group members so that each group has at most a slice of text, or one member."""
+        """Group members: each group has at most one slice of text, or one member."""
         places = self._positions[bounds]
         begin, last = 0, len(bounds) - 1
         while begin < last:
@@ -524,11 +522,11 @@ class _Builder:
             begin = end
 
     def _scalar(self, start: int, end: int) -> Generator[None, None, Any]:
-        """Build a string or number whose text is longer than a slice, a part of a string at a time."""
+        """Build a string or number longer than a slice; a string is built in parts."""
         start, end = self._without_blanks(start, end)
         if bytes(self._text[start : start + 1]) != b'"':
             if end - start > SLICE_BYTES:
-                raise JsonSyntaxError(f"a number of {end - start} bytes near byte {start}")
+                raise JsonSyntaxError(f"number of {end - start} bytes near byte {start}")
             return self._parse_span(start, end)
         if end - start > self._max_string_bytes:
             raise JsonLimitExceeded(f"expected strings of at most {self._max_string_bytes} bytes, got {end - start}")
@@ -543,7 +541,7 @@ class _Builder:
         return "".join(parts)
 
     def _string_cut(self, start: int, cut: int) -> int:
-        """Return the last place before a place of a string where no character or escape sequence is parted."""
+        """Return the last position up to ``cut`` that splits no character and no escape sequence of a string."""
         while self._text[cut] in _CONTINUATIONS:
             cut -= 1
         slash = bytes(self._text[cut - _ESCAPE_BYTES : cut]).rfind(b"\\")
@@ -552,7 +550,7 @@ class _Builder:
         slash += cut - _ESCAPE_BYTES
         before = bytes(self._text[start : slash + 1])
         if (len(before) - len(before.rstrip(b"\\"))) % 2 == 0:
-            # An escaped backslash.
+            # The backslash is escaped itself.
             return cut
         ends = slash + (_ESCAPE_BYTES if bytes(self._text[slash + 1 : slash + 2]) == b"u" else 2)
         if ends <= cut and not self._is_high_surrogate(slash):
@@ -567,7 +565,7 @@ class _Builder:
         return start == end
 
     def _without_blanks(self, start: int, end: int) -> tuple[int, int]:
-        """Return the bounds of a span without the blanks around it."""
+        """Return the bounds of a span without surrounding white space."""
         while start < end:
             window = bytes(self._text[start : min(end, start + SLICE_BYTES)])
             start += len(window) - len(left := window.lstrip(_BLANKS))

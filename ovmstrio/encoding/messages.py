@@ -1,7 +1,7 @@
-"""What the generated messages look like, for reflection and for Google's C parser.
+"""Descriptors of the protobuf messages, for reflection and for Google's C parser, and Paddle's message classes.
 
-The descriptors live in a pool of their own.  In protobuf's default pool they would collide with those of any client
-library that the same process imports, for the messages have the same names.
+The descriptors have a separate pool.  In protobuf's default pool they would collide with the descriptors of client
+libraries in the same process, because the messages have the same names.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 # ----------------------------------------------------------------------
-# What the generated messages look like, for reflection and for Google's C parser
+# Descriptors
 # ----------------------------------------------------------------------
 
 
@@ -46,18 +46,18 @@ def _build_pool(descriptors: Mapping[str, FileDescriptorProto]) -> DescriptorPoo
 
 @dataclass(frozen=True, slots=True)
 class Descriptors:
-    """Source files that belong together, and a pool of what they declare."""
+    """A set of ``.proto`` files, and a pool of their declarations."""
 
     files: Mapping[str, FileDescriptorProto]
     pool: DescriptorPool
 
     @classmethod
     def of(cls, descriptors: Mapping[str, FileDescriptorProto]) -> Descriptors:
-        """Put files, with all that they import, into a pool of their own."""
+        """Create a pool of files, which must include their imports."""
         return cls(descriptors, _build_pool(descriptors))
 
     def file_of(self, symbol: str) -> str | None:
-        """Find the file that declares a symbol; methods are declared by their service."""
+        """Return the name of the file that declares a symbol, such as a message, service or method; None if unknown."""
         service, _, method = symbol.rpartition(".")
         try:
             name: str = self.pool.FindFileContainingSymbol(symbol).name
@@ -69,7 +69,7 @@ class Descriptors:
         return name
 
     def has_message(self, name: str) -> bool:
-        """Tell whether there is a message of that full name."""
+        """Return whether the pool has a message with this full name."""
         try:
             self.pool.FindMessageTypeByName(name)
         except KeyError:
@@ -77,33 +77,33 @@ class Descriptors:
         return True
 
     def with_imports(self, name: str) -> list[FileDescriptorProto]:
-        """List a file and all that it imports, each once, itself first."""
+        """Return a file followed by its direct and indirect imports, each once."""
         names = [name]
-        for each in names:
-            names += [dependency for dependency in self.files[each].dependency if dependency not in names]
-        return [self.files[each] for each in names]
+        for file in names:
+            names += [dependency for dependency in self.files[file].dependency if dependency not in names]
+        return [self.files[file] for file in names]
 
 
 FILES: Final[Mapping[str, FileDescriptorProto]] = _read_files()
-"""Every source file, by the name under which others import it."""
+"""All ``.proto`` files by their import name."""
 
 OWN_SERVICES: Final = frozenset(f"{file.package}.{each.name}" for file in FILES.values() for each in file.service)
-"""The full names of the services that are the server's own."""
+"""Full names of the server's services."""
 
 POOL: Final = _build_pool(FILES)
 
 
 def message_class(full_name: str) -> Any:
-    """Find the class by which Google's protobuf reads and writes a message, such as ``inference.ModelInferRequest``.
+    """Return the class of a message such as ``inference.ModelInferRequest`` in Google's protobuf.
 
     Raises:
-        KeyError: there is no such message.
+        KeyError: the message does not exist.
     """
     return GetMessageClass(POOL.FindMessageTypeByName(full_name))
 
 
 # ----------------------------------------------------------------------
-# The message classes of Paddle Serving's pipelines, and both layouts in which requests come
+# Messages of Paddle Serving's pipelines, whose requests have two layouts
 # ----------------------------------------------------------------------
 
 PACKAGE: Final = "baidu.paddle_serving.pipeline_serving"
@@ -120,8 +120,8 @@ _BYTES: Final = FieldDescriptorProto.TYPE_BYTES
 _NUMBER: Final = FieldDescriptorProto.TYPE_INT64
 
 
-def _own_classes() -> tuple[Any, Any]:
-    """Make the class of requests in the older layout, and that of what tells the layouts apart."""
+def _build_classes() -> tuple[Any, Any]:
+    """Create the classes of requests in the older layout, and of the fields that distinguish both layouts."""
     file = FileDescriptorProto(name="old_pipeline.proto", package=f"{PACKAGE}.old", syntax="proto2")
     message = file.message_type.add(name="Request")
     for number, name in enumerate(_OLD_FIELDS, start=1):
@@ -143,14 +143,14 @@ def _own_classes() -> tuple[Any, Any]:
     return request, envelope
 
 
-_OLD_REQUEST, _ENVELOPE = _own_classes()
+_OLD_REQUEST, _ENVELOPE = _build_classes()
 
 
 def decode_request(data: bytes) -> Any:
-    """Parse a request of either layout into the newer one's message.
+    """Parse a request of either layout into a message of the newer layout.
 
-    A request of the older layout that has neither ``logid`` nor ``clientip`` is known by its name, where a tensor
-    would have to be.
+    A request of the older layout without ``logid`` and ``clientip`` is recognised by its name, which is in the field of
+    the newer layout's tensors and is no tensor.
 
     Raises:
         ValueError: the bytes are a request of neither layout.
@@ -171,9 +171,9 @@ def decode_request(data: bytes) -> Any:
 
 
 def name_in(data: bytes) -> bytes:
-    """Give the name that a request says, of which nothing else is read; empty if there is none, or it is unknown.
+    """Return the name in a request without parsing the rest; empty if the name is missing or unknown.
 
-    That of a request in the older layout whose layout its name alone tells is unknown.
+    The name is unknown in a request of the older layout without ``logid`` and ``clientip``.
     """
     envelope = _envelope_of(data)
     if envelope is None:
@@ -183,7 +183,7 @@ def name_in(data: bytes) -> bytes:
 
 
 def _envelope_of(data: bytes) -> Any | None:
-    """Read the few fields that tell the layout; None of bytes that are no message."""
+    """Parse the fields that distinguish the layouts; None for bytes that are no message."""
     try:
         return _ENVELOPE.FromString(data)
     except DecodeError:
@@ -191,5 +191,5 @@ def _envelope_of(data: bytes) -> Any | None:
 
 
 def _is_old(envelope: Any) -> bool:
-    """Tell the layout by the wire types of fields: those of another type are none of the envelope's."""
+    # The parser skips fields whose wire type differs from the envelope's.
     return bool(envelope.HasField("old_logid") or envelope.HasField("old_clientip"))

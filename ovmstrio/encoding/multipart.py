@@ -1,4 +1,4 @@
-"""The parts of a form that was sent as ``multipart/form-data``."""
+"""Parser of ``multipart/form-data`` bodies."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ovmstrio.core.errors import MalformedPayload
 from ovmstrio.core.http_messages import Headers
 
 # ----------------------------------------------------------------------
-# Texts in the charsets that their senders name
+# Charsets of texts
 # ----------------------------------------------------------------------
 
 _SLOW: Final = frozenset({"idna", "punycode"})
-"""Of names of hosts; Python takes time by the square of a text's length for them."""
+"""Codecs of host names, whose decoding time in Python is quadratic."""
 
 
 def decoded(data: bytes, charset: str) -> str:
-    """Give a text that can be written in UTF-8 again, in time that grows with its length.
+    """Decode text in linear time; the result can be encoded as UTF-8.
 
     Raises:
-        LookupError: there is no such charset of texts.
-        ValueError: the text is not in it, or has halves of letters.
+        LookupError: the charset is unknown.
+        ValueError: the data is not in the charset, or contains unpaired surrogates.
     """
     if codecs.lookup(charset).name in _SLOW:
         raise LookupError(f"unknown encoding: {charset}")
@@ -37,19 +37,19 @@ def decoded(data: bytes, charset: str) -> str:
 
 
 # ----------------------------------------------------------------------
-# The parts of a form that was sent as ``multipart/form-data``
+# Parts of forms
 # ----------------------------------------------------------------------
 
 _DEFAULT_CHARSET: Final = "utf-8"
-_MOST_HEADERS: Final = 8192
-"""Bytes of a part's headers; what reads them takes time by the square of their length."""
+_MAX_HEADER_BYTES: Final = 8192
+"""Size limit of a part's headers, whose parsing time is quadratic."""
 _PIECE_BYTES: Final = 256 * 1024
-"""Bytes that are looked through at once, in a few milliseconds."""
+"""Bytes that are searched at once, in a few milliseconds."""
 _BLANK_LINE: Final = re.compile(rb"\r\n\r\n|\r\r|\n\n")
 
 
 class FormPart(NamedTuple):
-    """One part: a field, whose ``text`` says what it is, or a file of a name, with its headers in lower case."""
+    """A part of a form: a field with its value in ``text``, or a file with its content and lower-case headers."""
 
     name: str
     content: bytes = b""
@@ -61,16 +61,16 @@ class FormPart(NamedTuple):
 def form_parts(
     content_type: str, body: bytes, *, most: int | None = None, piece_bytes: int = _PIECE_BYTES
 ) -> Iterator[FormPart]:
-    """Read the parts of a form.
+    """Parse the parts of a form.
 
     Args:
-        content_type: as it was sent, because the boundary in it is not without case.
+        content_type: the unchanged header, because its boundary is case-sensitive.
         body: the form.
-        most: how many parts it may have; None for any number.
-        piece_bytes: how many bytes are searched for boundaries at once, while other threads wait.
+        most: the maximum number of parts; None for no limit.
+        piece_bytes: the number of bytes that are searched for boundaries at once, while other threads wait.
 
     Raises:
-        MalformedPayload: it cannot be parsed, there is no boundary, or there are too many parts, or headers of one.
+        MalformedPayload: the form cannot be parsed, has no boundary or too many parts, or a part has too many headers.
     """
     options = parse_options_header(content_type)[1]
     boundary = options.get("boundary", "")
@@ -90,7 +90,7 @@ def _parts(boundary: bytes, body: bytes, charset: str, most: int | None, piece_b
         if isinstance(event, Field | File):
             part, content, count = event, [], count + 1
             if most is not None and count > most:
-                raise ValueError(f"it has more than {most} parts")
+                raise ValueError(f"expected at most {most} parts, got more")
         elif isinstance(event, Data) and part is not None:
             content.append(event.data)
             if not event.more_data:
@@ -98,7 +98,7 @@ def _parts(boundary: bytes, body: bytes, charset: str, most: int | None, piece_b
 
 
 def _events(decoder: MultipartDecoder, body: bytes, piece_bytes: int) -> Iterator[Event]:
-    """Give what a form consists of; it is looked through bit by bit, in between which other threads have their turn."""
+    """Parse a form in pieces, so that other threads run in between."""
     end = 0
     while end < len(body):
         start, end = end, _end_of_piece(body, end, piece_bytes, b"--" + decoder.boundary)
@@ -111,7 +111,7 @@ def _events(decoder: MultipartDecoder, body: bytes, piece_bytes: int) -> Iterato
 
 
 def _end_of_piece(body: bytes, start: int, piece_bytes: int, mark: bytes) -> int:
-    """Tell where a piece ends: the decoder must have the line of a boundary, and the line's end before it, at once."""
+    """Return the end of a piece, which splits neither a boundary line nor the line break before the line."""
     end = start + piece_bytes
     while start < end < len(body):
         at = body.rfind(mark, max(0, start - len(mark)), end)
@@ -122,16 +122,16 @@ def _end_of_piece(body: bytes, start: int, piece_bytes: int, mark: bytes) -> int
 
 
 def _next_event(decoder: MultipartDecoder) -> Event:
-    is_long = decoder.state is State.PART and len(decoder.buffer) > _MOST_HEADERS
-    if is_long and _BLANK_LINE.search(decoder.buffer, 0, _MOST_HEADERS) is None:
-        raise ValueError(f"the headers of a part have more than {_MOST_HEADERS} bytes")
+    is_long = decoder.state is State.PART and len(decoder.buffer) > _MAX_HEADER_BYTES
+    if is_long and _BLANK_LINE.search(decoder.buffer, 0, _MAX_HEADER_BYTES) is None:
+        raise ValueError(f"the headers of a part have more than {_MAX_HEADER_BYTES} bytes")
     return decoder.next_event()
 
 
 def _part(part: Field | File, content: bytes, charset: str) -> FormPart:
-    # The decoder promises a name, but gives None where the client sent none.
+    # The name is typed as str, but is None if the client sent none.
     if not isinstance(part.name, str):
-        raise ValueError("a part has no name")  # noqa: TRY004 - of the client's bytes, not of types
+        raise ValueError("a part has no name")  # noqa: TRY004 - the client's error
     if isinstance(part, Field):
         return FormPart(part.name, text=decoded(content, charset))
     headers = tuple((name.lower(), value) for name, value in part.headers)

@@ -1,4 +1,4 @@
-"""JSON lists of numbers, of any depth, that become NumPy arrays without one Python object per number."""
+"""NumPy arrays from nested JSON lists of numbers, without one Python object per number."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _MAX_NUMBER_WINDOWS: Final = 2
 _MAX_RANK: Final = 32
 """Dimensions that NumPy supports."""
 _BRACKETS_TO_BLANKS: Final = bytes.maketrans(b"[]", b"  ")
-_REFUSALS: Final = (ValueError, TypeError, RuntimeError, KeyError, IndexError, OverflowError)
-"""Errors of the parser: its own and those of the system."""
+_PARSER_ERRORS: Final = (ValueError, TypeError, RuntimeError, KeyError, IndexError, OverflowError)
+"""Errors that the parser raises."""
 SHORTEST_RUN_BYTES: Final = 1024
 """Shorter lists of numbers are read as Python lists."""
 
@@ -37,10 +37,10 @@ SHORTEST_RUN_BYTES: Final = 1024
 class NumberArray:
     """A list of numbers, or of lists of numbers, as JSON text.
 
-    Only the brackets of the text have been looked at: the text may be no JSON, and may have other values.
+    Only the brackets of the text have been checked: the text may be invalid JSON, or contain other values.
 
     Args:
-        text: from the first bracket to the last.
+        text: the list from its first bracket to its last.
 
     Attributes:
         is_checked: whether the text is known to be JSON.
@@ -53,7 +53,7 @@ class NumberArray:
         self.is_checked = False
 
     def numbers(self, kind: NumberKind) -> Array | None:
-        """Return all numbers, depth first; None if the text is not JSON or one value is no number of the kind."""
+        """Return all numbers in depth-first order; None if the text is not JSON or has other values."""
         parser = None if _simdjson() is None else _simdjson().Parser()
         parts: list[Array] = []
         for piece in self._pieces():
@@ -70,7 +70,7 @@ class NumberArray:
         return result
 
     def shape(self) -> tuple[int, ...] | None:
-        """Return the shape that the lists have; None if lists of one level differ in length or rank.
+        """Return the shape of the lists; None if lists of one level differ in length or rank.
 
         An empty list counts as one number, so that the product of the shape differs from the count of numbers.
         """
@@ -93,7 +93,7 @@ class NumberArray:
                     return None
             if len(levels) > _MAX_RANK:
                 return None
-        # Each item of a list but the innermost is a list.
+        # All items are lists, except in the innermost lists.
         is_regular = all(outer.items == inner.lists for outer, inner in pairwise(levels))
         return tuple(level.size for level in levels) if levels and is_regular else None
 
@@ -102,7 +102,7 @@ class NumberArray:
             yield bytes(self.text[start : start + SLICE_BYTES])
 
     def _pieces(self) -> Iterator[bytes]:
-        """Cut the text at commas and leave out the brackets; end early at a number that is too long."""
+        """Split the text at commas and remove brackets; stop early at a number that is too long."""
         rest: list[bytes] = []
         for window in self._windows():
             numbers = window.translate(_BRACKETS_TO_BLANKS) if b"[" in window or b"]" in window else window
@@ -154,7 +154,7 @@ class _Level:
         return self._commas + self.lists
 
     def add(self, structure: Array) -> bool:
-        """Count brackets and commas of the level; return False if two lists differ in length."""
+        """Count brackets and commas of the level; return whether all lists have the same length."""
         commas = np.cumsum(structure == _COMMA, dtype=np.int64)
         at_ends = commas[structure == _CLOSING] + self._commas
         if len(at_ends):
@@ -168,9 +168,9 @@ class _Level:
 
 
 def find_runs(text: memoryview) -> Iterator[tuple[int, int] | None]:
-    """Find the runs of bytes without a quote, from :data:`SHORTEST_RUN_BYTES` on: long lists of numbers are in one.
+    """Find runs of at least :data:`SHORTEST_RUN_BYTES` without a quote, which may contain long lists of numbers.
 
-    Yields bounds, and None after each slice of the text.
+    Yields the bounds of each run, and None after each slice of the text.
     """
     begin = 0
     for start in range(0, len(text), SLICE_BYTES):
@@ -186,7 +186,7 @@ def find_runs(text: memoryview) -> Iterator[tuple[int, int] | None]:
 
 
 def list_bounds(text: memoryview, start: int, end: int, max_depth: int) -> tuple[int, int] | None:
-    """Find the first list of a run; None if the list does not end inside the run or its lists lie too deep."""
+    """Return the bounds of a run's first list; None if the list exceeds the run or ``max_depth``."""
     first = bytes(text[start : min(end, start + SHORTEST_RUN_BYTES)]).find(b"[")
     if first < 0:
         return None
@@ -195,7 +195,7 @@ def list_bounds(text: memoryview, start: int, end: int, max_depth: int) -> tuple
     for at in range(begin, end, SLICE_BYTES):
         window = bytes(text[at : min(end, at + SLICE_BYTES)])
         if depth <= 1 and b"[" not in window[not depth :]:
-            # Most windows have numbers of one list.
+            # Most windows contain numbers of one list only.
             last = window.find(b"]")
             depth = 1
             if last >= 0:
@@ -214,7 +214,7 @@ def list_bounds(text: memoryview, start: int, end: int, max_depth: int) -> tuple
 
 
 def _parse_numbers(parser: Any, piece: bytes, kind: NumberKind) -> Array | None:
-    """Parse numbers between commas; None if one of them is no number of the kind."""
+    """Parse comma-separated numbers; None if one is not a number of ``kind``."""
     text = b"[%b]" % piece
     try:
         if parser is not None:
@@ -223,13 +223,13 @@ def _parse_numbers(parser: Any, piece: bytes, kind: NumberKind) -> Array | None:
         if not {int} >= set(map(type, values)) and (kind != "d" or not {int, float} >= set(map(type, values))):
             return None
         return np.array(values, _DTYPES[kind])
-    except _REFUSALS:
+    except _PARSER_ERRORS:
         return None
 
 
 @cache
 def _simdjson() -> Any:
-    """Import the faster parser with the first large body; None on machines without a wheel."""
+    """Import the faster parser at the first large body; None on platforms without a wheel."""
     try:
         return import_module("simdjson")
     except ImportError:

@@ -1,4 +1,4 @@
-"""Parameters of KServe's messages, which are one of several fields each."""
+"""Parameters of KServe messages, each a ``oneof`` of typed fields."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from ovmstrio.core.request import ParameterValue
 
 UNSIGNED_FROM: Final = 2**63
-"""The first integer that has no place in ``int64_param``."""
+"""The lowest integer that exceeds ``int64_param``."""
 
 
 def set_parameters(message: Any, parameters: Mapping[str, ParameterValue]) -> None:
-    """Write parameters into a message that has a map of them, each into the field of its type."""
+    """Write parameters into a message's map, each into the field of its type."""
     for name, value in parameters.items():
         setattr(message.parameters[name], _field_of(value), value)
 

@@ -1,4 +1,4 @@
-"""Fields of protobuf messages, without their schema (https://protobuf.dev/programming-guides/encoding/)."""
+"""Parser of protobuf messages without a schema (https://protobuf.dev/programming-guides/encoding/)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _GROUP: Final = 3
 _END_GROUP: Final = 4
 _FIXED32: Final = 5
 _FIXED_SIZES: Final = {_FIXED64: 8, _FIXED32: 4}
-_LONGEST_VARINT: Final = 10
+_MAX_VARINT_BYTES: Final = 10
 _LOW_BITS: Final = 0x7F
-_MORE: Final = 0x80
+_CONTINUATION_BIT: Final = 0x80
 _TAG_MASK: Final = 2**32 - 1
 _INTEGER_MASK: Final = 2**64 - 1
 _MAX_DEPTH: Final = 100
@@ -22,7 +22,7 @@ _MAX_DEPTH: Final = 100
 
 
 class WireField(NamedTuple):
-    """A field: its number, its value (None for a group), and the extent of tag and value in the message."""
+    """A field: its number, its value (None for a group), and the bytes of its tag and value."""
 
     number: int
     value: int | memoryview | None
@@ -33,47 +33,47 @@ def wire_fields(data: bytes | memoryview) -> Iterator[WireField]:
     """Parse the fields of a message; values of strings and messages are views of ``data``.
 
     Raises:
-        ValueError: the data is no message.
+        ValueError: the data is not a message.
     """
     view = memoryview(data)
     position = 0
     while position < len(view):
         start = position
-        tag, position = _varint(view, position)
+        tag, position = _parse_varint(view, position)
         kind, number = tag & 7, (tag & _TAG_MASK) >> 3
         value: int | memoryview | None
         if kind == _VARINT:
-            value, position = _varint(view, position)
+            value, position = _parse_varint(view, position)
         elif kind == _GROUP:
             value, position = None, _group_end(view, position, number)
         else:
             if kind == _BYTES:
-                size, position = _varint(view, position)
+                size, position = _parse_varint(view, position)
             elif kind in _FIXED_SIZES:
                 size = _FIXED_SIZES[kind]
             else:
-                raise ValueError(f"a field is of the unknown kind {kind}")
+                raise ValueError(f"unknown wire type {kind}")
             value, position = view[position : position + size], position + size
             if position > len(view):
                 raise ValueError("a field is longer than the file")
         yield WireField(number, value, view[start:position])
 
 
-def _varint(data: memoryview, position: int) -> tuple[int, int]:
-    """Parse an integer; return the integer and the position after it."""
+def _parse_varint(data: memoryview, position: int) -> tuple[int, int]:
+    """Return the integer at a position, and the position after the integer."""
     value = 0
-    for count, byte in enumerate(data[position : position + _LONGEST_VARINT]):
+    for count, byte in enumerate(data[position : position + _MAX_VARINT_BYTES]):
         value |= (byte & _LOW_BITS) << (7 * count)
-        if byte < _MORE:
+        if byte < _CONTINUATION_BIT:
             return value & _INTEGER_MASK, position + count + 1
-    raise ValueError("a number does not end")
+    raise ValueError("incomplete varint")
 
 
 def _group_end(data: memoryview, position: int, number: int) -> int:
-    """Return the position after a group, which may contain groups."""
+    """Return the position after a group, including nested groups."""
     open_groups = [number]
     while open_groups:
-        tag, position = _varint(data, position)
+        tag, position = _parse_varint(data, position)
         kind = tag & 7
         if kind == _GROUP:
             open_groups.append((tag & _TAG_MASK) >> 3)
@@ -81,16 +81,16 @@ def _group_end(data: memoryview, position: int, number: int) -> int:
                 raise ValueError("groups are nested too deeply")
         elif kind == _END_GROUP:
             if open_groups.pop() != (tag & _TAG_MASK) >> 3:
-                raise ValueError("a group does not end")
+                raise ValueError("mismatched end of group")
         elif kind == _VARINT:
-            _, position = _varint(data, position)
+            _, position = _parse_varint(data, position)
         elif kind == _BYTES:
-            size, position = _varint(data, position)
+            size, position = _parse_varint(data, position)
             position += size
         elif kind in _FIXED_SIZES:
             position += _FIXED_SIZES[kind]
         else:
-            raise ValueError(f"a field is of the unknown kind {kind}")
+            raise ValueError(f"unknown wire type {kind}")
         if position > len(data):
             raise ValueError("a field is longer than the file")
     return position

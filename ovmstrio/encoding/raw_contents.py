@@ -1,4 +1,4 @@
-"""Arrays as the packed bytes that KServe calls raw contents, and arrays over such bytes."""
+"""Raw contents: tensors as packed bytes, in gRPC and in the binary extension of REST."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.tensor import Tensor
 
 # ----------------------------------------------------------------------
-# Arrays as the packed bytes that KServe calls raw contents, and arrays over such bytes
+# Arrays
 # ----------------------------------------------------------------------
 
 _LENGTH = Struct("<I")
@@ -27,31 +27,31 @@ _pack_length = _LENGTH.pack
 
 
 def framed(elements: Iterable[bytes]) -> bytes:
-    """Put each element behind its length as a little-endian uint32."""
+    """Join elements, each after its length as a little-endian uint32."""
     return b"".join([part for element in elements for part in (_pack_length(len(element)), element)])
 
 
 def buffer_of(array: Array) -> Buffer:
-    """Give an array's elements in row-major order, little-endian and packed; those of an object array framed.
+    """Return an array's elements in row-major order, little-endian and packed; an object array as :func:`framed`.
 
-    Nothing is copied if the array is contiguous: the buffer is then a view of it.
+    The buffer of a contiguous array is a view without a copy.
     """
     if array.dtype.hasobject:
         return framed(array.flat)
     if not array.flags.c_contiguous:
         array = np.ascontiguousarray(array)
-    # A memoryview is cast several times faster than an array is viewed, but not if it is empty.
+    # Casting a memoryview is several times faster than an array view, but fails for an empty one.
     return array.data.cast("B") if array.size else b""
 
 
 def wrapped(raw: Buffer, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Make an array over bytes whose number fits; it is a copy only where they are not aligned."""
+    """Create an array over bytes of the right size; copy the bytes only if they are not aligned."""
     array: Array = np.ndarray(shape, dtype, raw)
     return array if array.flags.aligned else array.copy()
 
 
 # ----------------------------------------------------------------------
-# Tensors as the packed bytes that KServe calls raw contents, the same on gRPC and in REST's binary extension
+# Tensors and messages
 # ----------------------------------------------------------------------
 
 WrittenMessage = bytes | memoryview | PiecedMessage
@@ -61,16 +61,16 @@ _JOINED_AT_ONCE: Final = 2**20
 
 
 def raw_contents(tensor: Tensor | RawTensor) -> Buffer:
-    """Give a tensor's elements in row-major order, little-endian and packed; of a raw tensor its bytes as they are.
+    """Return a tensor's elements in row-major order, little-endian and packed; a raw tensor's bytes unchanged.
 
-    Elements of ``BYTES`` stand each behind its length as a little-endian uint32, all of them whatever the rank.
-    Other tensors are not copied if their array is contiguous: the buffer is then a view of it.
+    Each ``BYTES`` element follows its length as a little-endian uint32.  The buffer of another contiguous tensor is a
+    view without a copy.
     """
     if isinstance(tensor, RawTensor):
         data = tensor.data
         if not isinstance(data, memoryview):
             return data
-        # A view with a size of zero cannot be cast.
+        # An empty view cannot be cast.
         return data.cast("B") if data.nbytes else b""
     array = tensor.array
     if array.dtype.hasobject:
@@ -81,28 +81,28 @@ def raw_contents(tensor: Tensor | RawTensor) -> Buffer:
 
 
 def gather_buffers(parts: Sequence[Buffer], response: InferResponse | None = None) -> WrittenMessage:
-    """Make a message of its pieces, of bytes each.
+    """Create a message from its buffers.
 
-    Small ones are joined.  Large ones are copied by numpy, which lets others have the interpreter's lock meanwhile, or
-    left where they are if that is allowed by the response that they are of.
+    A small message is joined.  A large message is copied by NumPy, which releases the GIL, or is not copied if its
+    response allows that (``lies_as_sent``).
     """
     size = sum(map(len, parts))
     if size <= _JOINED_AT_ONCE:
         return b"".join(parts)
     if response is not None and response.lies_as_sent:
         return PiecedMessage(parts)
-    whole = np.empty(size, np.uint8)
+    message = np.empty(size, np.uint8)
     end = 0
     for part in parts:
         start, end = end, end + len(part)
-        whole[start:end] = np.frombuffer(part, np.uint8) if part else ()
-    return whole.data
+        message[start:end] = np.frombuffer(part, np.uint8) if part else ()
+    return message.data
 
 
 def join_buffers(parts: Sequence[Buffer]) -> bytes:
-    """Join the pieces of a message, of bytes each, for who needs ``bytes``.
+    """Join the buffers of a message to ``bytes``.
 
-    Large ones are copied twice, piece by piece: so nobody waits long for the interpreter's lock while a thread does it.
+    A large message is copied in pieces first, so that a worker thread does not hold the GIL for long.
     """
     if sum(map(len, parts)) <= _JOINED_AT_ONCE:
         return b"".join(parts)
@@ -118,7 +118,7 @@ def _pieces(part: Buffer) -> Iterator[bytes]:
 
 
 def split_elements(data: Buffer) -> list[bytes] | None:
-    """Take apart elements that stand each behind their length; None for a buffer that is not made so."""
+    """Split a buffer of length-prefixed elements; None if the prefixes do not fit the buffer."""
     view = memoryview(data)
     position, end = 0, len(view)
     elements = []

@@ -1,4 +1,4 @@
-"""From the statuses of either wire back to the error that the server raised."""
+"""Server errors from the gRPC and HTTP statuses of responses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Unreachable(errors.ServerError):
-    """Nobody answers at the address, or the connection broke before an answer came."""
+    """Error of a server that cannot be reached, or whose connection closed before a response."""
 
 
 _GRPC: Final[Mapping[str, type[errors.ServerError]]] = {
@@ -48,19 +48,19 @@ _HTTP: Final[Mapping[int, type[errors.ServerError]]] = {
     504: errors.DeadlineExceeded,
 }
 
-_TEXTS: Final[Mapping[str, type[errors.ServerError]]] = {
+_CLASS_BY_MESSAGE: Final[Mapping[str, type[errors.ServerError]]] = {
     "Model with requested version is not loaded yet": errors.VersionLoading,
     "Model with requested version is retired": errors.VersionRetired,
     "Mediapipe is not loaded yet": errors.ServiceLoading,
     "Mediapipe is retired": errors.VersionRetired,
     "Mediapipe execution failed": errors.GraphFailure,
 }
-"""Beginnings of messages whose class their status, which others share, does not tell."""
+"""Errors by the start of their message, for classes that share their status."""
 
 
 @contextmanager
 def reading(address: str) -> Iterator[None]:
-    """Read an answer inside the block; one that is not KServe's raises ``ServerError``."""
+    """Raise ``ServerError`` for parse errors in the block, which parses a response."""
     try:
         yield
     except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -68,22 +68,22 @@ def reading(address: str) -> Iterator[None]:
 
 
 def error_of_grpc(status: str, message: str) -> errors.ServerError:
-    """Make the error of a gRPC status, named as in ``StatusCode``."""
-    return _made(_GRPC.get(status), message, status, f"gRPC status {status}")
+    """Create the error of a gRPC status, named as in ``StatusCode``."""
+    return _create_error(_GRPC.get(status), message, status, f"gRPC status {status}")
 
 
 def error_of_http(status: int, message: str) -> errors.ServerError:
-    """Make the error of an HTTP status."""
-    return _made(_HTTP.get(status), message, f"HTTP {status}", f"HTTP status {status}")
+    """Create the error of an HTTP status."""
+    return _create_error(_HTTP.get(status), message, f"HTTP {status}", f"HTTP status {status}")
 
 
 def status_of(error: errors.ServerError) -> str:
-    """Tell the status that an error came with, such as ``gRPC status NOT_FOUND``; empty if the server sent none."""
+    """Return the status of an error, such as ``gRPC status NOT_FOUND``; empty if the server sent none."""
     return "".join(getattr(error, "__notes__", ()))
 
 
-def _made(cls: type[errors.ServerError] | None, message: str, status: str, note: str) -> errors.ServerError:
-    cls = next((each for text, each in _TEXTS.items() if message.startswith(text)), cls)
+def _create_error(cls: type[errors.ServerError] | None, message: str, status: str, note: str) -> errors.ServerError:
+    cls = next((found for text, found in _CLASS_BY_MESSAGE.items() if message.startswith(text)), cls)
     error = errors.ServerError(f"{status}: {message}") if cls is None else cls(message)
     error.add_note(note)
     return error

@@ -1,4 +1,4 @@
-"""The fields of protobuf messages that hold tensors, found and written without the library, so that none is copied.
+"""Tensor fields of protobuf messages, parsed and written without the protobuf library and without copies.
 
 ::
 
@@ -17,41 +17,41 @@ if TYPE_CHECKING:
     from ovmstrio.core.request import Buffer
 
 _MAX_FIELDS: Final = 16_384
-"""Fields that a large message may have: a field takes two bytes on the wire and hundreds as an object."""
+"""Maximum number of fields of a message: a field takes two bytes on the wire and hundreds as an object."""
 
 _VARINT: Final = 0
 _DELIMITED: Final = 2
 _FIXED_SIZES: Final = {1: 8, 5: 4}
 
-_CONTINUED: Final = 128
+_CONTINUATION_BIT: Final = 128
 _VARINT_BITS: Final = 70
 
 
 def write_varint(value: int) -> bytes:
-    """Write a number of which no two are likely to be the same."""
+    """Encode a varint without a cache, for numbers that rarely repeat."""
     octets = bytearray()
-    while value >= _CONTINUED:
-        octets.append(value & 127 | _CONTINUED)
+    while value >= _CONTINUATION_BIT:
+        octets.append(value & 127 | _CONTINUATION_BIT)
         value >>= 7
     octets.append(value)
     return bytes(octets)
 
 
 encode_varint = lru_cache(maxsize=1024)(write_varint)
-"""Write a number such as a size, and remember it."""
+"""Cached :func:`write_varint`, for numbers such as sizes."""
 
 
 def delimited(tag: bytes, value: Buffer) -> tuple[bytes, Buffer]:
-    """Give a field's value, and what stands before it: tag and size."""
+    """Return the prefix of a field (its tag and size) and its value."""
     return tag + encode_varint(len(value)), value
 
 
 def split_raw_contents(data: Buffer, raw_tag: int, message: str) -> tuple[bytes, list[Buffer | None]]:
-    """Part a message into everything else and views of its raw contents, which have a tag of their own.
+    """Split a message into its other fields and views of its raw contents, the fields with ``raw_tag``.
 
     Raises:
-        IndexError: a field does not end inside the message or is of a kind that no message here has.
-        InvalidRequest: it has more fields than any honest one.
+        IndexError: a field exceeds the message, or has an unsupported wire type.
+        InvalidRequest: the message has too many fields.
     """
     view = memoryview(data)
     head: list[memoryview] = []
@@ -74,7 +74,6 @@ def split_raw_contents(data: Buffer, raw_tag: int, message: str) -> tuple[bytes,
 
 
 def _value_bounds(data: Buffer, wire_type: int, position: int) -> tuple[int, int]:
-    """Find where the value behind a tag begins and ends."""
     if wire_type == _VARINT:
         end = _read_varint(data, position)[1]
     elif wire_type == _DELIMITED:
@@ -93,7 +92,7 @@ def _read_varint(data: Buffer, position: int) -> tuple[int, int]:
         byte = data[position]
         position += 1
         value |= (byte & 127) << shift
-        if byte < _CONTINUED:
+        if byte < _CONTINUATION_BIT:
             return value, position
         shift += 7
     raise IndexError

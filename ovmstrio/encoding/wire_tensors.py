@@ -1,4 +1,4 @@
-"""Arrays to and from KServe's raw contents, as a client has them."""
+"""Conversion between arrays and raw contents, for clients."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _BY_DTYPE: Final = {row.numpy: row.name for row in BY_NAME.values() if row.name 
 
 
 def datatype_of(array: Array) -> str:
-    """Name the type that an array is sent as.
+    """Return the KServe datatype of an array.
 
     Raises:
-        InvalidRequest: KServe has no type for its dtype.
+        InvalidRequest: KServe has no datatype for the dtype.
     """
     if array.dtype.kind in "OSU":
         return BYTES.name
@@ -32,7 +32,7 @@ def datatype_of(array: Array) -> str:
 
 
 def to_raw(array: Array, datatype: str) -> bytes:
-    """Pack an array; floating-point arrays sent as ``BF16`` are rounded to the nearest."""
+    """Encode an array as raw contents; floats are rounded to the nearest ``BF16``."""
     if datatype == BYTES.name:
         elements = [each.encode() if isinstance(each, str) else bytes(each) for each in array.flat]
         return b"".join(part for each in elements for part in (_LENGTH.pack(len(each)), each))
@@ -42,20 +42,20 @@ def to_raw(array: Array, datatype: str) -> bytes:
 
 
 def raw_tensor(name: str, array: Array, datatype: str | None = None) -> RawTensor:
-    """Give an array as it travels, by default as the type that its dtype says.
+    """Create a raw tensor of an array, by default with the datatype of its dtype.
 
     Raises:
-        InvalidRequest: KServe has no type for its dtype.
+        InvalidRequest: KServe has no datatype for the dtype.
     """
     datatype = datatype or datatype_of(array)
     return RawTensor(name, datatype, array.shape, to_raw(array, datatype))
 
 
 def from_raw(raw: bytes, datatype: str, shape: tuple[int, ...]) -> Array:
-    """Unpack a tensor; ``BF16`` is widened to ``float32``.
+    """Decode raw contents to an array; ``BF16`` becomes ``float32``.
 
     Raises:
-        ValueError: the bytes are not a tensor of that type and shape.
+        ValueError: the bytes do not fit the datatype and shape.
     """
     if datatype == BYTES.name:
         return bytes_array(_split(raw), shape)
@@ -66,7 +66,7 @@ def from_raw(raw: bytes, datatype: str, shape: tuple[int, ...]) -> Array:
 
 
 def bytes_array(elements: Sequence[bytes], shape: tuple[int, ...]) -> Array:
-    """Give elements as an array of objects."""
+    """Create an object array of elements."""
     array = np.empty(len(elements), dtype=object)
     array[:] = elements
     return array.reshape(shape)
@@ -78,6 +78,6 @@ def _split(raw: bytes) -> list[bytes]:
         start = position + _LENGTH.size
         position = start + int.from_bytes(raw[position:start], "little")
         if position > len(raw):
-            raise ValueError("BYTES end within an element")
+            raise ValueError("BYTES element exceeds the contents")
         elements.append(raw[start:position])
     return elements

@@ -1,1 +1,1 @@
-"""Helpers without knowledge of models and protocols: truncation, redaction, backoff, container limits."""
+"""Helpers that know nothing of models or protocols: truncation, redaction, backoff, container limits."""

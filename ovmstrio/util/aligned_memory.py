@@ -1,4 +1,4 @@
-"""Memory whose end is aligned, for tensors at the end of a message."""
+"""Memory with an aligned end, for messages that end with tensors."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Final
 import numpy as np
 
 _ALIGNMENT: Final = 64
-"""What no number and no vector of a processor needs more than."""
+"""Bytes: the largest alignment that a CPU number or vector needs."""
 
 
 def memory_to_fill(size: int) -> memoryview:
-    """Give so many bytes, of any values, whose end is aligned.
+    """Return ``size`` uninitialised bytes whose end is aligned.
 
-    Whatever stands before a message's tensors has any length, but the last of them, or several that follow each other,
-    end where the message does; so each element of theirs is aligned as well.
+    The part before a message's tensors can have any length, but the last tensors end where the message ends.  An
+    aligned end therefore aligns their elements.
     """
-    whole = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -(whole.__array_interface__["data"][0] + size) % _ALIGNMENT
-    return whole[start : start + size].data
+    buffer = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -(buffer.__array_interface__["data"][0] + size) % _ALIGNMENT
+    return buffer[start : start + size].data

@@ -1,4 +1,4 @@
-"""How long to wait before something that failed, or did not last, is tried again: longer each time, up to a bound."""
+"""Exponential backoff: pauses between retries, up to a maximum."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import math
 
 
 class Backoff:
-    """The pauses after failures in a row.
+    """Pauses after consecutive failures.
 
-    Nothing here waits: callers sleep, schedule or refuse for as long as they are told.
+    The class does not wait: callers sleep, schedule or refuse for the returned time.
 
     Args:
         first_seconds: the pause after the first failure.
-        longest_seconds: no pause is longer.
-        stable_seconds: what has lived longer than that before it failed begins again with the first pause.
-        factor: how much longer each pause is than the one before; 1 for pauses that stay the same.
+        longest_seconds: the maximum pause.
+        stable_seconds: a lifetime before a failure above which the pauses start from the first again.
+        factor: the factor between two pauses; 1 for constant pauses.
     """
 
     __slots__ = ("_factor", "_first", "_longest", "_next", "_stable")
@@ -34,7 +34,7 @@ class Backoff:
         self._next = first_seconds
 
     def seconds_after(self, lived_seconds: float = 0) -> float:
-        """Note a failure, of something that had lived so long, and give the pause that is due."""
+        """Record a failure after ``lived_seconds`` of life and return the pause before the next try."""
         if lived_seconds > self._stable:
             self.reset()
         seconds = self._next
@@ -42,5 +42,5 @@ class Backoff:
         return seconds
 
     def reset(self) -> None:
-        """Note a success: the next failure is the first one again."""
+        """Record a success: the next failure gets the first pause."""
         self._next = self._first

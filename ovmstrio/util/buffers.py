@@ -1,22 +1,20 @@
-"""A message that is too large to be joined from its pieces for nothing."""
+"""Messages that are sent in pieces, because joining large pieces would copy them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final
 
-# ----------------------------------------------------------------------
-# A message that is too large to be joined from its pieces for nothing
-# ----------------------------------------------------------------------
-
 _LARGE_BYTES: Final = 64 * 1024
 
 
 class PiecedMessage:
-    """A message to be sent from where its pieces lie, which nothing may change any more; its length is its size.
+    """A message that is sent from the memory of its pieces, which must not change any more.
+
+    ``len()`` is the size of the message in bytes.
 
     Attributes:
-        pieces: what stands before a large piece, and the piece.
+        pieces: pairs of a large piece and the joined small parts before it.
     """
 
     __slots__ = ("_size", "pieces")
@@ -38,14 +36,9 @@ class PiecedMessage:
         return self._size
 
     def buffers(self) -> list[bytes | memoryview]:
-        """Give what is to be sent, in order; nothing of it is empty."""
-        return [each for pair in self.pieces for each in pair if each]
+        """Return the non-empty buffers in the order of sending."""
+        return [buffer for pair in self.pieces for buffer in pair if buffer]
 
     def joined(self) -> bytes:
-        """Copy it into one."""
+        """Return the message as one copy."""
         return b"".join(self.buffers())
-
-
-# ----------------------------------------------------------------------
-# Memory for large messages that end with tensors, whose numbers can be used where they lie only if aligned
-# ----------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The control groups of this process, by which containers limit what it may have of the machine."""
+"""The cgroups of this process, which hold the resource limits of its container."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT: Final = Path("/sys/fs/cgroup")
-"""Where control groups are mounted."""
+"""Mount point of the cgroup file system."""
 OWN_GROUPS: Final = Path("/proc/self/cgroup")
-"""What tells the groups of this process."""
+"""File that lists the cgroups of this process."""
 
 
 def group_folders(controller: str, root: Path = ROOT, own: Path = OWN_GROUPS) -> Iterator[Path]:
-    """Give the folders of all groups that this process is in and of those above, which may not be there.
+    """List the folders of this process's cgroups and of their ancestors; a folder may not exist.
 
     Args:
-        controller: of version 1, which has a tree for each; version 2 has one for all.
-        root: where control groups are mounted.
-        own: tells the groups of this process.
+        controller: a controller of cgroup v1, which has one tree per controller; v2 has one tree for all.
+        root: the mount point of the cgroup file system.
+        own: the file that lists the cgroups of this process.
     """
     try:
         lines = own.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -32,6 +32,6 @@ def group_folders(controller: str, root: Path = ROOT, own: Path = OWN_GROUPS) ->
         if controllers and controller not in controllers.split(","):
             continue
         path = PurePosixPath(group)
-        for each in (path, *path.parents):
-            # Within a container its own group is the root of what is mounted, whatever it is called outside.
-            yield root / (controller if controllers else "") / str(each).lstrip("/")
+        for folder in (path, *path.parents):
+            # Inside a container the mount's root is the container's cgroup, so ancestors are tried up to the root.
+            yield root / (controller if controllers else "") / str(folder).lstrip("/")

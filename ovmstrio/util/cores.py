@@ -1,4 +1,4 @@
-"""The machine's cores: how many this process may fill, and who else in it and beside it fills them."""
+"""The machine's CPU cores: how many this process may use, and the services and processes that share them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _FEW: Final = 2
 
 
 def usable_cores(groups: Path = ROOT, own: Path = OWN_GROUPS) -> int:
-    """Tell how many cores this process may run on at once, as many as the limit of its container is worth at most.
+    """Return how many cores this process may use: its CPU affinity, capped by the CPU quota of its container.
 
     Args:
-        groups: where control groups are mounted.
-        own: tells the groups of this process.
+        groups: the mount point of the cgroup file system.
+        own: the file that lists the cgroups of this process.
     """
     quotas = filter(None, map(_quota_of, group_folders("cpu", groups, own)))
     return max(1, min([len(os.sched_getaffinity(0)), *map(math.ceil, quotas)]))
 
 
 def _quota_of(folder: Path) -> float:
-    """Give a group's limit in cores; 0 if it has none."""
+    """Return a cgroup's CPU quota in cores; 0 without a quota."""
     words = _text(folder / "cpu.max").split()
     if not words:
         words = [*_text(folder / "cpu.cfs_quota_us").split(), *_text(folder / "cpu.cfs_period_us").split()]
@@ -46,35 +46,35 @@ def _text(file: Path) -> str:
 
 
 class CoreUser(Protocol):
-    """What computes in threads that may be bound to cores."""
+    """A user of compute threads that may be pinned to cores."""
 
     @property
     def is_pinned(self) -> bool | None:
-        """Whether they are; None where that is not for the server to choose."""
+        """Return whether the threads are pinned; None if the server may not choose."""
 
     @property
     def weight_bytes(self) -> int:
-        """What its weights have, which are in memory once more while it chooses."""
+        """Return the size of the weights, which are in memory twice during :meth:`choose_cores`."""
 
     def wants_others(self) -> bool:
-        """Tell whether its calls since this was last asked want more of its work side by side, or less."""
+        """Return whether the calls since the last check need more or less parallel work."""
 
     async def choose_cores(self) -> None:
-        """Choose again, by what :attr:`CoreShare.is_shared` and its calls say now; calls go on meanwhile."""
+        """Choose the pinning again from :attr:`CoreShare.is_shared` and recent calls, while calls continue."""
 
 
 class CoreShare:
-    """This process's share of the cores that it may run on, and who fills them.
+    """This process's share of the cores that it may run on, and the users of these cores.
 
     Args:
-        cores: how many those are.
+        cores: the number of cores.
 
     Attributes:
-        are_few: whether they are so few that what computes has each with the event loop and with clients.
-        processes: how many processes share them.
-        services: how many services are configured that fill them, loaded or not.
-        chooses: whether anything is chosen by how many there are.
-        users: what computes at the moment.
+        are_few: whether compute threads share each core with the event loop and with clients.
+        processes: the number of processes that share the cores.
+        services: the number of configured services that use all cores, loaded or not.
+        chooses: whether the number of services affects :attr:`is_shared`.
+        users: the services that compute at the moment.
     """
 
     def __init__(self, cores: float = math.inf) -> None:
@@ -86,18 +86,18 @@ class CoreShare:
 
     @property
     def is_shared(self) -> bool:
-        """Whether several compute here, so that threads bound to cores would meet on the same ones.
+        """Return whether several users compute, so that pinned threads would compete for the same cores.
 
-        On few cores the event loop is one that does.
+        On few cores the event loop counts as a user.
         """
         several = self.chooses and (self.are_few or max(self.services, len(self.users)) > 1)
         return self.processes > 1 or several
 
     @property
     def count(self) -> int:
-        """How many cores there are for this process, at least one."""
+        """Return the number of cores of this process, at least one."""
         return max(1, usable_cores() // self.processes)
 
 
 CORES: Final = CoreShare(usable_cores())
-"""The one of this process."""
+"""The share of this process."""

@@ -1,6 +1,7 @@
-"""Limits, hardly ever reached, of how long events are waited for: one task looks at all of them, now and then.
+"""Timeouts of waits for events, checked periodically by one task for all waits.
 
-A cancel scope for each would cost more than all else that an inference of a millisecond has to do to be waited for.
+The timeouts are hardly ever reached.  One cancel scope per wait would cost more than the rest of the waiting for an
+inference of a millisecond.
 """
 
 from __future__ import annotations
@@ -9,71 +10,71 @@ from typing import Final
 
 import trio
 
-_LOOK_SECONDS: Final = 0.02
+_CHECK_INTERVAL_SECONDS: Final = 0.02
 
 
-class _Limits:
-    """The events that are waited for, and until when, in trio's time."""
+class _PendingWaits:
+    """The awaited events with their deadlines in trio's time."""
 
-    __slots__ = ("_begun", "_due")
+    __slots__ = ("_deadlines", "_has_waits")
 
     def __init__(self) -> None:
-        self._due: dict[trio.Event, float] = {}
-        self._begun = trio.Event()
+        self._deadlines: dict[trio.Event, float] = {}
+        self._has_waits = trio.Event()
 
     async def wait(self, event: trio.Event, seconds: float) -> None:
-        self._due[event] = trio.current_time() + seconds
-        self._begun.set()
+        self._deadlines[event] = trio.current_time() + seconds
+        self._has_waits.set()
         try:
             await event.wait()
         finally:
-            del self._due[event]
+            del self._deadlines[event]
 
     async def watch(self) -> None:
         while True:
-            if not self._due:
-                self._begun = trio.Event()
-                await self._begun.wait()
-            await trio.sleep(_LOOK_SECONDS)
+            if not self._deadlines:
+                self._has_waits = trio.Event()
+                await self._has_waits.wait()
+            await trio.sleep(_CHECK_INTERVAL_SECONDS)
             now = trio.current_time()
-            for event in [event for event, until in self._due.items() if until <= now]:
+            for event in [event for event, deadline in self._deadlines.items() if deadline <= now]:
                 event.set()
 
     def end_all(self) -> None:
-        for event in self._due:
+        for event in self._deadlines:
             event.set()
 
 
-_watched: Final = trio.lowlevel.RunVar[tuple[_Limits, ...]]("limits of waiting", ())
+_active_sweepers: Final = trio.lowlevel.RunVar[tuple[_PendingWaits, ...]]("deadline sweepers", ())
 
 
 async def watch_overdue(task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-    """End waits of this run of the loop that take too long, some 20 ms late, for as long as this runs.
+    """End overdue waits of this trio run until cancelled, each up to about 20 ms late.
 
-    It sleeps where nothing is waited for.  Of several at once one does it all.
+    The task sleeps while there are no waits.  If several tasks run, the one started last handles all new waits.
 
     Args:
         task_status: for ``nursery.start``.
 
-    Cancellation: at once; waits that it would have watched are over, and later ones have cancel scopes of their own.
+    Cancellation: at once; the task's pending waits end, and later waits use their own cancel scopes.
     """
-    limits = _Limits()
-    _watched.set((*_watched.get(), limits))
+    waits = _PendingWaits()
+    _active_sweepers.set((*_active_sweepers.get(), waits))
     task_status.started()
     try:
-        await limits.watch()
+        await waits.watch()
     finally:
-        _watched.set(tuple(each for each in _watched.get() if each is not limits))
-        limits.end_all()
+        _active_sweepers.set(tuple(other for other in _active_sweepers.get() if other is not waits))
+        waits.end_all()
 
 
 async def wait_within(event: trio.Event, seconds: float) -> None:
-    """Wait for an event that nobody else waits for, or for so many seconds, behind which it may be set as well.
+    """Wait for an event that has no other waiter, for at most ``seconds``; a timeout may set the event.
 
     Cancellation: at once.
     """
-    if watched := _watched.get():
-        await watched[-1].wait(event, seconds)
+    if sweepers := _active_sweepers.get():
+        await sweepers[-1].wait(event, seconds)
         return
     with trio.move_on_after(seconds):
         await event.wait()

@@ -1,4 +1,4 @@
-"""Names that have moved, and still work for one release."""
+"""Deprecated import paths, which work for one more release."""
 
 from __future__ import annotations
 

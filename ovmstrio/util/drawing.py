@@ -1,7 +1,7 @@
-"""The boxes of a picture, layer by layer, and the edges between them.
+"""Diagrams of graphs and pipelines, as Mermaid and SVG.
 
-A box is a node, or something that enters or leaves the whole.  It is below everything that feeds it, but for back
-edges, which lead up.
+A diagram has layers of boxes and the edges between them.  A box is a node, an input or an output.  Each box is below
+all boxes that feed it; only back edges lead up.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 # ----------------------------------------------------------------------
-# The boxes of a picture, layer by layer, and the edges between them
+# Boxes and edges
 # ----------------------------------------------------------------------
 
 BoxKind = Literal["input", "node", "output"]
@@ -22,7 +22,7 @@ BoxKind = Literal["input", "node", "output"]
 
 @dataclass(frozen=True, slots=True)
 class DrawnBox:
-    """A node by its name, with what it runs and what is special about it; or something at the border by its name."""
+    """A node with its name, its type (``subtitle``) and notes; or an input or output with its name."""
 
     key: str
     kind: BoxKind
@@ -33,7 +33,7 @@ class DrawnBox:
 
 @dataclass(frozen=True, slots=True)
 class DrawnEdge:
-    """What goes from box to box; tags, which are its names at either end, are empty where there are none."""
+    """A stream between two boxes, with its tags at both ends (empty without a tag)."""
 
     source: str
     target: str
@@ -45,7 +45,7 @@ class DrawnEdge:
 
     @property
     def label(self) -> str:
-        """The stream with its tags on both ends."""
+        """Return the stream's name between the tags of both ends."""
         return " ".join(part for part in (self.source_tag, self.stream, self.target_tag) if part)
 
 
@@ -60,7 +60,7 @@ class Drawing:
 def arrange(
     inputs: Sequence[DrawnBox], nodes: Sequence[DrawnBox], outputs: Sequence[DrawnBox], edges: Sequence[DrawnEdge]
 ) -> Drawing:  # fmt: skip
-    """Put each node below all that feed it, between inputs and outputs; cycles are cut somewhere."""
+    """Arrange the boxes in layers: inputs, nodes below all nodes that feed them, outputs.  Cycles are cut."""
     by_key = {box.key: box for box in nodes}
     inner = [edge for edge in edges if edge.source in by_key and edge.target in by_key and not edge.is_back]
     middle = [tuple(by_key[key] for key in layer) for layer in _layers(list(by_key), inner)]
@@ -69,7 +69,7 @@ def arrange(
 
 
 def _layers(keys: list[str], edges: list[DrawnEdge]) -> list[list[str]]:
-    """Order the keys; where a cycle leaves nobody, the first of the file goes."""
+    """Sort the keys topologically; a cycle is cut at its first key in the file."""
     feeders = {key: {edge.source for edge in edges if edge.target == key} - {key} for key in keys}
     layers: list[list[str]] = []
     while feeders:
@@ -80,14 +80,14 @@ def _layers(keys: list[str], edges: list[DrawnEdge]) -> list[list[str]]:
 
 
 # ----------------------------------------------------------------------
-# Pictures as Mermaid flowcharts, which forges and many editors show in Markdown
+# Mermaid flowcharts, which code hosts and many editors render in Markdown
 # ----------------------------------------------------------------------
 
 _SHAPES: Final = {"input": ("([", "])"), "node": ("[", "]"), "output": ("([", "])")}
 
 
 def to_mermaid(drawing: Drawing) -> str:
-    """Write a flowchart from top to bottom; back edges are dotted, side packets thick."""
+    """Return a Mermaid flowchart from top to bottom, with dotted back edges and thick side packets."""
     lines = ["flowchart TB"]
     lines += [f"  {_mermaid_box(box)}" for layer in drawing.layers for box in layer]
     lines += [f"  {_mermaid_edge(edge)}" for edge in drawing.edges]
@@ -96,24 +96,24 @@ def to_mermaid(drawing: Drawing) -> str:
 
 def _mermaid_box(box: DrawnBox) -> str:
     opening, closing = _SHAPES[box.kind]
-    text = "<br/>".join(_quoted(line) for line in (box.title, box.subtitle, *box.notes) if line)
+    text = "<br/>".join(_escape_mermaid(line) for line in (box.title, box.subtitle, *box.notes) if line)
     return f'{box.key}{opening}"{text}"{closing}'
 
 
 def _mermaid_edge(edge: DrawnEdge) -> str:
     arrow = "-.->" if edge.is_back else "==>" if edge.is_side else "-->"
-    return f'{edge.source} {arrow}|"{_quoted(edge.label)}"| {edge.target}'
+    return f'{edge.source} {arrow}|"{_escape_mermaid(edge.label)}"| {edge.target}'
 
 
-def _quoted(text: str) -> str:
-    """Keep what Mermaid or HTML would read."""
+def _escape_mermaid(text: str) -> str:
+    # Mermaid has its own escapes, in which # replaces & of HTML.
     for sign, name in (("&", "#amp;"), ('"', "#quot;"), ("<", "#lt;"), (">", "#gt;")):
         text = text.replace(sign, name)
     return " ".join(text.split())
 
 
 # ----------------------------------------------------------------------
-# Pictures as SVG that need nothing else
+# Self-contained SVG images
 # ----------------------------------------------------------------------
 
 _CHARACTER: Final = 7.3
@@ -132,7 +132,7 @@ _STYLE: Final = """
 
 
 class _Frame(NamedTuple):
-    """Where a box is."""
+    """Position and size of a box."""
 
     x: float
     y: float
@@ -145,8 +145,8 @@ class _Frame(NamedTuple):
 
 
 def to_svg(drawing: Drawing) -> str:
-    """Draw the layers from top to bottom; back edges are dashed, side packets thick."""
-    frames, width, height = _arrange(drawing)
+    """Return an SVG image with the layers from top to bottom, dashed back edges and thick side packets."""
+    frames, width, height = _place_boxes(drawing)
     lane = width + _MARGIN
     parts = [_svg_edge(edge, drawing, frames, lane) for edge in drawing.edges]
     parts += [_svg_box(box, frames[box.key]) for layer in drawing.layers for box in layer]
@@ -162,14 +162,14 @@ def to_svg(drawing: Drawing) -> str:
     return "\n".join([head, f"<style>{_STYLE}</style>", f"<defs>{tip}</defs>", background, *parts, "</svg>", ""])
 
 
-def _lines(box: DrawnBox) -> list[str]:
+def _text_lines(box: DrawnBox) -> list[str]:
     return [line for line in (box.title, box.subtitle, *box.notes) if line]
 
 
-def _arrange(drawing: Drawing) -> tuple[dict[str, _Frame], float, float]:
-    """Centre the layers below each other; gives the frames, and the width and height of them all."""
+def _place_boxes(drawing: Drawing) -> tuple[dict[str, _Frame], float, float]:
+    """Centre the layers below each other; return the frames, and the total width and height."""
     sizes = {
-        box.key: (max(map(len, _lines(box))) * _CHARACTER + 2 * _PADDING, len(_lines(box)) * _LINE + _PADDING)
+        box.key: (max(map(len, _text_lines(box))) * _CHARACTER + 2 * _PADDING, len(_text_lines(box)) * _LINE + _PADDING)
         for layer in drawing.layers
         for box in layer
     }
@@ -195,7 +195,7 @@ def _svg_box(box: DrawnBox, frame: _Frame) -> str:
     texts = [
         f'<text{"" if number else " class=" + chr(34) + "title" + chr(34)} x="{frame.middle:.1f}" '
         f'y="{frame.y + _PADDING / 2 + _LINE * (number + 0.75):.1f}">{escape(line)}</text>'
-        for number, line in enumerate(_lines(box))
+        for number, line in enumerate(_text_lines(box))
     ]
     return "".join([shape, *texts])
 
@@ -203,32 +203,32 @@ def _svg_box(box: DrawnBox, frame: _Frame) -> str:
 def _svg_edge(edge: DrawnEdge, drawing: Drawing, frames: dict[str, _Frame], lane: float) -> str:
     source, target = frames[edge.source], frames[edge.target]
     if target.y <= source.y:
-        return _back(edge, source, target, lane)
-    start, end = _spread(edge, drawing, frames)
+        return _svg_back_edge(edge, source, target, lane)
+    start, end = _end_positions(edge, drawing, frames)
     top, bottom = source.y + source.height, target.y
     bend = (bottom - top) / 2
     curve = f"M{start:.1f} {top:.1f}C{start:.1f} {top + bend:.1f} {end:.1f} {bottom - bend:.1f} {end:.1f} {bottom:.1f}"
-    # Labels of edges that meet keep apart: each is nearer to the end that is its own.
-    return _path(edge, curve, start * 0.35 + end * 0.65, bottom - (bottom - top) * 0.3)
+    # A label nearer to its edge's target does not overlap the labels of other edges from the same source.
+    return _svg_path(edge, curve, start * 0.35 + end * 0.65, bottom - (bottom - top) * 0.3)
 
 
-def _back(edge: DrawnEdge, source: _Frame, target: _Frame, lane: float) -> str:
+def _svg_back_edge(edge: DrawnEdge, source: _Frame, target: _Frame, lane: float) -> str:
     right, low, high = source.x + source.width, source.y + source.height * 0.7, target.y + target.height * 0.3
     end = target.x + target.width
     curve = (
         f"M{right:.1f} {low:.1f}C{lane + 30:.1f} {low + 30:.1f} {lane + 30:.1f} {high - 30:.1f} {end:.1f} {high:.1f}"
     )
-    return _path(edge, curve, lane, (low + high) / 2)
+    return _svg_path(edge, curve, lane, (low + high) / 2)
 
 
-def _path(edge: DrawnEdge, curve: str, x: float, y: float) -> str:
+def _svg_path(edge: DrawnEdge, curve: str, x: float, y: float) -> str:
     kind = "back" if edge.is_back else "side" if edge.is_side else "stream"
     label = f'<text class="label" x="{x:.1f}" y="{y:.1f}">{escape(edge.label)}</text>'
     return f'<path class="{kind}" d="{curve}" marker-end="url(#tip)"/>{label}'
 
 
-def _spread(edge: DrawnEdge, drawing: Drawing, frames: dict[str, _Frame]) -> tuple[float, float]:
-    """Give where an edge leaves and arrives, beside the others of the same box."""
+def _end_positions(edge: DrawnEdge, drawing: Drawing, frames: dict[str, _Frame]) -> tuple[float, float]:
+    """Return the x positions of both ends, spread among the edges of the same boxes."""
     leaving = [each for each in drawing.edges if each.source == edge.source and not each.is_back]
     coming = [each for each in drawing.edges if each.target == edge.target and not each.is_back]
     source, target = frames[edge.source], frames[edge.target]

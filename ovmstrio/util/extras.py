@@ -1,7 +1,7 @@
-"""The extras of this package, and the command that installs one from where the package itself came from.
+"""The package's extras, and the command that installs an extra from the source of the installed package.
 
-A hint never names a package by a name alone that only an index could resolve: this one is on none, so that whoever
-registered its name there would be installed in its place.
+A command never contains just the name of this package: the package is on no index, so an index would install a package
+that a stranger has registered under that name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PACKAGE: Final = "ovmstrio"
 
 
 class Extra(StrEnum):
-    """What can be installed beside the server, each for something that it does only then."""
+    """Optional dependencies of the package, each for one feature."""
 
     HANDLERS = "handlers"
     LLM = "llm"
@@ -38,30 +38,30 @@ class Extra(StrEnum):
 
 
 def way_to_install(extra: Extra, installed: Callable[[str], Distribution] = distribution) -> str:
-    """Give the command that installs an extra into this environment.
+    """Return the command that installs an extra into this environment.
 
-    It installs from the folder, the file or the address that the package itself was installed from; where that is not
-    known any more, it names the packages that the extra consists of.
+    The command installs from the folder, file or URL that the package was installed from.  If that source is unknown or
+    no longer exists, the command lists the extra's requirements.
     """
     try:
         package = installed(_PACKAGE)
     except PackageNotFoundError:
-        # A checkout on the path of an environment that has what it needs.
-        return _command(f"{Path(__file__).parents[2]}[{extra}]")
+        # The package is a checkout on the import path.
+        return _pip_install(f"{Path(__file__).parents[2]}[{extra}]")
     origin = _origin(package)
     address = str(origin.get("url", ""))
     path = Path(unquote(urlsplit(address).path))
     if address.startswith("file:"):
         if path.exists():
             is_editable = origin.get("dir_info", {}).get("editable", False)
-            return _command(*(["-e"] if is_editable else []), f"{path}[{extra}]")
+            return _pip_install(*(["-e"] if is_editable else []), f"{path}[{extra}]")
     elif address:
-        return _command(f"{_PACKAGE}[{extra}] @ {_pinned(address, origin)}")
-    return _command(*_packages(package, extra))
+        return _pip_install(f"{_PACKAGE}[{extra}] @ {_pinned_url(address, origin)}")
+    return _pip_install(*_requirements_of(package, extra))
 
 
 def _origin(package: Distribution) -> dict[str, Any]:
-    """Read what pip noted of where it took the package from (PEP 610); nothing for one from an index."""
+    """Return the package's ``direct_url.json`` (PEP 610); empty for a package from an index."""
     try:
         origin = json.loads(package.read_text("direct_url.json") or "{}")
     except ValueError:
@@ -69,16 +69,15 @@ def _origin(package: Distribution) -> dict[str, Any]:
     return origin if isinstance(origin, dict) else {}
 
 
-def _pinned(address: str, origin: dict[str, Any]) -> str:
+def _pinned_url(address: str, origin: dict[str, Any]) -> str:
     system = origin.get("vcs_info")
     return f"{system['vcs']}+{address}@{system['commit_id']}" if system else address
 
 
-def _packages(package: Distribution, extra: Extra) -> list[str]:
-    """Give the requirements of an extra alone."""
+def _requirements_of(package: Distribution, extra: Extra) -> list[str]:
     parts = (text.partition(";") for text in package.requires or [])
     return [name.strip() for name, _, marker in parts if marker.replace('"', "'").strip() == f"extra == '{extra}'"]
 
 
-def _command(*arguments: str) -> str:
+def _pip_install(*arguments: str) -> str:
     return shlex.join([sys.executable, "-m", "pip", "install", *arguments])

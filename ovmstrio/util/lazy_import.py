@@ -1,4 +1,4 @@
-"""Modules that are imported when they are first needed, beside what the event loop has to do."""
+"""Imports on first use, in a thread."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import trio
 
 
 async def import_aside(name: str) -> ModuleType:
-    """Give a module; one that is not there is imported in a thread, so that the loop goes on meanwhile.
+    """Return a module; import it in a thread if needed, so that the event loop keeps running.
 
     Raises:
-        ImportError: it cannot be imported.
+        ImportError: the module cannot be imported.
 
-    Cancellation: at once; the import goes on in its thread, and counts.
+    Cancellation: at once; the import continues in its thread and takes effect.
     """
     known = sys.modules.get(name)
     if known is None or getattr(known.__spec__, "_initializing", False):

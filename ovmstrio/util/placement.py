@@ -1,8 +1,8 @@
-"""Where blocking work runs: on the event loop, in the runtime's own threads, or in a worker thread.
+"""Placement of blocking work: on the event loop, in OpenVINO's threads, or in a worker thread.
 
-An inference that leaves the event loop costs it about 30 µs of CPU more and comes back 75 to 280 µs later, however
-short it was.  One that stays blocks everything else while it runs.  So an inference stays only when its measured
-time is below what leaving would add to its own latency, or, where the loop has no time to spare, to the loop's work.
+An inference outside the event loop costs the loop about 30 µs of CPU and adds 75 to 280 µs of latency, however short it
+is.  An inline inference blocks the loop while it runs.  So an inference runs inline only if its measured time is below
+the latency that leaving would add, or, on a busy loop, below the CPU time that leaving would cost the loop.
 """
 
 from __future__ import annotations
@@ -18,33 +18,34 @@ import trio
 _T = TypeVar("_T")
 
 INLINE_THRESHOLD_SECONDS: Final = 200e-6
-"""Inferences expected to be shorter run on the event loop."""
+"""Inferences that are expected to be shorter run inline."""
 FEW_CORES_THRESHOLD_SECONDS: Final = 500e-6
-"""The same on few cores, of inferences that are the work of the thread that asks for them.
+"""Inline threshold on few cores, for inferences that run in the calling thread.
 
-Leaving takes as much there as it saves, up to about such a time.
+Up to about this time leaving the event loop costs as much as it saves there.
 """
 FILLING_THRESHOLD_SECONDS: Final = 1e-3
-"""The same of inferences that fill all of few cores, so that one runs after the other wherever they are.
+"""Inline threshold on few cores, for inferences that use all cores and so run one after the other anyway.
 
-One that leaves takes some 300 µs of processors more there, from the inferences as well (benchmarks/RESULTS.md).
+Leaving the event loop costs about 300 µs of CPU there, partly taken from inferences (benchmarks/RESULTS.md).
 """
 
 _STEP: Final = 1.03
 _RANGE: Final = 8
-_LEAVES_AT: Final = 1.25
-_RETURNS_AT: Final = 0.8
-_NEARLY: Final = 3
-_PROBE_EVERY: Final = 128
+_LEAVE_FACTOR: Final = 1.25
+_RETURN_FACTOR: Final = 0.8
+_PROBE_FACTOR: Final = 3
+_PROBE_INTERVAL: Final = 128
 
 LOADS_AT_ONCE: Final = min(max(2, len(os.sched_getaffinity(0))), 8)
-"""A model is read and compiled on one core for the most part, and needs twice its memory meanwhile."""
+"""Concurrent model loads.  A load uses mostly one core, and twice the memory of its model."""
 
 _limiter: Final = trio.lowlevel.RunVar[trio.CapacityLimiter]("load limiter")
 
 
 def load_limiter() -> trio.CapacityLimiter:
-    """Give the limiter of this run's loads; a run that ends before an abandoned load would keep its token for ever."""
+    """Return the limiter of model loads in this trio run."""
+    # One limiter for all runs would lose the token of a load that outlives its run.
     try:
         return _limiter.get()
     except LookupError:
@@ -54,27 +55,28 @@ def load_limiter() -> trio.CapacityLimiter:
 
 
 @dataclass(slots=True)
-class _Size:
-    """What is known of inferences on inputs of about one size; ``seconds`` is about their median."""
+class _SizeClass:
+    """Measurements of inferences with inputs of about one size; ``seconds`` is about their median."""
 
     seconds: float
     inline: bool
-    asked: int = 0
+    away_count: int = 0
 
 
 class Placement:
-    """Decides for each request of one model, by the size of its inputs and the times that inferences took lately.
+    """Decision whether a request of one model runs inline, from its input size and recent inference times.
 
     Args:
-        inline_bytes: requests with at most so many bytes of input run on the event loop, until their times are known;
-            -1 sends all away.
+        inline_bytes: the maximum input size of inline inferences until their times are known; -1 for no inline
+            inferences.
         one_size: all inputs have the same size.
-        learns: whether times change anything.
-        most: what is short enough, in seconds, where the loop has time to spare.
-        limit: the same however busy the loop is; the loop's load says that without it.
+        learns: measured times change the decision.
+        most: the inline threshold in seconds on an idle event loop.
+        limit: a constant threshold in seconds; None for a threshold that depends on the load of the event loop.
 
     Attributes:
-        limit: as given.
+        inline_bytes: as the argument.
+        limit: as the argument.
     """
 
     __slots__ = ("_learns", "_most", "_one_size", "_sizes", "inline_bytes", "limit")
@@ -93,11 +95,11 @@ class Placement:
         self.inline_bytes = inline_bytes
         self._one_size = one_size
         self._learns = learns
-        self._sizes: dict[int, _Size] = {}
+        self._sizes: dict[int, _SizeClass] = {}
 
     @classmethod
     def away(cls) -> Placement:
-        """Let no request run on the event loop, ever."""
+        """Create a placement without inline inferences."""
         return cls(-1)
 
     @classmethod
@@ -110,9 +112,10 @@ class Placement:
         most: float = INLINE_THRESHOLD_SECONDS,
         limit: float | None = None,
     ) -> Placement:
-        """Begin with one measured time of an inference on ``input_bytes``, ``limit`` or ``most`` being short enough.
+        """Create a placement from one measured time of an inference on ``input_bytes``.
 
-        Where shapes may grow, time is taken to grow with the bytes of input.
+        ``limit``, or else ``most``, is the inline threshold in seconds.  Without a fixed shape, time is assumed to be
+        proportional to the input size.
         """
         inline_bytes, most = -1.0, limit or most
         if seconds < most:
@@ -120,25 +123,25 @@ class Placement:
         return cls(inline_bytes, one_size=fixed_shape, learns=True, most=most, limit=limit)
 
     def is_inline(self, input_bytes: int) -> bool:
-        """Tell whether a request with so many bytes of input runs on the event loop.
+        """Return whether a request with ``input_bytes`` of input runs inline.
 
-        Once in a while one of a size that is nearly short enough does, to see whether that still holds.
+        Of sizes up to 3 times slower than the threshold, one of 128 requests runs inline to measure the time again.
         """
         known = self._sizes.get(0 if self._one_size else input_bytes.bit_length())
         if known is None:
             return input_bytes <= self.inline_bytes
-        if known.inline or known.seconds > _NEARLY * self._most:
+        if known.inline or known.seconds > _PROBE_FACTOR * self._most:
             return known.inline
-        known.asked += 1
-        return known.asked % _PROBE_EVERY == 0
+        known.away_count += 1
+        return known.away_count % _PROBE_INTERVAL == 0
 
     def learn(
         self, input_bytes: int, seconds: float, limit: float = INLINE_THRESHOLD_SECONDS, *, on_loop: bool = False
     ) -> bool:
-        """Take in how long an inference took; gives whether requests of its size change places.
+        """Record the time of an inference; return whether the decision for its size changed.
 
-        ``limit`` is what is short enough now, unless it is always the same.  One short run on the loop brings a size
-        back there; else only times that stay well beyond it, or well below, change anything.
+        ``limit`` is the current threshold, unless the placement has a constant one.  One short inline run makes a size
+        inline again.  Otherwise the decision changes only after times well above or below the threshold.
         """
         if not self._learns:
             return False
@@ -147,24 +150,24 @@ class Placement:
         known = self._sizes.get(size)
         if known is None:
             inline = input_bytes <= self.inline_bytes
-            known = self._sizes[size] = _Size(limit / 2 if inline else 2 * limit, inline)
-        # This comes to the median: a few long times, of a machine that others use, are no news of the model.
+            known = self._sizes[size] = _SizeClass(limit / 2 if inline else 2 * limit, inline)
+        # Constant steps converge to the median, so that a few long times on a shared machine have no effect.
         step = _STEP if seconds > known.seconds else 1 / _STEP
         known.seconds = min(max(known.seconds * step, limit / _RANGE), limit * _RANGE)
-        if on_loop and not known.inline and seconds < limit * _RETURNS_AT:
+        if on_loop and not known.inline and seconds < limit * _RETURN_FACTOR:
             known.seconds = limit / 2
-        if known.inline == (known.seconds < limit * (_LEAVES_AT if known.inline else _RETURNS_AT)):
+        if known.inline == (known.seconds < limit * (_LEAVE_FACTOR if known.inline else _RETURN_FACTOR)):
             return False
         known.inline = not known.inline
         return True
 
 
 async def run_load(work: Callable[[], _T]) -> _T:
-    """Run the reading or compiling of a model in a worker thread, few at a time.
+    """Load or compile a model in a worker thread; the number of concurrent loads is limited.
 
     Raises:
         Whatever ``work`` raises.
 
-    Cancellation: at once; the thread goes on and its result is dropped, so ``work`` must own all that it touches.
+    Cancellation: at once; the thread continues and its result is dropped, so ``work`` must own all that it uses.
     """
     return await trio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=load_limiter())

@@ -1,11 +1,11 @@
-"""What was sent, without what looks like a secret: for who has asked to see it.
+"""Redaction of secrets in request bodies that the server shows.
 
-Values are blanked whose names say that they are secret, in JSON (also in texts of JSON), in forms, lines of headers,
-markup and messages of protobuf, and texts that look like keys and tokens wherever they stand.  A text that nothing
-tells from others stays.  How long it takes grows with the size alone, as what was sent is up to who has sent it::
+Two kinds of text are redacted: values with a secret name, in JSON (also JSON inside strings), forms, header lines,
+markup and protobuf messages; and text that looks like a key or token, anywhere.  Other secrets cannot be recognised and
+stay.  The time is linear in the size, because clients choose the bodies::
 
-    body ─> escapes of letters and quotes ─> values behind names that are secret ─> keys and tokens ─> text
-            \u0061, %61                      "password": ..., password=...          ovms_..., eyJ...
+    body ─> escapes of letters and quotes ─> values of secret names ────────> keys and tokens ─> text
+            \u0061, %61                      "password": ..., password=...    ovms_..., eyJ...
 """
 
 from __future__ import annotations
@@ -18,30 +18,31 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 # ----------------------------------------------------------------------
-# Where a value ends that follows its name, whatever it is written in; what was cut ends where it was
+# The end of a value, in JSON, forms, header lines, markup, protobuf and multipart
 # ----------------------------------------------------------------------
 
 _QUOTE: Final = re.compile(rb"(?<!\\)(\\*+)([\"'])")
-_SIGNS: Final = re.compile(rb"(?<!\\)\\*+\"|[\[\]{}]")
+_QUOTES_AND_BRACKETS: Final = re.compile(rb"(?<!\\)\\*+\"|[\[\]{}]")
 _NUMBER: Final = re.compile(rb"(?:-?\d[\d.eE+-]*|true|false|null)(?![\w-])")
 _JSON: Final = re.compile(rb"[^\s,}\]\\\"']*")
 _FIELD: Final = re.compile(rb"[^\s&\"'<>\\]*")
 _LINE: Final = re.compile(rb"[^\r\n\"'<>\\]*")
 _ELEMENT: Final = re.compile(rb"[^<]*")
 _PART: Final = re.compile(rb".*?(?=\r\n--|\Z)", re.DOTALL)
-_WHOLE_LINES: Final = re.compile(rb"authori|cookie")
-"""Values under such names have blanks in them."""
-_MOST_OF_LENGTH: Final = 5
-_MORE: Final = 0x80
+_NAMES_WITH_SPACES: Final = re.compile(rb"authori|cookie")
+"""Names of values that can contain spaces."""
+_MAX_LENGTH_BYTES: Final = 5
+_CONTINUATION_BIT: Final = 0x80
 
 
 def end_of_value(data: bytes, name: re.Match[bytes], *, counts: bool) -> int:
-    """Tell where the value ends whose name, with the sign behind it, was found.
+    """Return the end of the value after a name.  A truncated value ends at the end of the data.
 
     Args:
-        data: in which it was.
-        name: its groups tell how it stands there: ``word``, and ``quote``, ``markup``, ``message`` or ``part``.
-        counts: whether numbers are left, and so end where they begin.
+        data: the data with the name and value.
+        name: the match of the name with its separator.  Groups describe the syntax: ``word``, and ``quote``,
+            ``markup``, ``message`` or ``part``.
+        counts: numbers are kept: the end of a number is its start.
     """
     groups, start = name.groupdict(), name.end()
     if groups.get("part"):
@@ -56,12 +57,12 @@ def end_of_value(data: bytes, name: re.Match[bytes], *, counts: bool) -> int:
     if quote is not None:
         return _end_of_text(data, quote)
     if data[start : start + 1] in {b"[", b"{"}:
-        end = _end_of_several(data, start, len(groups.get("quote") or b'"') - 1)
+        end = _end_of_container(data, start, len(groups.get("quote") or b'"') - 1)
         has_texts = b'"' in data[start:end] or b"'" in data[start:end]
         return start if counts and not has_texts else end
     if groups.get("quote"):
         return _end(_JSON, data, start)
-    takes_line = groups.get("sign") == b":" or _WHOLE_LINES.match(name["word"])
+    takes_line = groups.get("sign") == b":" or _NAMES_WITH_SPACES.match(name["word"])
     return _end(_LINE if takes_line else _FIELD, data, start)
 
 
@@ -71,7 +72,7 @@ def _end(pattern: re.Pattern[bytes], data: bytes, start: int) -> int:
 
 
 def _end_of_text(data: bytes, opened: re.Match[bytes]) -> int:
-    """Tell where a text ends, which may be one within another: its quotes are escaped then."""
+    """Return the end of a string; the quotes of a string inside another string are escaped."""
     depth = len(opened[1])
     for quote in _QUOTE.finditer(data, opened.end()):
         escapes = len(quote[1])
@@ -80,10 +81,10 @@ def _end_of_text(data: bytes, opened: re.Match[bytes]) -> int:
     return len(data)
 
 
-def _end_of_several(data: bytes, start: int, depth: int) -> int:
-    """Tell where an array or an object ends, whose texts have quotes that are escaped so often."""
+def _end_of_container(data: bytes, start: int, depth: int) -> int:
+    """Return the end of an array or object whose strings have quotes with ``depth`` backslashes."""
     levels, is_text = 0, False
-    for sign in _SIGNS.finditer(data, start):
+    for sign in _QUOTES_AND_BRACKETS.finditer(data, start):
         if sign[0][-1:] == b'"':
             escapes = len(sign[0]) - 1
             if escapes < depth:
@@ -98,22 +99,22 @@ def _end_of_several(data: bytes, start: int, depth: int) -> int:
 
 
 def _end_of_message(data: bytes, start: int) -> int:
-    """Tell where a message of protobuf ends, which begins with its length."""
+    """Return the end of a protobuf message that begins with its length."""
     length = 0
-    for number, byte in enumerate(data[start : start + _MOST_OF_LENGTH]):
-        length |= (byte & ~_MORE) << (7 * number)
-        if byte < _MORE:
+    for number, byte in enumerate(data[start : start + _MAX_LENGTH_BYTES]):
+        length |= (byte & ~_CONTINUATION_BIT) << (7 * number)
+        if byte < _CONTINUATION_BIT:
             return min(len(data), start + number + 1 + length)
     return start
 
 
 # ----------------------------------------------------------------------
-# What was sent, without what looks like a secret: for who has asked to see it
+# Redaction
 # ----------------------------------------------------------------------
 
-_BLANK: Final = b"***"
-_LEAST_KNOWN: Final = 4
-"""Bytes of a header's value for which it is looked for elsewhere."""
+_REDACTED: Final = b"***"
+_MIN_SECRET_BYTES: Final = 4
+"""Minimum length of a secret header value that is redacted in the body."""
 _FORM: Final = "application/x-www-form-urlencoded"
 
 _WORDS: Final = (
@@ -121,21 +122,21 @@ _WORDS: Final = (
     rb"|credential|private|cookie|bearer|amz-signature"
 )
 _SECRET: Final = re.compile(_WORDS)
-_COUNTED: Final = re.compile(rb"token")
-"""Numbers under such names count something."""
+_COUNT_NAMES: Final = re.compile(rb"token")
+"""Names of numbers that are counts, such as ``max_tokens``."""
 _NAMES: Final = re.compile(
     rb"(?P<word>" + _WORDS + rb")[\w.\x80-\xff-]{0,64}+(?:[\w .\x80-\xff-]{1,64}(?=\\{0,16}[\"']))?"
     rb"(?P<quote>\\{0,16}[\"'])?\]?"
     rb"(?:[ \t\r\n]{0,32}(?P<sign>[:=])>?[ \t\r\n]{0,32}|(?P<markup>>)|(?P<message>\x12)|(?P<part>\r\n\r\n))"
 )
-"""Names of what follows: a value behind a sign, or the content of an element of markup, a message, or a form's part."""
-_TOLD_NAMES: Final = re.compile(
+"""Secret names before a value after a separator, a markup element, a protobuf message, or a form part."""
+_NAMES_AS_VALUES: Final = re.compile(
     rb"(?P<quote>\\{0,16}[\"'])(?:name|key|header|field|id)\\{0,16}[\"']\s{0,8}(?P<sign>:)\s{0,8}\\{0,16}[\"']"
     rb"[^\"']{0,64}?(?P<word>" + _WORDS + rb")[^\"']{0,64}[\"'].{0,300}?"
     rb"[\"'](?:value|data|contents|string_param)\\{0,16}[\"']\s{0,8}:\s{0,8}",
     re.DOTALL,
 )
-"""Names that are values themselves, such as those of tensors."""
+"""Secret names that are JSON values themselves, such as tensor names."""
 _PART_WITH_TYPE: Final = re.compile(
     rb"content-disposition:[^\r\n;]{0,64}; ?name=\"?[^\"\r\n;]{0,64}?(?P<word>" + _WORDS + rb")[^\r\n]{0,200}+"
     rb"(?:\r\n[^\r\n]{1,200}+){0,4}+(?P<part>\r\n\r\n)"
@@ -153,27 +154,27 @@ _KEYS: Final = re.compile(
 
 
 def blanked(data: bytes, headers: Iterable[tuple[str, str]] = ()) -> str:
-    """Give bytes as a text without secrets; what is no UTF-8 is escaped.
+    """Return bytes as text with secrets redacted; bytes that are not UTF-8 are escaped.
 
     Args:
-        data: the begin of what was sent.
-        headers: it came with, in small letters; what these show is blanked wherever it stands.
+        data: the start of the body.
+        headers: the headers of the body, with lower-case names; their secrets are redacted everywhere in the body.
     """
     for name, value in headers:
         if name == "content-type" and value.lower().startswith(_FORM):
             data = _read_form(data)
         if _SECRET.search(name.lower().encode("latin-1", "replace")):
             for shown in {value, value.partition(" ")[2].strip()}:
-                if len(shown) >= _LEAST_KNOWN:
-                    data = data.replace(shown.encode("latin-1", "replace"), _BLANK)
-    data = _ESCAPED.sub(_unescaped, data)
-    for names in (_NAMES, _TOLD_NAMES, _PART_WITH_TYPE):
-        data = _without_named(data, names)
-    return _KEYS.sub(_BLANK, data).decode("utf-8", "backslashreplace")
+                if len(shown) >= _MIN_SECRET_BYTES:
+                    data = data.replace(shown.encode("latin-1", "replace"), _REDACTED)
+    data = _ESCAPED.sub(_unescape, data)
+    for names in (_NAMES, _NAMES_AS_VALUES, _PART_WITH_TYPE):
+        data = _redact_named(data, names)
+    return _KEYS.sub(_REDACTED, data).decode("utf-8", "backslashreplace")
 
 
-def _unescaped(found: re.Match[bytes]) -> bytes:
-    """Give a letter, a digit or a sign for its escape; of signs only those of texts in JSON, and these escaped."""
+def _unescape(found: re.Match[bytes]) -> bytes:
+    """Unescape letters, digits, and the punctuation of JSON, in which a quote keeps a backslash."""
     char = bytes.fromhex(found[2].decode())
     if char.isalnum() or char in b"_-":
         return char
@@ -183,41 +184,40 @@ def _unescaped(found: re.Match[bytes]) -> bytes:
 
 
 def _read_form(data: bytes) -> bytes:
-    """Undo what forms escape; values of names that are secret are blanked before, for these may have signs in them."""
+    """Decode a form; secret values are redacted first, because decoded values may contain separators."""
     fields = []
     for field in data.replace(b"+", b" ").split(b"&"):
         name, sign, value = field.partition(b"=")
         read = unquote_to_bytes(name) if b"%" in name else name
         lower = read.lower()
-        if _SECRET.search(lower) and not (_COUNTED.search(lower) and value.isdigit()):
-            fields.append(read + sign + _BLANK)
+        if _SECRET.search(lower) and not (_COUNT_NAMES.search(lower) and value.isdigit()):
+            fields.append(read + sign + _REDACTED)
         else:
             fields.append(read + sign + (unquote_to_bytes(value) if b"%" in value else value))
     return b"&".join(fields)
 
 
-def _without_named(data: bytes, names: re.Pattern[bytes]) -> bytes:
-    """Blank the values that follow names, with all that is in them."""
+def _redact_named(data: bytes, names: re.Pattern[bytes]) -> bytes:
     parts: list[bytes] = []
     done = 0
-    # Patterns of small letters are found much faster than such as leave the case open.
+    # Matching lower-case patterns is much faster than ignoring case.
     for name in names.finditer(data.lower()):
         start = name.end()
         if name.start() < done:
             continue
-        end = end_of_value(data, name, counts=_COUNTED.search(name["word"]) is not None)
+        end = end_of_value(data, name, counts=_COUNT_NAMES.search(name["word"]) is not None)
         if end > start:
-            parts += data[done:start], _stand_in(data, start, end, name)
+            parts += data[done:start], _replacement(data, start, end, name)
             done = end
     return b"".join([*parts, data[done:]])
 
 
-def _stand_in(data: bytes, start: int, end: int, name: re.Match[bytes]) -> bytes:
-    """Give what is shown for a value, in the quotes that it had, or that its name has where it has several values."""
+def _replacement(data: bytes, start: int, end: int, name: re.Match[bytes]) -> bytes:
+    """Return the replacement of a value, in its quotes; a container gets the quotes of its name."""
     quote = re.match(rb"\\*[\"']", data[start:end])
     if quote is not None:
-        return quote[0] + _BLANK + (quote[0] if data[start + 1 : end].endswith(quote[0]) else b"")
+        return quote[0] + _REDACTED + (quote[0] if data[start + 1 : end].endswith(quote[0]) else b"")
     if data[start : start + 1] in {b"[", b"{"}:
         mark: bytes = name.groupdict().get("quote") or b""
-        return mark + _BLANK + mark
-    return _BLANK
+        return mark + _REDACTED + mark
+    return _REDACTED

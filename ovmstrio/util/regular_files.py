@@ -1,6 +1,6 @@
-"""Reading and opening of regular files, which never blocks on a FIFO or a device.
+"""Functions that open and read regular files, and never block on a FIFO or device.
 
-Every path that an operator or a client names is opened here.  ``open()`` of a FIFO waits for a writer, and nothing can
+Every path from an operator or a client is opened here.  ``open()`` of a FIFO waits for a writer, and nothing can
 interrupt that wait; reading a device such as ``/dev/zero`` does not end.
 """
 
@@ -40,7 +40,7 @@ def check_regular(path: Path | str) -> None:
     Raises:
         OSError: the file does not exist, or has another type; ``strerror`` names the type.
     """
-    _check_mode(os.stat(path).st_mode, path)  # noqa: PTH116 - takes texts as well
+    _check_mode(os.stat(path).st_mode, path)  # noqa: PTH116 - takes strings as well
 
 
 def open_regular(path: Path | str, flags: int = os.O_RDONLY, permissions: int = 0o666) -> BufferedRandom:

@@ -1,7 +1,7 @@
 """Long computations in short slices, so that the event loop runs between two slices.
 
-A computation is a generator that yields between its slices, each of which holds the interpreter's lock for a few
-milliseconds at most. The slices run in a worker thread, and one computation of a run makes progress at a time.
+A computation is a generator that yields between its slices. A slice holds the GIL for a few milliseconds at most. The
+slices run in a worker thread, and one computation of a trio run makes progress at a time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ async def run_in_slices(computation: Generator[None, None, T]) -> T:
     Computations that run at the same time take turns in the order of their arrival.
 
     Raises:
-        Exception: whatever the computation raises.
+        Exception: any exception of the computation.
 
     Cancellation: between two turns; the computation is closed then.
     """
@@ -49,7 +49,7 @@ def run_to_end(computation: Generator[None, None, T]) -> T:
     """Run a computation in this thread and return its result.
 
     Raises:
-        Exception: whatever the computation raises.
+        Exception: any exception of the computation.
     """
     while True:
         try:

@@ -1,6 +1,6 @@
-"""Whose code runs, and what it prints: texts in pieces, from many threads and tasks at once, made into whole lines.
+"""Standard streams: attribution of printed lines to user code, complete lines, and robust descriptors.
 
-Needs nothing but the standard library, for interpreters of users run it as well.
+The module needs only the standard library, because interpreters chosen by users import it as well.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from typing import Any, Final, Literal, TextIO
 from ovmstrio.util.truncation import MOST_CHARACTERS, cut
 
 # ----------------------------------------------------------------------
-# Whose code runs, and what it prints: texts in pieces, from many threads and tasks at once, made into whole lines
+# Output of user code as complete lines, from many threads and tasks
 # ----------------------------------------------------------------------
 
 StreamName = Literal["stdout", "stderr"]
 
 STREAM_NAMES: Final[tuple[StreamName, ...]] = ("stdout", "stderr")
 
-code_names: Final[ContextVar[Mapping[str, str] | None]] = ContextVar("whose code runs", default=None)
-"""The names that lines of the log have for the user's code that runs here; None for the server's own."""
+code_names: Final[ContextVar[Mapping[str, str] | None]] = ContextVar("user code names", default=None)
+"""Log fields that name the user code that runs in this context; None for the server's own code."""
 
-_MOST_LINES: Final = 1000
-"""Of one text; what prints more at once has the rest counted."""
+_MAX_LINES: Final = 1000
+"""Lines of one ``write``; further lines are only counted."""
 
 _DEBUGGERS: Final = frozenset({"bdb", "cmd", "pdb"})
-"""Modules that print for whoever sits at the terminal."""
+"""Modules that print for the user at the terminal."""
 
-_NONE: Final[Mapping[LineStream, str]] = MappingProxyType({})
+_NO_LINES: Final[Mapping[LineStream, str]] = MappingProxyType({})
 
-_unfinished: Final[ContextVar[Mapping[LineStream, str]]] = ContextVar("unfinished lines", default=_NONE)
+_unfinished: Final[ContextVar[Mapping[LineStream, str]]] = ContextVar("unfinished lines", default=_NO_LINES)
 
 
 @contextmanager
 def running_code_of(names: Mapping[str, str] | None) -> Iterator[None]:
-    """Be code of users with these names within the block, and in the threads and tasks that it starts."""
+    """Attribute output to the user code with these names, in the block and in threads and tasks that it starts."""
     token = code_names.set(names)
     try:
         yield
@@ -51,37 +51,37 @@ def running_code_of(names: Mapping[str, str] | None) -> Iterator[None]:
 
 
 def finish_lines() -> None:
-    """End the lines that the code that has ended here has begun."""
+    """Write the unfinished lines of this context."""
     if texts := _unfinished.get():
-        _unfinished.set(_NONE)
+        _unfinished.set(_NO_LINES)
         for stream, text in texts.items():
             stream.finish(text)
 
 
 def whole_lines(begun: str, text: str) -> tuple[list[str], str]:
-    """Give the lines that a text ends, cut, and what it begins, of which no more is kept than can be seen.
+    """Return the complete lines of a text, truncated, and the visible part of its unfinished last line.
 
-    What a carriage return has the next characters write over is left out, and so are empty lines.
+    Text before a carriage return is left out, as a terminal overwrites it.  Empty lines are left out as well.
     """
     *ended, rest = (begun + text).split("\n")
-    lines = [cut(seen) for line in ended if (seen := _seen(line)).strip()]
-    return lines, (_seen(rest) if len(rest) > MOST_CHARACTERS else rest)[: 2 * MOST_CHARACTERS]
+    lines = [cut(visible) for line in ended if (visible := _visible_part(line)).strip()]
+    return lines, (_visible_part(rest) if len(rest) > MOST_CHARACTERS else rest)[: 2 * MOST_CHARACTERS]
 
 
-def _seen(line: str) -> str:
+def _visible_part(line: str) -> str:
     return line.rstrip("\r").rpartition("\r")[2]
 
 
 class LineStream:
-    """Stands for a text stream, and hands whole lines to somebody else as long as that one takes them.
+    """A text stream that passes complete lines to a callback while the callback accepts them.
 
-    Each thread and each task has a line of its own, which ends with its line break or with the call of the user's code
-    (:func:`finish_lines`); ``flush`` ends none.  Everything else is the stream's.
+    Each thread and task has its own unfinished line.  A line ends with its line break or with the call of user code
+    (:func:`finish_lines`); ``flush`` does not end a line.  All other attributes are those of the original stream.
 
     Args:
         original: the stream.
-        take: gets a line, without its line break.
-        is_taken: tells whether code that writes here and now has its lines taken.
+        take: called with each line, without its line break.
+        is_taken: returns whether lines of the current context go to ``take``.
     """
 
     def __init__(self, original: TextIO, take: Callable[[str], None], is_taken: Callable[[], bool]) -> None:
@@ -93,9 +93,9 @@ class LineStream:
         """Write a text.
 
         Raises:
-            TypeError: it is none.
+            TypeError: the argument is not a string.
         """
-        writer = sys._getframe(1)  # noqa: SLF001 - the way to know who writes
+        writer = sys._getframe(1)  # noqa: SLF001 - finds the writing module
         if not self._is_taken() or writer.f_globals.get("__name__") in _DEBUGGERS:
             return self.original.write(text)
         if not isinstance(text, str):
@@ -103,31 +103,31 @@ class LineStream:
         begun = _unfinished.get()
         lines, rest = whole_lines(begun.get(self, ""), text)
         if rest or begun:
-            # Never changed in its place: other contexts may have begun as copies of this one.
-            others = {stream: one for stream, one in begun.items() if stream is not self}
+            # A new mapping, because contexts that were copied from this one share the old mapping.
+            others = {stream: line for stream, line in begun.items() if stream is not self}
             _unfinished.set({**others, self: rest} if rest else others)
-        for line in lines[:_MOST_LINES]:
+        for line in lines[:_MAX_LINES]:
             self._take(line)
-        if len(lines) > _MOST_LINES:
+        if len(lines) > _MAX_LINES:
             self._take(f"... ({len(lines)} lines)")
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Write texts, which bring their line breaks themselves."""
+        """Write strings that include their line breaks."""
         for line in lines:
             self.write(line)
 
     def finish(self, text: str) -> None:
-        """Hand over a line without its line break."""
+        """Pass on a line without a line break."""
         for line in whole_lines("", f"{text}\n")[0]:
             self._take(line)
 
     def flush(self) -> None:
-        """Flush the stream; a line that has not ended is not written."""
+        """Flush the stream; an unfinished line is not written."""
         self.original.flush()
 
     def isatty(self) -> bool:
-        """Whether a terminal gets what is written here and now."""
+        """Return whether output of the current context goes to a terminal."""
         return not self._is_taken() and self.original.isatty()
 
     def __getattr__(self, name: str) -> Any:
@@ -135,20 +135,20 @@ class LineStream:
 
 
 def original_stream(stream: Any) -> Any:
-    """Give the stream that another one stands for, if it does."""
+    """Return the original stream of a :class:`LineStream`; other streams as they are."""
     return stream.original if isinstance(stream, LineStream) else stream
 
 
 def print_whole_lines() -> None:
-    """Have this process print whole lines from now on, each with one write."""
+    """Replace the standard streams so that this process prints complete lines, one write per line."""
     for name in STREAM_NAMES:
         stream = getattr(sys, name)
         if stream is not None:
-            setattr(sys, name, LineStream(stream, _Writer(stream).write, _always))
+            setattr(sys, name, LineStream(stream, _LineWriter(stream).write, _always))
 
 
-class _Writer:
-    """Writes lines to a stream, one at a time."""
+class _LineWriter:
+    """Writer of lines to a stream, one at a time."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -157,7 +157,7 @@ class _Writer:
     def write(self, line: str) -> None:
         with self._lock:
             self._stream.write(f"{line}\n")
-            # What is said before a crash must not be lost with it.
+            # Output before a crash must not be lost in a buffer.
             self._stream.flush()
 
 
@@ -166,20 +166,20 @@ def _always() -> bool:
 
 
 # ----------------------------------------------------------------------
-# Standard streams that a process can rely on: open from its first line on, and harmless where writes fail
+# Robust standard streams: always open, failed writes ignored
 # ----------------------------------------------------------------------
 
 _STREAMS: Final = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 
 
 class _LossyStream(io.TextIOWrapper):
-    """A stream that drops text that cannot be written: its reader has left, or its disk is full.
+    """A stream that drops text after write errors, such as a closed pipe or a full disk.
 
-    The stream has no buffer: an interrupt may be raised behind any write, and a buffer would be written again then.
+    The stream has no buffer: an interrupt may be raised after any write, and a buffer would then be written again.
     """
 
     def write(self, text: str, /) -> int:
-        """Write text, or drop it; returns its length."""
+        """Write text, or drop it; return its length."""
         try:
             return super().write(text)
         except OSError:
@@ -189,7 +189,7 @@ class _LossyStream(io.TextIOWrapper):
 def open_standard_streams() -> None:
     """Open /dev/null for each of the descriptors 0, 1 and 2 that is closed.
 
-    Otherwise the next socket or file gets that number, and what is printed goes there.
+    Otherwise the next socket or file gets that descriptor, and printed text goes there.
     """
     for descriptor, (name, mode) in enumerate(_STREAMS):
         try:
@@ -207,7 +207,7 @@ def open_standard_streams() -> None:
 
 
 def ignore_failed_writes(*names: Literal["stdout", "stderr"]) -> None:
-    """Drop what cannot be written to these streams, instead of raising; does nothing to a stream that was replaced."""
+    """Drop text after write errors of these streams, instead of raising; skip streams that were replaced."""
     for name in names:
         stream = getattr(sys, name)
         if stream is not getattr(sys, f"__{name}__") or not isinstance(stream, io.TextIOWrapper):

@@ -331,7 +331,7 @@ def json_errors() -> Iterator[None]:
 
 def _refuse_syntax(error: JsonSyntaxError) -> InvalidRequest:
     if any(text in str(error).lower() for text in _DEPTH_ERRORS):
-        return _refuse(TOO_DEEP, f"at most {_MAX_DEPTH} lists and objects may lie in each other")
+        return _refuse(TOO_DEEP, f"expected at most {_MAX_DEPTH} nested lists and objects")
     return MalformedJson(f"{NOT_JSON} - {error}")
 
 
@@ -487,7 +487,7 @@ def _flatten(data: list[Any]) -> list[Any]:
             data = list(chain.from_iterable(data))
         else:
             data = list(chain.from_iterable(each if type(each) is list else (each,) for each in data))
-    raise _refuse(TOO_DEEP, f"at most {_MAX_DEPTH} lists and objects may lie in each other")
+    raise _refuse(TOO_DEEP, f"expected at most {_MAX_DEPTH} nested lists and objects")
 
 
 def _assign_tail(request: InferRequest, tail: memoryview) -> None:

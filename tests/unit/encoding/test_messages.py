@@ -131,7 +131,7 @@ def test_loading_and_retired_versions_are_distinguished(text: str, error: type[e
 
 @pytest.mark.parametrize("raw", [b"\x05\0\0\0ab", b"\x05\0"])
 def test_truncated_bytes_are_refused(raw: bytes) -> None:
-    with pytest.raises(ValueError, match="end within an element"):
+    with pytest.raises(ValueError, match="element exceeds the contents"):
         from_raw(raw, "BYTES", (1,))
 
 

@@ -235,7 +235,7 @@ async def test_a_streamed_transcription_has_a_delta_per_part_and_the_full_text_l
         ),
         ({"files": {"model": (None, EARS)}}, "file", "missing_required_parameter", ""),
         ({"files": {"file": ("a.wav", b"sound")}}, "model", "missing_required_parameter", ""),
-        ({"files": [(f"n{number}", (None, "x")) for number in range(65)]}, None, None, "more than 64 parts"),
+        ({"files": [(f"n{number}", (None, "x")) for number in range(65)]}, None, None, "at most 64 parts"),
     ],
     ids=["json", "no boundary", "malformed", "no file", "no model", "many parts"],
 )

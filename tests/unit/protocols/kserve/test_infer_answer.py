@@ -162,8 +162,8 @@ def test_raw_numbers_are_written_by_their_datatype(datatype: str) -> None:
         (_tensor("BYTES", [b"\xff"]), "output y: its BYTES are not UTF-8", b"\x01\0\0\0\xff"),
         (RawTensor("y", "BYTES", (1,), b"\xff"), "not UTF-8", b"\xff"),
         (RawTensor("y", "my words", (1,), b"\0\0"), "'my words' cannot be written as JSON", b"\0\0"),
-        (RawTensor("y", "INT32", (2,), bytes(4)), "its 4 bytes are not INT32 elements of shape [2]", bytes(4)),
-        (RawTensor("y", "INT32", (-1,), bytes(4)), "its 4 bytes are not INT32 elements of shape [-1]", bytes(4)),
+        (RawTensor("y", "INT32", (2,), bytes(4)), "expected INT32 elements of shape [2], got 4 bytes", bytes(4)),
+        (RawTensor("y", "INT32", (-1,), bytes(4)), "expected INT32 elements of shape [-1], got 4 bytes", bytes(4)),
     ],
 )
 def test_outputs_that_json_cannot_carry_are_binary_only(tensor: Tensor | RawTensor, text: str, raw: bytes) -> None:
