@@ -42,7 +42,7 @@ def allocate():
 
 async def main():
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(malloc_trim.trim_memory, trio.sleep_forever)
+        nursery.start_soon(malloc_trim.trim_freed_memory, trio.sleep_forever)
         await trio.testing.wait_all_tasks_blocked()
         async with trio.open_nursery() as threads:
             for _ in range(4):
