@@ -9,7 +9,7 @@ import pytest
 _FORK = """
 import os, signal, trio
 from ovmstrio.workers.shared_state import WorkerWakeups
-from ovmstrio.workers.rpc import Peers
+from ovmstrio.workers.rpc import WorkerRpc
 
 def fork():
     begun, started = os.pipe()
@@ -29,7 +29,7 @@ async def echo(value):
     return value
 
 async def main():
-    first, second = (Peers({secret!r}, 2, row) for row in range(2))
+    first, second = (WorkerRpc({secret!r}, 2, row) for row in range(2))
     async with trio.open_nursery() as nursery:
         await nursery.start(first.run, echo)
         await nursery.start(second.run, echo)
@@ -38,7 +38,7 @@ async def main():
         nursery.cancel_scope.cancel()
     try:
         async with trio.open_nursery() as nursery:
-            await nursery.start(Peers({secret!r}, 2, 1).run, echo)
+            await nursery.start(WorkerRpc({secret!r}, 2, 1).run, echo)
             print("again")
             nursery.cancel_scope.cancel()
     finally:
