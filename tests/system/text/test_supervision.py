@@ -179,7 +179,7 @@ async def test_old_model_ends_its_texts_before_the_new_one_is_loaded(tiny_folder
             await trio.testing.wait_all_tasks_blocked(0.01)
             nursery.start_soon(ask, "waits")
             await trio.testing.wait_all_tasks_blocked(0.01)
-            assert "being replaced" in old.obstacle
+            assert "being reloaded" in old.obstacle
             assert (server.models, texts) == ([old], {})
             rest = [piece async for piece in pieces]
             assert text_of([first, *rest]) == alone
