@@ -1,4 +1,4 @@
-"""How commands end: one table of exit codes, which docs/exit_codes.md shows."""
+"""Exit codes of the commands; docs/exit_codes.md shows the table."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ EX_OK: Final = 0
 EX_FAILED: Final = 1
 EX_UNREACHABLE: Final = 2
 EX_USAGE: Final = 64
-"""That of sysexits.h, which OVMS uses too."""
+"""``EX_USAGE`` of sysexits.h, which OVMS also uses."""
 EX_INTERRUPTED: Final = 130
 
 EXIT_CODES: Final = {
-    EX_OK: "done; of a server that was told to end: every request got its answer; of `health`: ready",
-    EX_FAILED: "the server or a file says no: refused, not found, not ready, problems in what was checked; "
-    "of a server: it could not start, or cut requests at its end",
-    EX_UNREACHABLE: "nobody answers at the address",
+    EX_OK: "success; `serve`: every request was answered before the server stopped; `health`: ready",
+    EX_FAILED: "failure: refused, not found, not ready, or problems in checked files; "
+    "`serve`: the server could not start, or cut off requests when it stopped",
+    EX_UNREACHABLE: "the server cannot be reached",
     EX_USAGE: "the command line is wrong",
-    EX_INTERRUPTED: "interrupted (Ctrl-C); of a stream, it was cancelled on the server",
+    EX_INTERRUPTED: "interrupted (Ctrl-C); a stream was cancelled on the server",
 }
-"""What each exit code means, for every command."""
+"""Meanings of the exit codes, for every command."""
