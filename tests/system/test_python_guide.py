@@ -61,7 +61,7 @@ async def test_the_server_of_the_guide_answers_its_client(tmp_path: Path) -> Non
         async with trio.open_nursery() as nursery:
             serving = await nursery.start(partial(run, [sys.executable, server], stdout=subprocess.PIPE))
             output = b""
-            while b"everything was loaded" not in output:
+            while b"loading has finished" not in output:
                 piece = await serving.stdout.receive_some()
                 assert piece, output
                 output += piece

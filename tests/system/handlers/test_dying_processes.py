@@ -186,10 +186,10 @@ def test_the_parent_keeps_no_connections_open(project: ProjectProcess) -> None:
 CHILD = """
 import sys
 from ovmstrio.core.errors import TooManyRequests
-from ovmstrio.workers.shared_state import Board, SharedLimit
+from ovmstrio.workers.shared_state import SharedState, ProjectLimit
 
-board = Board(int(sys.argv[1]), 3)
-limit = SharedLimit(board, int(sys.argv[2]), 2)
+board = SharedState(int(sys.argv[1]), 3)
+limit = ProjectLimit(board, int(sys.argv[2]), 2)
 sys.stdin.readline()
 most = taken = 0
 for _ in range(20_000):
