@@ -64,7 +64,7 @@ _NETWORKS: Final[dict[str, Callable[[], ov.Model]]] = {
 
 
 def network(size: str, *, is_dynamic: bool) -> ov.Model:
-    """Make the model of a size, whose batch is 1 or open."""
+    """Build the model of a size, with batch 1 or an open batch."""
     model = _NETWORKS[size]()
     if is_dynamic:
         (given,) = model.inputs
@@ -73,7 +73,7 @@ def network(size: str, *, is_dynamic: bool) -> ov.Model:
 
 
 def input_of(model: ov.Model) -> tuple[str, Array]:
-    """Give the name of the one input, and what is sent to it in every request."""
+    """Return the name of the only input, and its value in every request."""
     (given,) = model.inputs
     shape = [1, *(size.get_length() for size in list(given.partial_shape)[1:])]
     return given.any_name, np.random.default_rng(0).random(shape, np.float32)
