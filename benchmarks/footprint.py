@@ -41,7 +41,7 @@ def _idle_connections(server: Server) -> float:
 
 
 def _mixed_batch(server: Server, body: Path) -> None:
-    """Send half of the calls over gRPC and half over REST; the server refuses one in fifty."""
+    """Send half of the calls over gRPC and half over REST; the server refuses one in fifty REST calls."""
     command = [need("h2load", "nghttp2-client"), "-n", str(BATCH // 2), "-c", "4", "-m", "8", "-d", str(body)]
     command += ["-H", "content-type: application/grpc", "-H", "te: trailers"]
     url = f"http://127.0.0.1:{server.grpc}/inference.GRPCInferenceService/ModelInfer"

@@ -41,7 +41,7 @@ class ModelCase:
         size: one of :data:`SIZES`, or of those between.
         is_dynamic: whether its batch is open.
         hint: its ``PERFORMANCE_HINT``; ``default`` for none.
-        neighbours: how many other models the server has, which nobody calls.
+        neighbours: how many other models the server has, which get no calls.
     """
 
     size: str

@@ -24,7 +24,7 @@ _PIXELS_OF_10_MS: Final = 64
 
 
 def _perceptron(widths: tuple[int, ...]) -> ov.Model:
-    """FP32 ``x`` [1,w0] to ``y`` [1,wn], with a ReLU behind each layer."""
+    """FP32 ``x`` [1,w0] to ``y`` [1,wn], with a ReLU after each layer."""
     random = np.random.default_rng(0)
     x = op.parameter([1, widths[0]], np.float32, name="x")
     x.output(0).set_names({"x"})
@@ -37,7 +37,7 @@ def _perceptron(widths: tuple[int, ...]) -> ov.Model:
 
 
 def _convolutions(channels: int, pixels: int, layers: int) -> ov.Model:
-    """FP32 ``x`` [1,3,pixels,pixels] to ``y`` [1,10]: convolutions of 3 by 3 with a ReLU behind each, and a mean."""
+    """FP32 ``x`` [1,3,pixels,pixels] to ``y`` [1,10]: convolutions of 3 by 3 each followed by a ReLU, and a mean."""
     random = np.random.default_rng(0)
     x = op.parameter([1, 3, pixels, pixels], np.float32, name="x")
     x.output(0).set_names({"x"})

@@ -72,12 +72,17 @@ def peer(name: str, config: Path, models: dict[str, Path], settings: dict[str, s
         settings: the settings of OpenVINO.
     """
     grpc, rest, metrics = free_ports(3)
-    told: dict[str, Any] = {"models": {each: str(path) for each, path in models.items()}, "settings": settings}
-    told |= {"grpc": grpc, "rest": rest, "metrics": metrics}
+    launch: dict[str, Any] = {"models": {each: str(path) for each, path in models.items()}, "settings": settings}
+    launch |= {"grpc": grpc, "rest": rest, "metrics": metrics}
     folder = config.parent / name
     folder.mkdir(exist_ok=True)
-    command = _command(name, config, folder, told)
-    environment = {**os.environ, "PEER": json.dumps(told), "PYTHONPATH": str(_PROGRAMS), "BENTOML_DO_NOT_TRACK": "true"}
+    command = _command(name, config, folder, launch)
+    environment = {
+        **os.environ,
+        "PEER": json.dumps(launch),
+        "PYTHONPATH": str(_PROGRAMS),
+        "BENTOML_DO_NOT_TRACK": "true",
+    }
     if name == OURS:
         del environment["PYTHONPATH"]
     begin = time.perf_counter()
@@ -101,25 +106,25 @@ def _no_children_left(group: int) -> Iterator[None]:
             os.killpg(group, signal.SIGKILL)
 
 
-def _command(name: str, config: Path, folder: Path, told: dict[str, Any]) -> list[str]:
+def _command(name: str, config: Path, folder: Path, launch: dict[str, Any]) -> list[str]:
     if name == OURS:
-        ports = ["--port", str(told["grpc"]), "--rest_port", str(told["rest"])]
+        ports = ["--port", str(launch["grpc"]), "--rest_port", str(launch["rest"])]
         return [sys.executable, "-m", "ovms_cli", "serve", "--config_path", str(config), *ports, "--log_level", "ERROR"]
     python = python_of(name)
     if name == "mlserver":
-        _write_mlserver(folder, told)
+        _write_mlserver(folder, launch)
         return [str(python.with_name("mlserver")), "start", str(folder)]
     if name == "bentoml":
-        return [str(python.with_name("bentoml")), "serve", "bentoml_program:Served", "--port", str(told["rest"])]
+        return [str(python.with_name("bentoml")), "serve", "bentoml_program:Served", "--port", str(launch["rest"])]
     return [str(python), str(_PROGRAMS / f"{name}_program.py")]
 
 
-def _write_mlserver(folder: Path, told: dict[str, Any]) -> None:
-    ports = {"http_port": told["rest"], "grpc_port": told["grpc"], "metrics_port": told["metrics"]}
+def _write_mlserver(folder: Path, launch: dict[str, Any]) -> None:
+    ports = {"http_port": launch["rest"], "grpc_port": launch["grpc"], "metrics_port": launch["metrics"]}
     # Neither its workers nor its compression support streams.
     chosen = {"host": "127.0.0.1", "parallel_workers": 0, "gzip_enabled": False}
     (folder / "settings.json").write_text(json.dumps({**ports, **chosen}))
-    for name in told["models"]:
+    for name in launch["models"]:
         (folder / name).mkdir()
         about = {"name": name, "implementation": "mlserver_program.Served"}
         (folder / name / "model-settings.json").write_text(json.dumps(about))

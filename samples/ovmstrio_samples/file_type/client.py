@@ -104,5 +104,5 @@ def questions() -> list[Question]:
 
 if __name__ == "__main__":
     options = arguments("Detect the kinds of files.", model="file_type", file="FILE")
-    asked = [ask_about(str(path), path.read_bytes()) for path in options.input]
-    main(options, asked or questions())
+    calls = [ask_about(str(path), path.read_bytes()) for path in options.input]
+    main(options, calls or questions())

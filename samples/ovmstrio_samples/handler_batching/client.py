@@ -10,7 +10,7 @@ from ovmstrio_samples.iris.flowers import FLOWERS
 
 __all__ = ["classify"]
 
-ASKED = 48
+REQUESTS = 48
 
 
 def classify(url: str, sizes: tuple[float, ...]) -> dict[str, Any]:
@@ -21,8 +21,8 @@ def classify(url: str, sizes: tuple[float, ...]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     options = arguments("Classify 48 flowers concurrently.", url="http://localhost:8080")
-    flowers = [FLOWERS[number % len(FLOWERS)] for number in range(ASKED)]
-    with failures_of_http_end_the_program(), ThreadPoolExecutor(ASKED) as pool:
+    flowers = [FLOWERS[number % len(FLOWERS)] for number in range(REQUESTS)]
+    with failures_of_http_end_the_program(), ThreadPoolExecutor(REQUESTS) as pool:
         answers = list(pool.map(lambda flower: classify(options.url, flower[0]), flowers))
     right = sum(answer["species"] == species for answer, (_, species) in zip(answers, flowers, strict=True))
-    print(f"{right} of {ASKED} are right; the batches had up to {max(answer['batch_size'] for answer in answers)}")
+    print(f"{right} of {REQUESTS} are right; the batches had up to {max(answer['batch_size'] for answer in answers)}")

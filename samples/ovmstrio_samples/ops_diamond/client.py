@@ -10,7 +10,7 @@ from ovmstrio_samples.ops_regression.client import FLOWERS
 
 __all__ = ["estimate"]
 
-ASKED = 48
+REQUESTS = 48
 
 
 def estimate(url: str, sizes: tuple[float, ...], model: str = "diamond") -> tuple[float, float]:
@@ -21,9 +21,9 @@ def estimate(url: str, sizes: tuple[float, ...], model: str = "diamond") -> tupl
 
 if __name__ == "__main__":
     options = arguments("Estimate petal widths of 48 flowers.", url="http://localhost:18083", model="diamond")
-    with failures_of_http_end_the_program(), ThreadPoolExecutor(ASKED) as pool:
-        asked = [FLOWERS[number % len(FLOWERS)][0] for number in range(ASKED)]
-        answers = list(pool.map(lambda sizes: estimate(options.url, sizes, options.model), asked))
+    with failures_of_http_end_the_program(), ThreadPoolExecutor(REQUESTS) as pool:
+        flowers = [FLOWERS[number % len(FLOWERS)][0] for number in range(REQUESTS)]
+        answers = list(pool.map(lambda sizes: estimate(options.url, sizes, options.model), flowers))
     for (_, real), (width, apart) in zip(FLOWERS, answers, strict=False):
         print(f"estimated {width:.2f} cm (the models are {apart:.2f} apart), really {real} cm")
     print(f"{len(answers)} answers")

@@ -45,5 +45,5 @@ def questions() -> list[Question]:
 
 if __name__ == "__main__":
     options = arguments("Detect the orientation of pages.", model="orientation", file="PICTURE")
-    asked = [ask_about(str(path), pictures.read(path)) for path in options.input]
-    main(options, asked or questions())
+    calls = [ask_about(str(path), pictures.read(path)) for path in options.input]
+    main(options, calls or questions())

@@ -24,10 +24,10 @@ def speak(
     Raises:
         OpenAIError: the server does not respond, refuses the request, or the response is incomplete.
     """
-    asked: dict[str, Any] = {"model": model, "input": text, "voice": voice, "response_format": form, "speed": speed}
+    body: dict[str, Any] = {"model": model, "input": text, "voice": voice, "response_format": form, "speed": speed}
     with (
         openai_client(url) as client,
-        client.audio.speech.with_streaming_response.create(**asked) as answer,
+        client.audio.speech.with_streaming_response.create(**body) as answer,
     ):
         yield from answer.iter_bytes()
 
