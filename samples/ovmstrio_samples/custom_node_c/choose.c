@@ -1,5 +1,5 @@
 /*
- * The gathering node: of `candidates` FP32 [N,1,10] one is given as `best` FP32 [1,10], its number as `which` I32 [1].
+ * Gathering node: selects one of `candidates` FP32 [N,1,10] as `best` FP32 [1,10], with its index `which` INT32 [1].
  *
  * The parameter `criterion` is largest_sum or smallest_sum.
  */

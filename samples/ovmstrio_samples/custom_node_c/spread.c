@@ -1,7 +1,7 @@
 /*
- * The demultiplexer: `numbers` FP32 [1,10] becomes `products` FP32 [N,1,10], the numbers times each of N factors.
+ * Demultiplexer: multiplies `numbers` FP32 [1,10] by each of N factors to `products` FP32 [N,1,10].
  *
- * The parameter `factors` has the factors with spaces between, such as "1 -1 0.5".
+ * The parameter `factors` contains the factors separated by spaces, such as "1 -1 0.5".
  */
 #include "nodes.h"
 
