@@ -1,1 +1,1 @@
-"""What is measured against what; ``just bench`` runs all of it and writes RESULTS.md."""
+"""Benchmarks; ``just bench`` runs them and writes RESULTS.md."""

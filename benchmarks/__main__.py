@@ -1,14 +1,14 @@
-"""Measure what RESULTS.md records.
+"""Command line of the benchmarks.
 
-python -m benchmarks --quick               a part of the matrix, in less than five minutes
-python -m benchmarks matrix --brief        sizes and shapes in one way, in less than ten minutes; may be recorded, too
-python -m benchmarks --middle              models of some hundred microseconds, by their settings and callers
-python -m benchmarks matrix [--record]     the matrix of sizes, shapes, hints, doors and concurrencies
-python -m benchmarks peers [--record]      other servers, each in an environment of its own
+python -m benchmarks --quick               part of the matrix, in less than five minutes
+python -m benchmarks matrix --brief        sizes and shapes with one setting, in less than ten minutes; can be recorded
+python -m benchmarks --middle              models of some hundred microseconds, by settings and concurrency
+python -m benchmarks matrix [--record]     the matrix of sizes, shapes, hints, interfaces and concurrencies
+python -m benchmarks peers [--record]      other servers, each in a separate environment
 python -m benchmarks calls [--record]    Python calls of a request against the recorded baseline; exits with 1 if worse
-python -m benchmarks compare A B           what differs between two saved runs of the matrix
+python -m benchmarks compare A B           differences between two saved runs of the matrix
 python -m benchmarks chart RUN PICTURE     a saved run as SVG
-python -m benchmarks [NAME ...]            single questions, each one of MEASUREMENTS; all of them write RESULTS.md
+python -m benchmarks [NAME ...]            single benchmarks of MEASUREMENTS; without a name, all, and writes RESULTS.md
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ COMMANDS = {"matrix": measure_matrix, "calls": compare_calls, "compare": compare
 
 
 def main(arguments: list[str]) -> None:
-    """Run a command, or measurements, which are all of them where none is named."""
+    """Run a command or the named measurements; without a name, run all."""
     if arguments[:1] in (["--quick"], ["--brief"], ["--middle"]):
         measure_matrix(arguments)
     elif arguments and arguments[0] in COMMANDS:

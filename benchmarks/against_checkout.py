@@ -1,4 +1,4 @@
-"""What requests cost two checkouts: the processor time of the server a request, a median of rounds in turn.
+"""Comparison of two checkouts: CPU time of the server per request, as median of alternating rounds.
 
 python -m benchmarks.against_checkout OTHER, which has an environment in ``.venv``
 """
@@ -65,9 +65,9 @@ _CONFIG: Final = "{rpc_port: 0, http_port: 0, worker_num: 64, logging: {enabled:
 
 
 class _Case(NamedTuple):
-    """How something is served and asked; ``{port}`` is the port that is asked, ``{other}`` one that is not.
+    """A benchmark case with its server and request; ``{port}`` is the called port, ``{other}`` an unused one.
 
-    A body that is bytes is asked over gRPC.  A ``tail`` stands behind a document, as tensors do in REST's binary
+    A body of bytes is sent over gRPC.  A ``tail`` follows a document, as tensors do in REST's binary
     extension.
     """
 
@@ -119,7 +119,7 @@ def _write(folder: Path) -> None:
 
 @contextmanager
 def _serving(checkout: Path, folder: Path, case: _Case) -> Iterator[tuple[int, int]]:
-    """Serve a case; gives the process and its HTTP port, once a request is answered."""
+    """Serve a case and yield the process and its HTTP port after the first answered request."""
     other, port = free_ports(2)
     options = case.options.format(port=port, other=other).split()
     command = [str(checkout / ".venv" / "bin" / "ovms"), "serve", *options]
@@ -143,7 +143,7 @@ def _wait(port: int, case: _Case) -> None:
 
 
 def _caller(port: int, case: _Case) -> Callable[[], None]:
-    """Connect, and give what asks once."""
+    """Connect, and return a function that sends one request."""
     body = case.body
     if isinstance(body, bytes):
         calls = BareConnection(port, timeout=START_SECONDS)
@@ -168,7 +168,7 @@ def _caller(port: int, case: _Case) -> Callable[[], None]:
 
 
 def _ask_for(seconds: float, port: int, case: _Case) -> int:
-    """Have clients ask for some time, and count the answers."""
+    """Send requests from several clients for some time, and count the answers."""
     ends = time.monotonic() + seconds
     counts = [0] * CLIENTS
 

@@ -1,4 +1,4 @@
-"""JSON over HTTP under wrk: a server of ours, and a bare quart-trio route that answers the same, in turn."""
+"""JSON over HTTP with wrk: this server and a bare quart-trio route with the same response, in turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a neighbour notices of each attack, what the server spends on it, and what is left of it in memory."""
+"""Attacks: their effect on other clients, their CPU cost, and the memory that remains."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _row(measured: Measured) -> Row:
 
 
 def run() -> list[Row]:
-    """Make every attack, each on a server of its own."""
+    """Run every attack, each on a separate server."""
     rows = []
     for name in ATTACKS:
         with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Batching: 64 clients of a model whose batch of 16 costs about twice what one row does, joined and not.
+"""Batching: 64 clients of a model whose batch of 16 costs about twice as much as one row, with and without batching.
 
 One row has to read every weight, and so has a batch; the model's weights are larger than any cache.
 """
@@ -51,7 +51,7 @@ def wide() -> ov.Model:
 
 
 def _cost_ratio(model: ov.Model) -> float:
-    """Tell how much longer a batch takes than one row, in OpenVINO alone."""
+    """Return the time of a batch relative to one row, in OpenVINO alone."""
     model.reshape(ov.PartialShape([ov.Dimension(1, BATCH), WIDTH]))
     compiled = ov.Core().compile_model(model, "CPU", {**F32, "PERFORMANCE_HINT": "LATENCY"})
     seconds = {}
@@ -67,7 +67,7 @@ def _cost_ratio(model: ov.Model) -> float:
 
 
 def _config(folder: Path) -> Path:
-    """Serve the same files twice: ``plain`` as they are, ``joined`` with batching."""
+    """Serve the same files twice: ``plain`` without and ``joined`` with batching."""
     config = write_repository(folder, {"plain": wide()}, {})
     document = json.loads(config.read_text())
     (plain,) = document["model_config_list"]

@@ -1,4 +1,4 @@
-"""A load generator that h2load is not: every call may have a body of its own, as calls of many sequences have."""
+"""Load generator whose calls can have different bodies, such as those of many sequences; h2load sends only one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _literal(name: bytes, value: bytes) -> bytes:
 
 
 def _header_block() -> bytes:
-    """Encode the headers of a call: names by their number in HPACK's table, nothing added to the table."""
+    """Encode the headers of a call with HPACK's static table only."""
     fields = [b"\x83\x86", _literal(b"\x04", _METHOD.encode()), _literal(b"\x01", b"localhost")]
     fields += [_literal(b"\x0f\x10", b"application/grpc"), _literal(b"\x00\x02te", b"trailers")]
     return b"".join(fields)
@@ -47,7 +47,7 @@ _HEADER_BLOCK: Final = _header_block()
 
 
 class _Connection:
-    """One connection, on which a new call follows each that has ended until there are no more bodies."""
+    """Connection that starts a new call after each finished one, until all bodies are sent."""
 
     def __init__(self, port: int, bodies: Iterator[bytes]) -> None:
         self._bodies = bodies
@@ -63,7 +63,7 @@ class _Connection:
         self.socket.sendall(_PREFACE + opening)
 
     def call(self, count: int) -> None:
-        """Begin up to so many calls."""
+        """Start up to the given number of calls."""
         calls = [self._call(body) for body in islice(self._bodies, count)]
         self.open += len(calls)
         if calls:
@@ -76,7 +76,7 @@ class _Connection:
         return _frame(_HEADERS, _END_HEADERS, stream, _HEADER_BLOCK) + _frame(_DATA, _END_STREAM, stream, body)
 
     def receive(self) -> int:
-        """Read what has come; gives how many calls it has ended."""
+        """Read received data and return the number of finished calls."""
         received = self.socket.recv(2**18)
         if not received:
             sys.exit("the server has closed the connection")
@@ -100,7 +100,7 @@ class _Connection:
             self.socket.sendall(_frame(_SETTINGS, _ACK, 0, b""))
         if kind not in {_DATA, _HEADERS} or not flags & _END_STREAM:
             return False
-        # A call that fails ends with headers alone.
+        # The response of a failed call has only headers.
         if stream not in self._answered:
             sys.exit("not every call succeeded")
         self._answered.discard(stream)
@@ -108,7 +108,7 @@ class _Connection:
 
 
 def call_rate(port: int, bodies: Sequence[bytes], calls: int) -> float:
-    """Call ModelInfer so often, eight calls at a time, with the framed bodies in turn; gives calls a second."""
+    """Call ModelInfer with eight concurrent calls and the framed bodies in turn; return calls per second."""
     left = islice(cycle(bodies), calls)
     connections = [_Connection(port, left) for _ in range(CONNECTIONS)]
     with selectors.DefaultSelector() as selector:

@@ -1,6 +1,6 @@
-"""What the console's stream takes of the event loop in a second, with 50 services that are all called in it.
+"""CPU time of the console's stream in the event loop per second, with 50 services that are all called.
 
-The clock jumps from second to second, so that nothing is measured but the work: processor time of the loop's thread.
+The clock jumps from second to second, so that the result contains only the CPU time of the event loop's thread.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _DOOR: Final = ApiInterface("KServe", "gRPC", "ModelInfer")
 
 
 class _Viewer:
-    """Takes events, and counts their bytes."""
+    """Receiver of events that counts their bytes."""
 
     def __init__(self) -> None:
         self.bytes = 0
 
     async def send(self, data: bytes) -> None:
-        """Take some."""
+        """Count the bytes of events."""
         self.bytes += len(data)
         await trio.lowlevel.checkpoint()
 
@@ -54,14 +54,14 @@ async def _may() -> bool:
 
 
 def _call_all(plane: DataPlane, names: Sequence[str], second: int) -> None:
-    """Count calls of every service, which take other times in every second."""
+    """Record calls of every service with durations that vary by second."""
     for number, name in enumerate(names):
         event = CallEvent(name, "1", "model", _DOOR, "ModelInfer", seconds=1e-4 * (1 + (number + second) % 9), code=OK)
         plane.call_statistics.call_finished(event)
 
 
 async def _milliseconds(viewers: int) -> tuple[float, float]:
-    """Give the milliseconds of each second, and the bytes that a viewer gets."""
+    """Return the milliseconds per second, and the bytes that a viewer receives."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "1").mkdir()
         registry = registry_of(load_pass_through, poll_seconds=0)
@@ -77,7 +77,7 @@ async def _milliseconds(viewers: int) -> tuple[float, float]:
 
 
 async def _watch(plane: DataPlane, names: Sequence[str], sinks: Sequence[_Viewer]) -> float:
-    """Let viewers look for some seconds, and give the median of what these take."""
+    """Run viewers for some seconds and return the median of CPU time per second."""
     gathering = ConsoleAggregator(plane, RecentHistory())
     frames, taken = FrameMaker(plane, gathering), []
 

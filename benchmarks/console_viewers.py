@@ -1,4 +1,4 @@
-"""What viewers of the console cost a server: idle, and with every one of its services called once a second.
+"""CPU cost of console viewers for a server that is idle, or whose services are each called once per second.
 
 python -m benchmarks.console_viewers [SERVICES]
 """
@@ -42,7 +42,7 @@ def _configuration(folder: Path, services: int) -> Path:
 
 
 def _call_each_second(server: Server, services: int, ends: threading.Event) -> None:
-    """Call every service once a second, at a pace."""
+    """Call every service once per second, evenly spaced."""
     with httpx.Client(base_url=f"http://127.0.0.1:{server.rest}", trust_env=False) as client:
         number = 0
         while not ends.wait(1 / services):
@@ -59,7 +59,7 @@ def _view(server: Server, ends: threading.Event) -> None:
 
 
 def _milliseconds(server: Server, viewers: int) -> float:
-    """Give the milliseconds of CPU that the server takes a second with so many viewers."""
+    """Return the server's CPU milliseconds per second with a number of viewers."""
     ends = threading.Event()
     threads = [threading.Thread(target=_view, args=(server, ends)) for _ in range(viewers)]
     for thread in threads:

@@ -1,4 +1,4 @@
-"""Count what is copied of a tensor on its way through a pipeline of one custom node; run with ``counting.c`` preloaded.
+"""Bytes of a tensor copied in a pipeline with one custom node; runs with ``counting.c`` preloaded.
 
 python -m benchmarks.copies config.json library
 """
@@ -36,7 +36,7 @@ def _counter(library: ctypes.CDLL, name: str) -> Callable[[], int]:
 
 
 def _check(copied: Callable[[], int]) -> None:
-    """See that copies of Python's and of numpy's are counted."""
+    """Verify that copies by Python and numpy are counted."""
     data, array = bytearray(TENSOR_BYTES), np.zeros(TENSOR_BYTES, np.uint8)
     for copy in (lambda: bytes(data), lambda: b"".join([data, b""]), array.copy, lambda: np.array(memoryview(data))):
         before = copied()
@@ -50,7 +50,7 @@ async def _nothing(name: str, version: str = "", /) -> NoReturn:
 
 
 async def main(spec: PipelineSpec, library: Path) -> None:
-    """Print what is copied before the node is called and behind it, the latter with the message being written."""
+    """Print the bytes copied before and after the node's call; the latter includes writing the message."""
     copied = _counter(ctypes.CDLL(None), "copied_bytes")
     before_node = _counter(ctypes.CDLL(str(library)), "copied_before_node")
     _check(copied)

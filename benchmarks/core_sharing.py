@@ -1,6 +1,6 @@
-"""Models of one server under load together, with their cores chosen for all of them and as if each were alone.
+"""Concurrent load on the models of one server, with cores shared among the models or assigned to each separately.
 
-python -m benchmarks.core_sharing [SECONDS], of load a round
+python -m benchmarks.core_sharing [SECONDS]    seconds of load per round
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MODES: Final = {"auto": (), "off": ("--core_sharing", "off")}
 
 
 class _Together(NamedTuple):
-    """Calls a second of all models, the server's CPU a call in microseconds, and the worst model's p99 in ms."""
+    """Calls per second of all models, the server's CPU per call in microseconds, and the worst model's p99 in ms."""
 
     rate: float
     cpu_us: float
@@ -51,7 +51,7 @@ def _ask(server: Server, asked: list[Asked], seconds: float) -> _Together:
 
 
 def _measure(size: str, count: int, called: int, seconds: float) -> dict[str, _Together]:
-    """Have servers with so many models in turn, of which some are called; gives medians."""
+    """Run servers with a number of models in turn, call some of the models, and return medians."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         models = {f"model{number}": network(size, is_dynamic=False) for number in range(count)}

@@ -1,4 +1,4 @@
-"""How often a large tensor is copied on its way from a door to a model, and back; and how often bytes of a message are.
+"""Number of copies of a large tensor between an interface and a model, and of the bytes of a message.
 
 python -m benchmarks.door_copies, which runs itself with ``counting.c`` preloaded
 """
@@ -44,7 +44,7 @@ with module.InferenceServerClient(address) as client:
 
 
 def _ask(door: str, address: str, calls: int) -> None:
-    """Call from a process of its own, whose copies are not counted."""
+    """Call from a separate process, whose copies are not counted."""
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     command = [sys.executable, "-c", _CLIENT, door, address, str(COUNT), str(calls)]
     subprocess.run(command, env=environment, check=True)
@@ -69,7 +69,7 @@ async def _count() -> dict[str, float]:
 
 
 def run() -> list[Row]:
-    """Count in a process whose copies are counted."""
+    """Count the copies in this process."""
     with tempfile.TemporaryDirectory() as name:
         environment = {**os.environ, "LD_PRELOAD": str(build("counting", Path(name)))}
         command = [sys.executable, "-m", "benchmarks.door_copies"]

@@ -27,7 +27,7 @@ _PAUSE_SECONDS: Final = 0.0005
 
 
 def run() -> list[Row]:
-    """Measure the formatting of errors and the refusals of prompts."""
+    """Measure the formatting of errors and the refusal of prompts."""
     return [*_errors(), *trio.run(_refusals)]
 
 

@@ -1,4 +1,4 @@
-"""What trials of models cost a start: seconds until three models are ready, known, unknown, and without trials.
+"""Cost of crash probes at startup: seconds until three models are ready, if known, unknown, and without probes.
 
 python -m benchmarks.first_loads [OTHER], a checkout that has an environment in ``.venv`` and is measured in turn
 """
@@ -31,7 +31,7 @@ START_SECONDS: Final = 120
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """A way to start: what is said of it, which checkout, with which options, and what is remembered before."""
+    """A start variant: label, checkout, options, and whether the models are known."""
 
     name: str
     checkout: Path
@@ -52,7 +52,7 @@ def _cases(other: Path | None) -> list[_Case]:
 
 
 def _start(case: _Case, config: Path, cache: Path) -> tuple[float, float]:
-    """Start a server once; gives the seconds until it is ready, and those of processors until then."""
+    """Start a server once; return the seconds and the CPU seconds until it is ready."""
     grpc, rest = free_ports(2)
     command = [str(case.checkout / ".venv" / "bin" / "ovms"), "serve", "--config_path", str(config)]
     command += ["--port", str(grpc), "--rest_port", str(rest), "--log_level", "ERROR", *case.options]
@@ -70,7 +70,7 @@ def _start(case: _Case, config: Path, cache: Path) -> tuple[float, float]:
 
 
 def _used(server: psutil.Process) -> float:
-    """Give what a server and its processes have used, those that have ended among them."""
+    """Return the CPU seconds of a server and its processes, including exited ones."""
     everybody = [server, *server.children(recursive=True)]
     return sum(sum(each.cpu_times()[:4]) for each in everybody)
 

@@ -1,4 +1,4 @@
-"""What the server costs when it idles, when a thousand connections idle, and after two hundred thousand requests."""
+"""CPU and memory of the server: idle, with a thousand idle connections, and after two hundred thousand requests."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _idle_connections(server: Server) -> float:
 
 
 def _mixed_batch(server: Server, body: Path) -> None:
-    """Half over gRPC, the rest over REST, one in fifty of them refused."""
+    """Send half of the calls over gRPC and half over REST; the server refuses one in fifty REST calls."""
     command = [need("h2load", "nghttp2-client"), "-n", str(BATCH // 2), "-c", "4", "-m", "8", "-d", str(body)]
     command += ["-H", "content-type: application/grpc", "-H", "te: trailers"]
     url = f"http://127.0.0.1:{server.grpc}/inference.GRPCInferenceService/ModelInfer"
@@ -57,7 +57,7 @@ def _mixed_batch(server: Server, body: Path) -> None:
 
 
 def _growth(server: Server, body: Path) -> float:
-    """Growth in percent from the end of the warm-up (a tenth of the calls) to the end."""
+    """Return the growth in percent from the end of the warm-up (a tenth of the calls) to the end."""
     batches = MIXED_CALLS // BATCH
     warm = 0.0
     for number in range(batches):

@@ -1,7 +1,7 @@
-"""Text generation by the engine's process: what a token costs, what neighbours notice, what a warm prefix saves.
+"""Text generation in the engine process: cost of a token, effect on other calls, benefit of a warm prefix cache.
 
-Every figure is a ratio of two things measured in turn: against a bare batch of the same library in one process, against
-its pipeline that makes one text after the other, and against the same server when it makes no text.
+Every figure is a ratio of two alternating measurements: against a bare batch of the same library in one process,
+against its pipeline that generates texts in sequence, and against the same server without text generation.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ASKED = [f"Tell a long story about a lighthouse keeper and {number} gulls." for 
 _THREADS = {"INFERENCE_NUM_THREADS": 1}
 
 
-# The library alone, in a process of its own
+# The library alone, in a separate process
 
 
 def _bare(folder: str) -> None:
@@ -74,7 +74,7 @@ def _bare(folder: str) -> None:
 
 @contextmanager
 def _bare_runs(folder: Path) -> Iterator[Callable[[str], float]]:
-    """Keep a process that measures the library whenever it is asked to."""
+    """Start a process that measures the library on request."""
     command = [sys.executable, "-m", "benchmarks.genai", str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         to, out = process.stdin, process.stdout
@@ -94,9 +94,9 @@ def _bare_runs(folder: Path) -> Iterator[Callable[[str], float]]:
 
 
 def served(repository: Path, *, sleeps: bool = True) -> tuple[Path, Path]:
-    """Write the real model beside a trivial one, and once more as one that ``sleeps`` while nobody asks it.
+    """Write the real model, a trivial one, and a copy of the real one that ``sleeps`` when idle.
 
-    Gives the configuration and the model's folder.
+    Return the configuration and the model's folder.
     """
     prepare = [sys.executable, "-m", "ovms_cli", "prepare", "--sample", "chat", "--repository", str(repository)]
     subprocess.run(prepare, check=True, capture_output=True)
@@ -113,7 +113,7 @@ def served(repository: Path, *, sleeps: bool = True) -> tuple[Path, Path]:
 
 
 def ask(port: int, text: str, tokens: int = TOKENS, model: str = "chat") -> float:
-    """Have a text made as a stream, to its end; gives the seconds until its first token."""
+    """Stream a text to its end and return the time to the first token in seconds."""
     body = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": tokens, "ignore_eos": True}
     body |= {"stream": True, "temperature": 0}
     started, first = time.perf_counter(), 0.0
@@ -126,7 +126,7 @@ def ask(port: int, text: str, tokens: int = TOKENS, model: str = "chat") -> floa
 
 
 def _tokens_a_second(server: Server) -> float:
-    """Give tokens per second of CPU of 8 streams at once, of the server and its engine together."""
+    """Return tokens per CPU second of 8 concurrent streams, for server and engine together."""
     before = cpu_of_tree(server.process)
     with ThreadPoolExecutor(STREAMS) as pool:
         list(pool.map(lambda text: ask(server.rest, text), ASKED))
@@ -134,7 +134,7 @@ def _tokens_a_second(server: Server) -> float:
 
 
 def _slowest(server: Server, path: str) -> float:
-    """Give the 99th percentile of what a call takes, one at a time, in milliseconds."""
+    """Return the p99 latency of sequential calls in milliseconds."""
     body = {"inputs": [{"name": "b", "shape": [1, 10], "datatype": "FP32", "data": [0.5] * 10}]}
     times = []
     with httpx.Client(base_url=f"http://127.0.0.1:{server.rest}") as client:

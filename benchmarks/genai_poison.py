@@ -1,8 +1,9 @@
-"""A request whose form the library cannot impose among seven others: whether their texts are what they are without it.
+"""A request with a grammar that the library rejects, among seven others: checks that their texts do not change.
 
-Texts of a small model depend on who else is in the batch, so that the seven are compared with the seven by themselves.
-As requests are served, the form is tried beside the batch and never gets there.  If a step fails nevertheless, the
-batch is made again, and tokens that were made one by one are read together: only exact numbers are the same then.
+Texts of a small model depend on the rest of the batch, so the benchmark compares with a run of the seven alone.  The
+server tries a grammar outside of the batch, so a rejected one never reaches the batch.  If a step fails nevertheless,
+the batch is rebuilt with one prefill of tokens that were decoded one by one; only exact arithmetic gives equal
+results.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ _NEIGHBOURS: Final = 7
 _TOKENS: Final = 48
 _CONTEXT: Final = 2048
 _COMES_AFTER: Final = (1, 5, 20)
-"""Steps, before the eighth request comes."""
+"""Number of steps before the eighth request."""
 _THREADS: Final = {"INFERENCE_NUM_THREADS": 1}
 _EXACT: Final = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
-"""Without what makes a token's numbers hang on how many others are computed with it."""
+"""Settings with which the result of a token does not depend on the batch size."""
 _SCHEMA: Final = '{"type": "nonsense"}'
 _TEXT: Final = "Tell a long story about a lighthouse keeper and {} gulls."
 
 
 def _served(folder: str, poison_after: int | None) -> list[str]:
-    """Make the texts of the seven as an engine does."""
+    """Generate the seven texts as an engine does."""
     from ovmstrio.core.generation import GenerationRequest, Grammar, GrammarKind, Sampling  # noqa: PLC0415 - only the process that measures loads the library
     from ovmstrio.inference.engine.engine import Engine, Limits  # noqa: PLC0415 - as above
     from ovmstrio.inference.engine.grammar_precompile import GrammarCompiler  # noqa: PLC0415 - as above
@@ -70,7 +71,7 @@ def _served(folder: str, poison_after: int | None) -> list[str]:
 
 
 def _broken(folder: str, poison_after: int | None) -> list[list[int]]:
-    """Make the texts of the seven, exactly, in a batch that nobody keeps the form from; gives their tokens."""
+    """Generate the seven texts exactly, in a batch that the rejected grammar reaches; return their tokens."""
     from ovmstrio.core.generation import GenerationRequest, Grammar, GrammarKind, Sampling  # noqa: PLC0415 - as above
     from ovmstrio.inference.engine.batch import Batch  # noqa: PLC0415 - as above
     from ovmstrio.inference.engine.pipeline import Pipeline, PipelineOptions  # noqa: PLC0415 - as above
@@ -107,7 +108,7 @@ _ROWS: Final = {
 
 
 def poisoned_step(folder: Path) -> list[Row]:
-    """Count the texts that end as if the eighth had not come."""
+    """Count the texts that equal those without the eighth request."""
     rows = []
     for how, what in _ROWS.items():
         command = [sys.executable, "-m", "benchmarks.genai_poison", str(folder), how]

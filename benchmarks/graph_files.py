@@ -1,4 +1,4 @@
-"""Graphs for measurements, written beside the models of a repository."""
+"""Graphs for benchmarks, added to a repository of models."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _FRAME = 5
 
 
 def _count(server: Server, family: str, name: str, method: str) -> float:
-    """Read one of the server's own counters."""
+    """Read a metric of the server."""
     prefix = f'{family}{{api="KServe",interface="gRPC",method="{method}",name="{name}"}}'
     lines = httpx.get(f"http://127.0.0.1:{server.rest}/metrics").text.splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(prefix))
@@ -89,7 +89,7 @@ def _streams(server: Server, folder: Path) -> list[Row]:
 
 
 class _Client:
-    """A client that may read slowly or not at all."""
+    """Client that can read slowly or not at all."""
 
     def __init__(self, server: Server) -> None:
         self.channel = grpc.insecure_channel(f"127.0.0.1:{server.grpc}")
@@ -112,7 +112,7 @@ class _Client:
 
 
 def _slow_reader(server: Server) -> Row:
-    """Let a stream that could send without end stand, and look at the memory."""
+    """Measure the memory of an endless stream whose client does not read."""
     client = _Client(server)
     try:
         replies = client.open(framed_bytes_request("count", "in", b"%d" % STALLED_OUTPUTS))

@@ -31,14 +31,14 @@ def request_bytes() -> bytes:
 
 
 def _load(server: Server, body: Path) -> tuple[float, float]:
-    """Drive one server; returns calls a second and server CPU microseconds a call."""
+    """Send load to one server; return calls per second and the server's CPU microseconds per call."""
     before = cpu_seconds(server.process)
     rate = h2load(server.grpc, "ModelInfer", body, calls=CALLS, connections=CONNECTIONS, streams=STREAMS)
     return rate, (cpu_seconds(server.process) - before) / CALLS * 1e6
 
 
 def _check_all_answered(server: Server, calls: int) -> None:
-    """The load generator sees HTTP's status alone; the server's own counter tells whether the calls succeeded."""
+    """Check the server's counter for failed calls, because the load generator sees only the HTTP status."""
     metrics = httpx.get(f"http://127.0.0.1:{server.rest}/metrics").text
     found = re.search(r'ovms_requests_success{[^}]*interface="gRPC",method="ModelInfer"[^}]*} ([0-9.e+]+)', metrics)
     if found is None or float(found[1]) != calls:

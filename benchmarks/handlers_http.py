@@ -1,4 +1,4 @@
-"""Handlers over HTTP: one that returns its JSON input, against a bare quart-trio route that does the same."""
+"""HTTP handlers: a handler that returns its JSON input, against a bare quart-trio route that does the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What handlers are measured against: a bare quart-trio route on hypercorn that returns its JSON input."""
+"""Baseline of the handler benchmark: a bare quart-trio route on hypercorn that returns its JSON input."""
 
 from __future__ import annotations
 

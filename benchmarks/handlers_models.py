@@ -1,4 +1,4 @@
-"""Models of handlers: what asking for one costs, and what others notice when one is loaded or evicted."""
+"""Models of handlers: cost of ``get_model``, and effect of loads and evictions on other calls."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _microseconds(library: ModelLibrary) -> float:
 
 
 def _call(library: ModelLibrary) -> list[float]:
-    """Call a model as a handler does, in calls of their own, and give how many milliseconds each took."""
+    """Call a model as a handler does, each time in a separate call, and return the milliseconds of each."""
     taken = []
     for _ in range(TIMED):
         begin = time.perf_counter()
@@ -70,13 +70,13 @@ def _call(library: ModelLibrary) -> list[float]:
             for _ in range(REPEATS):
                 np.sin(model)
         taken.append(1e3 * (time.perf_counter() - begin))
-        # As long as between two requests, so that the others have their turn.
+        # Sleep as long as between two requests, so that other tasks run.
         time.sleep(0.002)
     return taken
 
 
 def _thrash(library: ModelLibrary, root: Path, over: threading.Event) -> None:
-    """Ask for one guest after the other, of which one has its place at a time, and change one now and then."""
+    """Request models in turn, of which only one fits into memory, and sometimes change one."""
     number = 0
     while not over.wait(1 / GUESTS_A_SECOND):
         name = f"guest{number % GUESTS}"
@@ -88,7 +88,7 @@ def _thrash(library: ModelLibrary, root: Path, over: threading.Event) -> None:
 
 
 def _hash(_library: ModelLibrary, _root: Path, over: threading.Event) -> None:
-    """Use the processor for as long as a load does, but nothing else that others may wait for."""
+    """Use the CPU for as long as a load does, without blocking other tasks."""
     while not over.wait(1 / GUESTS_A_SECOND):
         ends = time.thread_time() + LOAD_SECONDS
         while time.thread_time() < ends:
@@ -113,7 +113,7 @@ async def _turn(library: ModelLibrary, root: Path, phase: str) -> list[float]:
 
 
 async def _compare(root: Path) -> list[dict[str, float]]:
-    """Give the p99 of each phase, round by round; phases take turns, so that what else goes on falls on all alike."""
+    """Return the p99 of each phase by round; phases alternate, so that other load affects all of them equally."""
     options = LibraryOptions(WatchOptions(interval_seconds=0.5))
     rounds = []
     order = list(PHASES)

@@ -1,4 +1,4 @@
-"""CPU time that hostile bodies of REST requests cost, in multiples of what their bytes may cost."""
+"""CPU time of hostile REST bodies, in multiples of the limit for their size."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 ALLOWANCE_SECONDS = 0.02
 SECONDS_A_BYTE = 50e-9
 SECONDS_OF_VALUES = 0.06
-"""Of as many values, lists and members as a document may have, which are in a megabyte and in sixty alike."""
+"""Bodies with the maximum number of values, lists and members, in one megabyte and in sixty."""
 DELAY_MS = 20.0
 TRIES = 3
 QUIET_SECONDS = 2.0
@@ -32,7 +32,7 @@ SIZES = {"1 MiB": MIB, "16 MiB": 16 * MIB, "60 MiB": 60 * MIB}
 
 
 class Attacked:
-    """A server process and what its calls cost."""
+    """A server process with the cost of its calls."""
 
     def __init__(self, ports: Ports, pid: int) -> None:
         self.ports = ports
@@ -46,7 +46,7 @@ class Attacked:
                 return len(answer.read())
 
     def cost(self, path: str, body: bytes, headers: dict[str, str]) -> float:
-        """Return the CPU time of a body in multiples of what it may cost, the least of some tries."""
+        """Return the CPU time of a body in multiples of its limit, as the minimum of some tries."""
         least = float("inf")
         for _ in range(TRIES):
             before = self.watch.cpu_seconds
@@ -58,7 +58,7 @@ class Attacked:
         return least
 
     def delay_ms(self, name: str) -> float:
-        """Return how much longer the slowest hundredth of a neighbour's calls takes, plain and compressed bodies."""
+        """Return the increase of another client's p99, for plain and compressed bodies."""
         route, quiet, busy = ROUTES[name], list[float](), list[float]()
         with neighbour(self.ports, quiet, model="model"):
             threading.Event().wait(QUIET_SECONDS)

@@ -1,4 +1,4 @@
-"""Python nodes in processes of their own against the same nodes in threads: what a call costs, and what cores give."""
+"""Python nodes in processes against the same nodes in threads: cost of a call, and scaling over cores."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HANDLERS = {"echo": "echo.py", "large": "filling.py", "busy": "busy.py"}
 
 
 def _config(folder: Path) -> Path:
-    """Write each graph twice: as it is, and with a process, the busy one with two."""
+    """Write each graph twice: with threads, and with one process (two for the busy node)."""
     config = write_repository(folder, {"trivial": trivial()}, {})
     add_graphs(
         config, {f"{name}{suffix}": (file, REGULAR) for name, file in _HANDLERS.items() for suffix in ("", "_p")}
@@ -38,7 +38,7 @@ def _config(folder: Path) -> Path:
 def _compare(
     server: Server, folder: Path, name: str, size: int, *, calls: int, streams: int
 ) -> tuple[float, float, float]:
-    """Give the rate in processes against that in threads, and both."""
+    """Return the ratio of the rates in processes and in threads, and both rates."""
     rates = []
     for suffix in ("_p", ""):
         (folder / f"{name}{suffix}.bin").write_bytes(framed_bytes_request(f"{name}{suffix}", "in", bytes(size)))

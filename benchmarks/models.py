@@ -1,4 +1,4 @@
-"""Models made by code for measurements: an addition, and a network of ResNet-50's shape with random weights."""
+"""Generated models for benchmarks: an addition, and a network of ResNet-50's shape with random weights."""
 
 from __future__ import annotations
 

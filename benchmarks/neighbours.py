@@ -1,4 +1,4 @@
-"""p99 of calls of a trivial model while another one of its server is asked as fast as it answers."""
+"""p99 of a trivial model's calls while another model of the server is under full load."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _asked(model: str, size: str, server: Server, folder: Path) -> Asked:
 
 
 async def _beside(asked: Asked, other: Asked, callers: int, server: Server) -> float:
-    """Give p99 in microseconds while others ask for as long, and somewhat longer."""
+    """Return p99 in microseconds during the load on the other model."""
     taken: list[float] = []
 
     def ask() -> None:

@@ -1,8 +1,8 @@
-"""What a key, and traces of one call in a hundred, cost a trivial call over gRPC: the server's processor time.
+"""Cost of an API key, and of tracing 1 % of calls, for a trivial gRPC call: CPU time of the server.
 
-Three servers run at once and are asked in turn, a little at a time, so that whatever else the machine does meets all of
-them alike.  Two processes of one kind differ by three percent, by where things lie in their memory, and so the servers
-are started anew several times.
+Three servers run concurrently and are called alternately in short intervals, so that other load affects all of them
+equally.  Two equal processes differ by three percent because of memory layout, so the servers are restarted several
+times.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ START_SECONDS: Final = 60.0
 _PATH: Final = "/inference.GRPCInferenceService/ModelInfer"
 _REQUEST: Final = framed_infer_request("m", "b", np.full((1, 10), 0.5, np.float32))[5:]
 _PROCESS_CLOCK: Final = 2
-"""What a clock of Linux's is called that counts the processor time of all threads of a process."""
+"""Id of the Linux clock for the CPU time of all threads of a process."""
 
 
 class _Server(NamedTuple):
-    """One that runs: its process and port, and what callers show."""
+    """A running server: process, port and the metadata of callers."""
 
     process: int
     port: int
     headers: Sequence[tuple[str, str]]
 
     def used(self) -> float:
-        """Tell its processor time so far, in seconds."""
+        """Return its CPU time in seconds."""
         return time.clock_gettime((~self.process << 3) | _PROCESS_CLOCK)
 
     def ask(self, calls: int = CALLS) -> None:
-        """Ask by several clients at once, so many times each."""
+        """Send a number of calls from each of several concurrent clients."""
 
         def ask() -> None:
             with BareConnection(self.port, timeout=START_SECONDS) as connection:
@@ -70,17 +70,17 @@ class _Server(NamedTuple):
             client.join()
 
     def microseconds(self) -> float:
-        """Tell what a call costs now."""
+        """Return the current CPU time per call."""
         before = self.used()
         self.ask()
         return (self.used() - before) / (CALLS * CLIENTS) * 1e6
 
 
 class _Collector(QuietHandler):
-    """Takes spans, and drops them."""
+    """Collector that drops all spans."""
 
     def do_POST(self) -> None:  # noqa: N802 - the library's name
-        """Take some."""
+        """Accept spans."""
         self.rfile.read(int(self.headers.get("content-length", 0)))
         self.send_response(200)
         self.send_header("content-length", "0")
@@ -127,7 +127,7 @@ def _ask_once(server: _Server) -> None:
 
 
 def _key_in(folder: Path) -> str:
-    """Make a file of callers with one caller; gives the key."""
+    """Write a key file with one caller and return the key."""
     ovms = str(Path(sys.executable).with_name("ovms"))
     made = subprocess.run(
         [ovms, "keys", "new", "caller", "--file", "keys.json"],
@@ -140,7 +140,7 @@ def _key_in(folder: Path) -> str:
 
 
 def _measure() -> list[list[float]]:
-    """Give what a call costs without anything, with a key, and with traces, in each round."""
+    """Return the cost of a plain call, a call with a key, and a traced call in each round."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         ir.save(ir.dummy(), folder, "m")

@@ -1,6 +1,6 @@
-"""Read a page with rapidocr alone: run in an environment of its own, so that nothing else of this package is imported.
+"""Reading of a page with rapidocr alone; runs in a separate environment and imports nothing else of this package.
 
-Prints the median time of a page, and what is on it.
+Prints the median time per page, and its text.
 """
 
 from __future__ import annotations

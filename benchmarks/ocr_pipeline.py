@@ -21,7 +21,7 @@ _RAPIDOCR = "rapidocr==3.10.0"
 
 
 def _python_with_rapidocr(folder: Path) -> Path:
-    """Make an environment for rapidocr, which needs packages that a server has no use for."""
+    """Create an environment for rapidocr, whose dependencies the server does not need."""
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     python = folder / "bin" / "python"
     packages = [_RAPIDOCR, *(f"{name}=={version(name)}" for name in ("openvino", "numpy", "opencv-python-headless"))]
@@ -48,7 +48,7 @@ def _served_run(config: Path) -> tuple[float, list[str]]:
 
 
 def run() -> list[Row]:
-    """Measure both in turn, each time in a process of its own."""
+    """Measure both in turn, each time in a separate process."""
     with tempfile.TemporaryDirectory() as name:
         python = _python_with_rapidocr(Path(name, "environment"))
         prepare = [sys.executable, "-m", "ovms_cli", "prepare", "--sample", "ocr_pipeline", "--repository", name]

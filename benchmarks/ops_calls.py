@@ -1,4 +1,4 @@
-"""Ops: how many Python functions the server calls for a request of one trivial Op, or of a chain, at each door."""
+"""Ops: number of Python function calls for a request of one trivial Op or a chain, over each interface."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class _Chain(WebService):
 
 
 def _calls(running: Running) -> Iterator[tuple[_Door, Callable[[], None]]]:
-    """Give a call for each door, which ends the program if it is answered wrongly."""
+    """Return a call for each interface, which exits on a wrong answer."""
     connection = http.client.HTTPConnection(running.rest[0])
     channel = grpc.insecure_channel(running.grpc[0])
     tensor = {"name": "x", "shape": [1], "datatype": "BYTES", "data": [_TEXT]}
@@ -112,7 +112,7 @@ def _calls(running: Running) -> Iterator[tuple[_Door, Callable[[], None]]]:
 
 
 def _measure(running: Running, counted: Callable[[], int]) -> list[tuple[_Door, float]]:
-    """Count what a call of each door takes, in a thread whose own calls do not count."""
+    """Count the function calls of a request over each interface; the client's thread is not counted."""
     sys.setprofile(None)
     found = []
     for door, call in _calls(running):
@@ -127,7 +127,7 @@ def _measure(running: Running, counted: Callable[[], int]) -> list[tuple[_Door, 
 
 @contextmanager
 def _counting() -> Iterator[Callable[[], int]]:
-    """Count calls of Python functions in this thread, and in all that begin while the block lasts."""
+    """Count calls of Python functions in this thread and in all threads started within the block."""
     numbers = itertools.count()
 
     def note(_frame: object, event: str, _argument: object) -> None:
@@ -159,7 +159,7 @@ async def _serve(counted: Callable[[], int], length: int) -> list[tuple[_Door, f
 
 
 def run() -> list[Row]:
-    """Count in servers of this process; the goals are those of one Op."""
+    """Count the calls in servers of this process; the goals apply to one Op."""
     here = Path.cwd()
     configure_logs()
     with tempfile.TemporaryDirectory() as folder, _counting() as counted:

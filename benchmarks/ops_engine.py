@@ -1,4 +1,4 @@
-"""Ops: what a chain of trivial ones takes of a request, and what joining samples into batches is worth."""
+"""Ops: cost of a chain of trivial Ops, and benefit of batching."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _request() -> bytes:
 
 
 def _check(port: int) -> None:
-    """See to it that calls are answered rightly, which the load generator does not look at."""
+    """Check that calls are answered correctly, because the load generator does not."""
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         answer = RESPONSE.FromString(channel.unary_unary(f"/{SERVICE}/inference")(_request(), timeout=10))
     if answer.err_no or list(answer.value) != ["text"]:
@@ -97,7 +97,7 @@ def _check(port: int) -> None:
 
 @contextlib.contextmanager
 def _served(folder: Path, op: str, count: int = 1, batch: int = 1) -> Iterator[int]:
-    """Serve a pipeline of so many Ops of a kind; yields the port of its gRPC service."""
+    """Serve a pipeline with a number of Ops of one kind; yield the port of its gRPC service."""
     port, http_port = free_ports(2)
     folder.mkdir()
     config, service = folder / "config.yml", folder / "web_service.py"

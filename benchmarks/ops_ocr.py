@@ -1,4 +1,4 @@
-"""Pages read by the sample ``ops_ocr``, against the same models and the same code in bare loops."""
+"""Pages per second of the sample ``ops_ocr``, against the same models and the same code in bare loops."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _served(port: int) -> float:
 
 
 def run() -> list[Row]:
-    """Measure in turn: the models alone, the whole of the code, and both served."""
+    """Measure in turn: the models alone, all of the code, and the service."""
     with tempfile.TemporaryDirectory() as name:
         prepare = [sys.executable, "-m", "ovms_cli", "prepare", "--sample", "ops_ocr", "--repository", name]
         subprocess.run(prepare, check=True, capture_output=True)

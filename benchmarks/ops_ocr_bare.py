@@ -1,8 +1,7 @@
-"""Read a page again and again with the models and the code of the sample ``ops_ocr``, and nothing around them.
+"""Repeated reading of a page with the models and the code of the sample ``ops_ocr``, without a server.
 
-A process of its own.  Takes the service's folder, how many threads there are, for how many seconds they go on, and
-whether they run ``all`` of the service's code or its ``models`` only, on inputs that are there already.  Prints pages a
-second.
+Arguments: the service's folder, the number of threads, the seconds, and ``all`` for all of the service's code or
+``models`` for the models only, with prepared inputs.  Prints pages per second.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def _compile(op: str) -> ov.CompiledModel:
 
 
 class _Reader:
-    """What one thread needs: requests and Ops of its own."""
+    """Infer requests and Ops of one thread."""
 
     def __init__(self, models: Sequence[ov.CompiledModel]) -> None:
         from ovmstrio_samples.ops_ocr.client import PAGE  # noqa: PLC0415 - its packages are for this sample alone
@@ -55,10 +54,10 @@ class _Reader:
         return self._det.preprocess({"request": {"image": self._image}})[0]
 
     def read(self) -> list[Any]:
-        """Read a page from its file to its texts; gives the feeds of its lines."""
+        """Read a page from its file to its texts; return the feeds of its lines."""
         found = self._det.postprocess({}, self._infer(0, self._det_feed()))[0]
         feeds: list[Any] = self._rec.preprocess({"det": found})[0]
-        # Outputs are overwritten by the next inference of their request.
+        # The next inference of the request overwrites its outputs.
         read = [{"likely": self._infer(1, feed)["likely"].copy()} for feed in feeds]
         self._rec.postprocess({"det": found}, read)
         return feeds

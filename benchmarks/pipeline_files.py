@@ -1,4 +1,4 @@
-"""Pipelines for measurements, written beside the models of a repository, and custom nodes in C for them."""
+"""Pipelines for benchmarks, added to a repository of models, with custom nodes in C."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _source(name: str, node: str, item: str) -> dict[str, Any]:
 
 
 def chain(name: str, model: str, length: int) -> dict[str, Any]:
-    """Configure a pipeline that calls the trivial model so many times, each time with what came before."""
+    """Configure a pipeline that calls the trivial model a number of times, each time with the previous output."""
     nodes, before = [], ("request", "b")
     for number in range(length):
         node = {
@@ -45,7 +45,7 @@ def chain(name: str, model: str, length: int) -> dict[str, Any]:
 
 
 def side_by_side(name: str, library: str, width: int) -> dict[str, Any]:
-    """Configure a pipeline of so many custom nodes that take the same input."""
+    """Configure a pipeline of a number of custom nodes with the same input."""
     nodes = [
         {
             "name": f"n{number}",

@@ -1,4 +1,4 @@
-"""Pipelines: what a chain costs more than a model, whether nodes run side by side, and what is copied of a tensor."""
+"""Pipelines: overhead of a chain over a model, parallelism of nodes, and copied bytes of a tensor."""
 
 from __future__ import annotations
 

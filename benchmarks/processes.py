@@ -1,4 +1,4 @@
-"""Start, watch and end the processes that a measurement needs."""
+"""Processes of the benchmarks: start, CPU and memory measurement, stop."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ KSERVE = "inference.GRPCInferenceService"
 
 
 def need(tool: str, package: str) -> str:
-    """Find a load generator, or say which Debian package has it."""
+    """Find a load generator, or exit with the name of its Debian package."""
     found = shutil.which(tool)
     if found is None:
         sys.exit(f"{tool} is not installed; Debian's package {package} has it")
@@ -56,7 +56,7 @@ def h2load(
     port: int, method: str, body: Path, *, calls: int, connections: int = 1, streams: int = 1,
     options: Sequence[str] = (), service: str = KSERVE,
 ) -> float:  # fmt: skip
-    """Call a method of a gRPC service so often, always with the same body; gives calls a second."""
+    """Call a gRPC method a number of times with the same body; return calls per second."""
     command = [need("h2load", "nghttp2-client"), "-n", str(calls), "-c", str(connections), "-m", str(streams)]
     command += [*options, "-d", str(body), "-H", "content-type: application/grpc", "-H", "te: trailers"]
     url = f"http://127.0.0.1:{port}/{service}/{method}"
@@ -68,7 +68,7 @@ def h2load(
 
 
 def median_ms(port: int, method: str, body: Path, *, calls: int, service: str = KSERVE) -> float:
-    """Call a method so often, one call at a time; gives the median of what a call takes, in milliseconds."""
+    """Call a method a number of times in sequence; return the median latency in milliseconds."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "calls"
         h2load(port, method, body, calls=calls, options=["--log-file", str(log)], service=service)
@@ -86,18 +86,18 @@ class Server:
 
     @property
     def resident_mb(self) -> float:
-        """Resident memory, in megabytes."""
+        """Return the resident memory in megabytes."""
         return float(self.process.memory_info().rss / 1e6)
 
 
 def cpu_seconds(process: psutil.Process) -> float:
-    """CPU time that a process has used so far."""
+    """Return the CPU time of a process."""
     times = process.cpu_times()
     return float(times.user + times.system)
 
 
 def cpu_of_tree(process: psutil.Process) -> float:
-    """CPU time that a process and those that it has started have used so far, those that have ended among them."""
+    """Return the CPU time of a process and its children, including exited ones."""
     used = 0.0
     for each in [process, *process.children(recursive=True)]:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -107,9 +107,9 @@ def cpu_of_tree(process: psutil.Process) -> float:
 
 
 def wait_idle(process: psutil.Process) -> None:
-    """Wait until a process and those that it has started do next to nothing, for half a minute at the most.
+    """Wait until a process and its children are idle, at most half a minute.
 
-    A server that does not notice that its clients have left goes on computing for them.
+    A server that does not notice client disconnects continues to compute for them.
     """
     ends = time.monotonic() + _IDLE_WITHIN_SECONDS
     while time.monotonic() < ends:
@@ -121,7 +121,7 @@ def wait_idle(process: psutil.Process) -> None:
 
 @contextlib.contextmanager
 def ended(process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> Iterator[None]:
-    """End a process with the block, gently if it can be."""
+    """Stop a process at the end of the block, gracefully if possible."""
     try:
         yield
     finally:
@@ -162,10 +162,10 @@ def script(
     arguments: Sequence[str], port: int, *, quiet: bool = False, folder: Path | None = None,
     python: str = sys.executable,
 ) -> Iterator[Server]:  # fmt: skip
-    """Run a Python script that listens on ``port`` until the block ends; a quiet one tells nobody its errors.
+    """Run a Python script that listens on ``port`` until the block ends; ``quiet`` discards its errors.
 
-    It runs in ``folder``, where it may leave files, or in the current one, and by this interpreter unless another is
-    named.
+    The script runs in ``folder``, where it may write files, or in the current folder, with this interpreter unless
+    another one is given.
     """
     command = [python, *arguments]
     errors = subprocess.DEVNULL if quiet else None
@@ -181,7 +181,7 @@ def script(
 
 @contextlib.contextmanager
 def service(folder: Path) -> Iterator[int]:
-    """Run the ``web_service.py`` of a folder on free ports until the block ends; yields its port of HTTP."""
+    """Run the ``web_service.py`` of a folder on free ports until the block ends; yield its HTTP port."""
     grpc, rest = free_ports(2)
     file = folder / "config.yml"
     text = re.sub(r"(?m)^rpc_port:.*$", f"rpc_port: {grpc}", file.read_text())

@@ -77,7 +77,7 @@ _BINARY_HEAD: Final = b'{"parameters":{"binary_data_output":true},"inputs":[%b]}
 _HANDLER: Final = "class Handler:\n    def handle_post(self, payload):\n        return payload\n"
 
 Drive = Callable[[int], None]
-"""Sends so many requests and reads the answers; runs in a thread of its own."""
+"""Sends a number of requests and reads the responses; runs in a separate thread."""
 
 
 # Counting
@@ -139,7 +139,7 @@ async def _grpc_infer(folder: Path, batch: int) -> float:
                 if statuses != {"0"}:
                     sys.exit(f"ModelInfer: expected gRPC status 0, got {', '.join(sorted(statuses))}")
 
-    # The profile slows the inference down, so its place is fixed.
+    # Profiling slows the inference down, so the choice of thread or event loop is fixed.
     with patch.object(Placement, "is_inline", lambda *_: True):
         async with trio.open_nursery() as nursery:
             await nursery.start(registry.run)
@@ -177,7 +177,7 @@ def _post(path: str, body: bytes, *headers: str) -> bytes:
 
 
 def _drive_http(address: str, request: bytes, count: int) -> None:
-    """Send a request so many times on one connection, each after the answer to the one before."""
+    """Send a request a number of times in sequence on one connection."""
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=_TIMEOUT_SECONDS) as client:
         for _ in range(count):
@@ -293,12 +293,12 @@ class Comparison:
 
     @property
     def ratio(self) -> float:
-        """Calls now divided by the baseline; NaN without a baseline."""
+        """Return the ratio of the calls to the baseline; NaN without a baseline."""
         return self.calls / self.baseline if self.baseline else math.nan
 
     @property
     def is_worse(self) -> bool:
-        """True if the case makes more calls than the baseline allows."""
+        """Return whether the case makes more calls than the baseline allows."""
         return self.ratio > MAX_RATIO
 
     def __str__(self) -> str:

@@ -1,6 +1,6 @@
-"""What requests of ever other shapes leave in memory, and what buckets of shapes make of that.
+"""Memory growth by requests of ever new shapes, with and without shape buckets.
 
-python -m benchmarks.random_shapes    three to five minutes; docs/memory.md has what was recorded last
+python -m benchmarks.random_shapes    takes three to five minutes; docs/memory.md has the last recorded results
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROWS: Final = 8
 WORDS: Final = 256
 REQUESTS: Final = 1000
 LOOKS: Final = (100, 300, 600, 1000)
-"""After how many requests memory is looked at."""
+"""Numbers of requests after which memory is measured."""
 BUCKETS: Final = {
     "batch": [1, 2, 4, 8],
     "words": {"sizes": [32, 64, 128, 256], "inputs": {"x": 1, "mask": 1}},
@@ -39,7 +39,7 @@ SETTINGS: Final[dict[str, dict[str, Any]]] = {
 
 
 def attention() -> ov.Model:
-    """Make layers of attention: FP32 ``x`` [rows, words, 256] and ``mask`` [rows, words], which leaves words out."""
+    """Build attention layers: FP32 ``x`` [rows, words, 256] and ``mask`` [rows, words], which masks words."""
     x, mask = (op.parameter(ov.PartialShape(shape), np.float32) for shape in ([-1, -1, WIDTH], [-1, -1]))
     x.output(0).set_names({"x"})
     mask.output(0).set_names({"mask"})
@@ -85,7 +85,7 @@ def _call(client: httpx.Client, rows: int, words: int) -> None:
 
 
 def _measure(server: Server) -> str:
-    """Give cells of the table: memory before any request, what it grew by, and CPU a request."""
+    """Return the cells of the table: memory before any request, its growth, and CPU per request."""
     random = np.random.default_rng(1)
     begun, before = server.resident_mb, cpu_seconds(server.process)
     grown = []

@@ -1,4 +1,4 @@
-"""How often threads can do something in a second, counted after a warm-up."""
+"""Rate of a function in threads, counted after a warm-up."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WARM_UP_SECONDS = 2.0
 
 
 def pages_a_second(make: Callable[[], Callable[[], object]], threads: int, seconds: float) -> float:
-    """Let threads read pages, each with what was made for it; pages count if they begin within the time."""
+    """Read pages in threads, each with its own state; count pages that start within the time."""
     counted: list[int] = []
     readers = [make() for _ in range(threads)]
     begin = time.perf_counter() + WARM_UP_SECONDS

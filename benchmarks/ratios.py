@@ -1,4 +1,4 @@
-"""Calls as ratios to what the machine does at that moment: OpenVINO alone, and servers with a canned answer."""
+"""Rates of calls relative to OpenVINO alone and to servers with a canned answer, measured at the same time."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ _CANNED: Final = Path(__file__).parent / "peers" / "programs" / "starlette_canne
 
 @dataclass(frozen=True, slots=True)
 class _Served:
-    """A model in a server of its own."""
+    """A model in a separate server."""
 
     target: MeasuredModel
     server: Server
     folder: Path
 
     def asked(self, door: Door) -> Asked:
-        """Say how it is asked, and ask it once."""
+        """Prepare the request and send it once."""
         asked = asked_over(door, self.target, self.server, self.folder)
         check_answer(asked)
         return asked

@@ -1,4 +1,4 @@
-"""A trivial model on Ray Serve, by ``ovms deploy ray``'s application and by a deployment written by hand, in turn."""
+"""A trivial model on Ray Serve: the application of ``ovms deploy ray`` against a hand-written deployment."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PATIENCE_SECONDS = 60
 
 
 class _Round(NamedTuple):
-    """What one round of calls took: calls a second, CPU of the replica for each, and their median, in milliseconds."""
+    """Result of one round: calls per second, CPU of the replica per call, and median latency in milliseconds."""
 
     rate: float
     cpu_ms: float
@@ -47,7 +47,7 @@ class _Round(NamedTuple):
 
 @contextmanager
 def _cluster(folder: Path) -> Iterator[tuple[psutil.Process, int]]:
-    """Run the cluster's process until the block ends; yields it and its port."""
+    """Run the cluster's process until the block ends; yield the process and its port."""
     ir.save(ir.dummy(), folder, "m")
     entry = {"name": "m", "base_path": str(folder / "m"), "placement": {"num_cpus": 0.1}}
     config = folder / "config.json"
@@ -128,11 +128,11 @@ def _rows(cluster: psutil.Process, port: int, clients: int) -> list[Row]:
 
 
 def run() -> list[Row]:
-    """Measure with one client and with four; nothing where Ray is not installed, which is told."""
+    """Measure with one client and with four; print a message if Ray is not installed."""
     if find_spec("ray") is None:
-        print("ray: not measured, for Ray is not installed: pip install ovmstrio[ray]", file=sys.stderr)
+        print("ray: skipped, because Ray is not installed: pip install ovmstrio[ray]", file=sys.stderr)
         return []
-    # Paths of sockets have few characters.
+    # The length of socket paths is limited.
     folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))
     try:
         with _cluster(folder) as (cluster, port):

@@ -1,4 +1,4 @@
-"""A Ray cluster with a trivial model twice: as ``ovms deploy ray`` serves it, and by a deployment written by hand.
+"""A Ray cluster with a trivial model twice: served by ``ovms deploy ray`` and by a hand-written deployment.
 
 Arguments are the configuration, the model's file, and the port for HTTP; it writes a line when both answer, below
 ``/ours`` and ``/hand``, and ends with its standard input.
@@ -28,7 +28,7 @@ _STORE_BYTES = 80_000_000
 
 
 class ByHand:
-    """The least that answers KServe's request for this one model."""
+    """Minimal deployment that answers a KServe request for this model."""
 
     def __init__(self, file: str) -> None:
         options = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": 1, "NUM_STREAMS": 1}
@@ -45,7 +45,7 @@ class ByHand:
 
 def main(config: str, file: str, port: str) -> None:
     """Serve until standard input ends."""
-    # Ray prints what becomes of its processes.
+    # Ray prints the state of its processes to standard output.
     told = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     ray.init(num_cpus=2, include_dashboard=False, object_store_memory=_STORE_BYTES, log_to_driver=False)

@@ -1,4 +1,4 @@
-"""One measured figure, how it is printed, and the file that keeps the last run."""
+"""A measured figure, its printed form, and the file with the last run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RESULTS = Path(__file__).with_name("RESULTS.md")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A figure, the goal it is held against, and what it was made of."""
+    """A figure with its goal and the values that it was computed from."""
 
     what: str
     value: float
@@ -29,7 +29,7 @@ class Row:
 
 
 def machine() -> str:
-    """Describe what the figures were measured on."""
+    """Describe the machine of the measurement."""
     names = [
         line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
     ]
@@ -46,10 +46,10 @@ def render(rows: list[Row]) -> str:
 
 
 def write_section(name: str, text: str) -> None:
-    """Put text between the two marks of a section of RESULTS.md; all around it was written by hand or by others.
+    """Replace the text between the two marks of a section of RESULTS.md, and keep the rest.
 
     Raises:
-        ValueError: the file has no such marks.
+        ValueError: the file does not have the marks.
     """
     begin, end = f"<!-- {name}: written by a program -->\n", f"<!-- end of {name} -->\n"
     before, found, rest = RESULTS.read_text().partition(begin)

@@ -1,4 +1,4 @@
-"""Requests as the bytes that load generators send."""
+"""Encoded requests for load generators."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _DATATYPES: Final = {"float32": "FP32", "uint64": "UINT64", "uint32": "UINT32"}
 
 
 def framed_infer_request(model: str, name: str, array: Array) -> bytes:
-    """Build one ModelInfer request with an FP32 input, behind gRPC's five bytes."""
+    """Encode one ModelInfer request with an FP32 input, with gRPC's five-byte prefix."""
     return framed_tensors_request(model, {name: array})
 
 
 def framed_tensors_request(model: str, arrays: Mapping[str, Array]) -> bytes:
-    """Build one ModelInfer request with an input of each name, behind gRPC's five bytes."""
+    """Encode one ModelInfer request with an input of each name, with gRPC's five-byte prefix."""
     request = message_class("inference.ModelInferRequest")(model_name=model)
     for name, array in arrays.items():
         request.inputs.add(name=name, datatype=_DATATYPES[array.dtype.name], shape=array.shape)
@@ -33,7 +33,7 @@ def framed_tensors_request(model: str, arrays: Mapping[str, Array]) -> bytes:
 
 
 def framed_bytes_request(model: str, name: str, content: bytes) -> bytes:
-    """Build one request with a BYTES input as Python nodes take it: raw, without lengths."""
+    """Encode one request with a BYTES input in the form of Python nodes: raw, without lengths."""
     request = message_class("inference.ModelInferRequest")(model_name=model)
     request.inputs.add(name=name, datatype="BYTES", shape=[len(content)])
     request.raw_input_contents.append(content)
@@ -41,6 +41,6 @@ def framed_bytes_request(model: str, name: str, content: bytes) -> bytes:
 
 
 def framed_message(request: Any) -> bytes:
-    """Write a message of Google's protobuf behind gRPC's five bytes."""
+    """Encode a message of Google's protobuf with gRPC's five-byte prefix."""
     body = request.SerializeToString()
     return struct.pack(">BI", 0, len(body)) + bytes(body)

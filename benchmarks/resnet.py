@@ -1,6 +1,6 @@
-"""ResNet-50's shape over gRPC at concurrency 4, against OpenVINO's own asynchronous queue with the same settings.
+"""A model of ResNet-50's shape over gRPC at concurrency 4, against OpenVINO's asynchronous queue with equal settings.
 
-The queue runs in a process of its own and in turn with the server, which idles meanwhile.
+The queue runs in a separate process, alternately with the server, which idles meanwhile.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GOAL = 0.98
 
 
 class _Queue:
-    """OpenVINO's own asynchronous queue, in a process of its own that idles between its turns."""
+    """OpenVINO's asynchronous queue in a separate process that idles between its turns."""
 
     def __init__(self, model: Path) -> None:
         command = [sys.executable, "-m", "benchmarks.resnet", str(model)]
@@ -35,7 +35,7 @@ class _Queue:
         self.rate()
 
     def rate(self) -> float:
-        """Let it run its share; gives inferences a second."""
+        """Run one round; return inferences per second."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write("go\n")
@@ -43,7 +43,7 @@ class _Queue:
         return float(self.process.stdout.readline())
 
     def close(self) -> None:
-        """End the process."""
+        """Stop the process."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait(20)

@@ -1,4 +1,4 @@
-"""What REST is measured against: a bare quart-trio route on hypercorn that reads the body and gives a canned answer."""
+"""Baseline of the REST benchmark: a bare quart-trio route on hypercorn with a canned answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sequence costs: its state swapped in and out of shared infer requests, against an infer request of its own."""
+"""Cost of a sequence: its state swapped in and out of shared infer requests, against a separate infer request."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _TELLING: Final = 100
 
 
 class _Swapping:
-    """As the server does it."""
+    """The server's method: states swapped in and out of shared infer requests."""
 
     def __init__(self, network: Network, spec: ModelSpec, count: int) -> None:
         self._network = network
@@ -60,7 +60,7 @@ class _Swapping:
 
 
 class _Holding:
-    """An infer request for each sequence, with the sequence's state in it."""
+    """The alternative: an infer request with its state for each sequence."""
 
     def __init__(self, model: Any, network: Network, count: int) -> None:
         self._make = partial(Slot, model, network.signature, InferMode.SYNCHRONOUS)
@@ -104,7 +104,7 @@ async def _measure(variant: str, count: int, folder: Path) -> dict[str, float]:
 
 
 def _apart(variant: str, count: int) -> dict[str, float]:
-    """Measure in a process of its own, whose memory nothing else has touched."""
+    """Measure in a separate process with unused memory."""
     command = [sys.executable, "-m", "benchmarks.sequence_cost", variant, str(count)]
     found: dict[str, float] = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
     return found
@@ -114,7 +114,7 @@ def _rows(count: int) -> list[Row]:
     swapped, held = _apart("swap", count), _apart("hold", count)
     size, their_size = swapped["kilobytes"], held["kilobytes"]
     added = swapped["microseconds"] - held["microseconds"]
-    # Of a few sequences the memory is lost among the pages that the process had anyway.
+    # The memory of a few sequences fits into pages that the process already has.
     goal, met = ("less than held", size < their_size) if count >= _TELLING else ("none", True)
     note = "swapped in and out of a shared infer request, against an infer request held for each"
     return [

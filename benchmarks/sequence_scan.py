@@ -1,4 +1,4 @@
-"""The cleaner of sequences: how long it takes for ten thousand, and what a request that comes at that moment waits."""
+"""Cleaner of idle sequences: duration for ten thousand sequences, and delay of a concurrent request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["run"]
 SEQUENCES: Final = 10_000
 ROUNDS: Final = 7
 _REQUESTS: Final = 40
-"""Requests in a round, in whose time a scan begins and ends."""
+"""Requests in a round, which is longer than a scan."""
 
 _START: Final = 1
 _MINUTE: Final = 60
@@ -37,7 +37,7 @@ def _step(number: int, control: int | None = None) -> InferRequest:
 
 
 class _Measurement:
-    """Sequences that are started again whenever the cleaner has removed them."""
+    """Sequences that are restarted after the cleaner has removed them."""
 
     def __init__(self, servable: StatefulServable, managers: SequenceManagers, clock: trio.testing.MockClock) -> None:
         self._servable = servable
@@ -45,13 +45,13 @@ class _Measurement:
         self._clock = clock
 
     async def start(self) -> None:
-        """Start what is not alive, which the next scan finds in use."""
+        """Start missing sequences; the next scan finds them in use."""
         alive = {info.id for info in self._servable.sequences()}
         for number in range(1, SEQUENCES + 1):
             await self._servable.infer(_step(number, None if number in alive else _START))
 
     async def scans(self) -> list[float]:
-        """Give the milliseconds of a scan that marks all sequences, and of one that removes them."""
+        """Return the milliseconds of a scan that marks all sequences, and of one that removes them."""
         await self.start()
         times = []
         for _ in range(2):
@@ -61,7 +61,7 @@ class _Measurement:
         return times
 
     async def delays(self) -> list[float]:
-        """Give the milliseconds that requests take longer while a scan marks all, and while one removes them."""
+        """Return the additional latency in milliseconds during a scan that marks all, and one that removes them."""
         await self.start()
         slowest = []
         for number in (1, 2, None):
@@ -72,7 +72,7 @@ class _Measurement:
         return [each - alone for each in busy]
 
     async def _request(self) -> float:
-        """Let other tasks run first, as a request does that comes from a socket."""
+        """Run other tasks first, as for a request that arrives on a socket."""
         begin = time.perf_counter()
         await trio.lowlevel.checkpoint()
         await self._servable.infer(_step(1))
@@ -97,7 +97,7 @@ def _median(rounds: list[list[float]], index: int) -> float:
 
 
 def run() -> list[Row]:
-    """Measure in this process, on an event loop that has nothing else to do."""
+    """Measure in this process, on an otherwise idle event loop."""
     clock = trio.testing.MockClock()
     with tempfile.TemporaryDirectory() as folder:
         scans, delays = trio.run(_measure, Path(folder), clock, clock=clock)

@@ -1,4 +1,4 @@
-"""Stateful models: a step against a call that brings its state along, many sequences against few, and their cleaner."""
+"""Stateful models: a step against a call with its state as input, many sequences against few, and the cleaner."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CALLS = 500
 FEW, MANY = 50, 5_000
 STEP_SEQUENCES = 16
 SIZES: Final = {"tiny": (4, 8), "large": (80, 512)}
-"""Features and hidden size: a cell of a few numbers, and one of the size that speech models have."""
+"""Features and hidden size: a small cell, and one of the size of speech models."""
 
 _START: Final = 1
 
@@ -51,13 +51,13 @@ def _explicit(model: str, features: int, hidden: int) -> bytes:
 
 
 def _start(server: Server, model: str, features: int, numbers: range) -> list[bytes]:
-    """Start sequences; gives the bodies of their steps."""
+    """Start sequences and return the bodies of their steps."""
     call_rate(server.grpc, [_step(model, features, number, _START) for number in numbers], len(numbers))
     return [_step(model, features, number) for number in numbers]
 
 
 class _Side:
-    """One side of a ratio: what is called, and what that took each time."""
+    """One side of a ratio: the call and its measured times."""
 
     def __init__(self, server: Server, bodies: Sequence[bytes]) -> None:
         self._server = server
@@ -66,7 +66,7 @@ class _Side:
         self.rates: list[float] = []
 
     def measure(self) -> None:
-        """Call a few hundred times, so that whatever else the machine does hits both sides of a pair."""
+        """Call a few hundred times, so that other load affects both sides of a pair."""
         before = cpu_seconds(self._server.process)
         self.rates.append(call_rate(self._server.grpc, self._bodies, CALLS))
         self._cpu += cpu_seconds(self._server.process) - before
@@ -77,7 +77,7 @@ class _Side:
 
 
 def _ratio(ours: _Side, theirs: _Side) -> float:
-    """Measure both in turn, each of them first every other time; gives the median ratio of the rates."""
+    """Measure both in turn, in alternating order; return the median ratio of the rates."""
     for number in range(ROUNDS):
         for side in (ours, theirs) if number % 2 else (theirs, ours):
             side.measure()
@@ -121,7 +121,7 @@ def _make_stateful(config: Path, names: Sequence[str]) -> None:
 
 
 def run() -> list[Row]:
-    """Measure one server, then the parts by themselves."""
+    """Measure one server, then the parts alone."""
     stateful = {name + end: ir.lstm(*SIZES[name]) for name in SIZES for end in ("", "_few", "_many")}
     explicit = {f"{name}_explicit": ir.lstm(*SIZES[name], explicit=True) for name in SIZES}
     with tempfile.TemporaryDirectory() as folder:

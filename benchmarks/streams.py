@@ -1,4 +1,4 @@
-"""Streams by their number: what an output costs of one stream, and of eight at once over one connection."""
+"""Cost of an output of one stream, and of eight concurrent streams over one connection."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _LEAST_OF_MLSERVER: Final = 4.0
 
 
 def _ask(server: Server | Peer, body: Path, at_once: int) -> tuple[float, float]:
-    """Give microseconds of CPU an output, and outputs a second."""
+    """Return CPU microseconds per output, and outputs per second."""
     before = cpu_seconds(server.process)
     rate = h2load(server.grpc, "ModelStreamInfer", body, calls=STREAMS, streams=at_once)
     return (cpu_seconds(server.process) - before) / (STREAMS * OUTPUTS) * 1e6, rate * OUTPUTS
@@ -58,7 +58,7 @@ def _row(server: Server, body: Path) -> Row:
 
 
 def _against_mlserver(server: Server, folder: Path, config: Path) -> list[Row]:
-    """Compare outputs a second with MLServer's, of a generator of inferences in the server's process on either side."""
+    """Compare outputs per second with MLServer's, with a generator of inferences in both server processes."""
     asked = folder / "mlserver.bin"
     asked.write_bytes(framed_infer_request("trivial", "b", np.full((1, 10), OUTPUTS, np.float32)))
     with peer("mlserver", config, {"trivial": folder / "trivial" / "1" / "model.xml"}, _ONE_THREAD) as other:
@@ -78,7 +78,7 @@ def _row_beside(number: int, rounds: list[list[float]]) -> Row:
 
 
 def run() -> list[Row]:
-    """Measure one server, and MLServer beside it."""
+    """Measure one server and MLServer."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         config = write_repository(folder, {"trivial": trivial()}, {})

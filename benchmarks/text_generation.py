@@ -1,4 +1,4 @@
-"""Text generation through the server, against the same handler's generator run bare in a process of its own."""
+"""Text generation through the server, against the same generator in a bare process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GOAL = 0.97
 
 
 def _rate(pieces: Iterator[object]) -> float:
-    """Give pieces a second, from the first to the last: the prompt's own time is the model's alone."""
+    """Return pieces per second from the first to the last one, without the time of the prompt."""
     next(pieces)
     started = time.perf_counter()
     count = sum(1 for _ in pieces)
@@ -36,7 +36,7 @@ def _rate(pieces: Iterator[object]) -> float:
 
 
 def _bare(folder: Path) -> None:
-    """Print the rate of the handler's generator at each line of the input, after one run that does not count."""
+    """Print the rate of the handler's generator for each line of the input, after a warm-up run."""
     import pyovms  # noqa: PLC0415 - only this part of the benchmark needs it
 
     class Context:
@@ -56,7 +56,7 @@ def _bare(folder: Path) -> None:
 
 @contextmanager
 def _bare_runs(folder: Path) -> Iterator[Callable[[], float]]:
-    """Keep a process that runs the generator bare whenever it is asked to."""
+    """Start a process that runs the bare generator on request."""
     command = [sys.executable, "-m", "benchmarks.text_generation", str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         to, out = process.stdin, process.stdout
@@ -73,7 +73,7 @@ def _bare_runs(folder: Path) -> Iterator[Callable[[], float]]:
 
 
 def _in_turn(config: Path, folder: Path) -> list[tuple[float, float]]:
-    """Measure served and bare run by run, both processes being there all the time."""
+    """Measure the server and the bare process alternately, while both processes exist."""
     from ovmstrio_samples.text_generation.client import completions  # noqa: PLC0415 - only this part of the benchmark needs it
 
     with ovms(config) as server, _bare_runs(folder) as bare:

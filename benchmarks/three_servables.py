@@ -1,4 +1,4 @@
-"""How soon three servables are ready, and what memory they take: an addition, a perceptron and ResNet-50, open batches.
+"""Startup time and memory of three servables with open batches: an addition, a perceptron and ResNet-50.
 
 python -m benchmarks.three_servables [OTHER], a checkout that has an environment in ``.venv`` and is measured in turn
 """
@@ -29,11 +29,11 @@ HERE: Final = Path(__file__).parents[1]
 ROUNDS: Final = 5
 START_SECONDS: Final = 120
 SETTLED_SECONDS: Final = 3.0
-"""What a server has, once it is ready, until its memory is looked at."""
+"""Seconds between the readiness of a server and the measurement of its memory."""
 
 
 class _Start(NamedTuple):
-    """Seconds until ready, seconds of processors until then, and the memory of an idle server in MB."""
+    """Seconds until ready, CPU seconds until then, and the memory of the idle server in MB."""
 
     ready: float
     cpu: float
@@ -54,7 +54,7 @@ def _start(checkout: Path, config: Path) -> _Start:
     command += ["--port", str(grpc), "--rest_port", str(rest), "--log_level", "ERROR"]
     begin = time.perf_counter()
     quiet = subprocess.DEVNULL
-    # As where it is installed: compiled, though a shell of developers may have that switched off.
+    # Installed packages have compiled bytecode, but a developer's shell may disable writing it.
     with_bytecode = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     with subprocess.Popen(command, cwd=checkout, env=with_bytecode, stdout=quiet, stderr=quiet) as process:
         try:
@@ -70,7 +70,7 @@ def _start(checkout: Path, config: Path) -> _Start:
 
 
 def _wait_ready(process: subprocess.Popen[bytes], port: int, begin: float) -> None:
-    # To make a client takes longer than to ask, on a core that the server could have.
+    # Creating a client takes longer than a request, and uses a core that the server could use.
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=START_SECONDS) as client:
         while time.perf_counter() - begin < START_SECONDS and process.poll() is None:
             try:

@@ -1,4 +1,4 @@
-"""Serve one canned unary answer, to compare the transport's cost a call with other gRPC servers.
+"""A gRPC server with one canned unary answer, to compare the transport's cost per call with other servers.
 
 Run ``python benchmarks/transport_canned.py [trio|grpc.aio] [port]`` and load it with::
 
@@ -34,7 +34,7 @@ ANSWER = b"a" * 100
 
 
 class Count:
-    """Calls answered and the CPU time at the first of them."""
+    """Number of answered calls, and the CPU time at the first one."""
 
     calls = 0
     cpu_started = 0.0
@@ -54,24 +54,24 @@ class Count:
 
 
 class RawCodec(CodecBase):
-    """Messages are bytes already."""
+    """Codec for messages that are already encoded."""
 
     __content_subtype__ = "proto"
 
     def encode(self, message: bytes, _message_type: Any) -> bytes:
-        """Pass through."""
+        """Return the bytes unchanged."""
         return message
 
     def decode(self, data: bytes, _message_type: Any) -> bytes:
-        """Pass through."""
+        """Return the bytes unchanged."""
         return data
 
 
 class Canned:
-    """One method, one answer."""
+    """Service with one method and one answer."""
 
     async def call(self, stream: Call) -> None:
-        """Answer."""
+        """Send the canned answer."""
         Count.add()
         await stream.recv_message()
         await stream.send_message(ANSWER)

@@ -1,4 +1,4 @@
-"""What several processes cost and bring: CPU of a trivial call, a step that goes to its owner, Python on two cores."""
+"""Cost and benefit of workers: CPU of a trivial call, a step forwarded to its owner, Python on two cores."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _calling(server: Server, name: str, tensor: str, width: int) -> Iterator[Cal
 
 
 def _cpu_us(server: Server, call: Callable[[], Any]) -> float:
-    """Measure CPU time of the whole server for a call."""
+    """Measure the CPU time of all server processes per call."""
     before = cpu_of_tree(server.process)
     for _ in range(CALLS):
         call()
@@ -83,7 +83,7 @@ def _trivial(one: Server, two: Server) -> Row:
 
 
 def _steps(one: Server, two: Server) -> list[Row]:
-    """Compare steps by the connection that a sequence began on, and by one of another worker, with one process."""
+    """Compare steps on the connection of the sequence's start, on one of another worker, and with one process."""
     with ExitStack() as stack:
         ask_one, *asking = (stack.enter_context(_calling(server, "acc", "x", 2)) for server in (one, *[two] * 4))
         by_pid = {_pid(two, ask, identity): ask for identity, ask in enumerate(asking, 2)}
@@ -118,7 +118,7 @@ def _steps(one: Server, two: Server) -> list[Row]:
 
 
 def _pid(server: Server, ask: Callable[..., Any], identity: int) -> int:
-    """Find the worker that has a connection: the one that has worked for it."""
+    """Find the worker of a connection by its CPU time."""
     workers = server.process.children()
     before = [each.cpu_times().user for each in workers]
     ask(sequence_id=identity, sequence_start=True)
@@ -129,7 +129,7 @@ def _pid(server: Server, ask: Callable[..., Any], identity: int) -> int:
 
 
 def _timed(server: Server, ask: Callable[..., Any]) -> tuple[float, float]:
-    """Measure CPU time of the whole server for a step, and how long half of the steps take; both in us."""
+    """Measure the server's CPU time per step and the median latency, both in us."""
     seconds = []
 
     def step() -> None:
@@ -142,7 +142,7 @@ def _timed(server: Server, ask: Callable[..., Any]) -> tuple[float, float]:
 
 
 def _rate(server: Server) -> float:
-    """Count answers of the handler a second, of clients with a connection each."""
+    """Return the handler's answers per second, with one connection per client."""
     ends = time.perf_counter() + SECONDS
     answered = [0] * CLIENTS
     with ExitStack() as stack:

@@ -1,10 +1,10 @@
-"""Computes in Python for some milliseconds."""
+"""Node that computes in Python for some milliseconds."""
 
 from pyovms import Tensor
 
 
 class OvmsPythonModel:
-    """One node that holds the interpreter's lock all the time."""
+    """Node that holds the GIL all the time."""
 
     def execute(self, inputs: list[Tensor]) -> list[Tensor]:
         """Add up numbers."""

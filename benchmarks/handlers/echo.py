@@ -1,11 +1,11 @@
-"""Returns its input."""
+"""Node that returns its input."""
 
 from pyovms import Tensor
 
 
 class OvmsPythonModel:
-    """One node that does nothing, so that what is around it can be measured."""
+    """Node that does nothing, to measure the overhead of the server."""
 
     def execute(self, inputs: list[Tensor]) -> list[Tensor]:
-        """Give the bytes back under the output's name."""
+        """Return the bytes under the output's name."""
         return [Tensor("out", inputs[0].data)]

@@ -1,4 +1,4 @@
-"""Gives an array of its own, as large as its input."""
+"""Node that returns a new array of the input's size."""
 
 import numpy as np
 
@@ -6,8 +6,8 @@ from pyovms import Tensor
 
 
 class OvmsPythonModel:
-    """One node whose output is a large array that it has made."""
+    """Node with a new large array as output."""
 
     def execute(self, inputs: list[Tensor]) -> list[Tensor]:
-        """Give as many bytes as came."""
+        """Return as many bytes as the input has."""
         return [Tensor("out", np.full(inputs[0].size, 7, np.uint8))]

@@ -1,4 +1,4 @@
-"""Streams inferences."""
+"""Node that streams inferences."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +13,7 @@ _SETTINGS = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": "1"}
 
 
 class OvmsPythonModel:
-    """One generative node each of whose outputs is an addition of OpenVINO's."""
+    """Generative node whose outputs are inferences of an addition model."""
 
     def initialize(self, _kwargs: dict[str, Any]) -> None:
         """Compile the model."""
@@ -22,7 +22,7 @@ class OvmsPythonModel:
         self.model = ov.Core().compile_model(model, "CPU", _SETTINGS)
 
     def execute(self, inputs: list[Tensor]) -> Iterator[list[Tensor]]:
-        """Give as many outputs as the input says."""
+        """Yield as many outputs as the input says."""
         request, array = self.model.create_infer_request(), np.zeros((1, 10), np.float32)
         for _ in range(int(bytes(inputs[0]))):
             array = request.infer([array])[0]

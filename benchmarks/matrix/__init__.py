@@ -1,8 +1,8 @@
-"""The matrix: what users see of models of five sizes, as ratios to what OpenVINO alone does in the same minute.
+"""The matrix: performance of models of five sizes, relative to OpenVINO alone in the same minute.
 
 ::
 
-    cells ─┬─> a server for each model, settings and surroundings ─> load over each door ──────┬─> run (JSON)
-           └─> a process that runs the same model by OpenVINO alone ─> its best, just before ──┘
-    run ─> table, chart; two runs ─> what differs
+    cells ─┬─> a server for each model, settings and neighbours ─> load over each interface ───┬─> run (JSON)
+           └─> a process with the same model in OpenVINO alone ─> its best rate, just before ──┘
+    run ─> table, chart; two runs ─> differences
 """

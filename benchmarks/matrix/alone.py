@@ -1,6 +1,6 @@
-"""What OpenVINO alone does with a model: the best of its asynchronous queue and of a synchronous loop.
+"""Rate of a model in OpenVINO alone: the better one of an asynchronous queue and a synchronous loop.
 
-It is measured in a process of its own, which idles between its turns.
+The measurement runs in a separate process, which idles between its turns.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ __all__ = ["OpenVinoAlone", "openvino_alone"]
 
 
 class OpenVinoAlone:
-    """The process that runs one model."""
+    """Process that runs one model."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
     def rate(self, seconds: float) -> float:
-        """Let it run for so long each way; gives inferences a second of the better one."""
+        """Run both ways for the given time; return inferences per second of the better one."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{seconds}\n")
@@ -39,7 +39,7 @@ class OpenVinoAlone:
 
 @contextmanager
 def openvino_alone(model: Path, settings: dict[str, str]) -> Iterator[OpenVinoAlone]:
-    """Have a process compile a model and run it on demand, until the block ends."""
+    """Start a process that compiles a model and runs it on request, until the block ends."""
     command = [sys.executable, "-m", __name__, str(model), json.dumps(settings)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:

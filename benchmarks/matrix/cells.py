@@ -1,4 +1,4 @@
-"""What is measured: every combination of a model, its settings, how it is asked, and what is beside it."""
+"""Cells of the matrix: combinations of model, settings, interface, concurrency and neighbours."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Door = Literal["gRPC", "REST JSON", "REST binary", "shared memory"]
 Hint = Literal["LATENCY", "THROUGHPUT", "default"]
 
 SIZES: Final = {"10 us": 10e-6, "100 us": 100e-6, "1 ms": 1e-3, "10 ms": 10e-3, "75 ms": 75e-3}
-"""What one inference takes, nearly, in seconds."""
+"""Approximate time of one inference in seconds."""
 _BETWEEN: Final = {"60 us of convolutions": 60e-6, "150 us of convolutions": 150e-6, "450 us of convolutions": 450e-6}
-"""The same of models between the matrix's, with few weights."""
+"""Approximate times of models between the matrix's sizes, with few weights."""
 DOORS: Final[tuple[Door, ...]] = ("gRPC", "REST JSON", "REST binary", "shared memory")
 HINTS: Final[tuple[Hint, ...]] = ("LATENCY", "THROUGHPUT", "default")
 CONCURRENCIES: Final = (1, 8, 32)
@@ -41,7 +41,7 @@ class ModelCase:
         size: one of :data:`SIZES`, or of those between.
         is_dynamic: whether its batch is open.
         hint: its ``PERFORMANCE_HINT``; ``default`` for none.
-        neighbours: how many other models the server has, which nobody calls.
+        neighbours: how many other models the server has, which get no calls.
     """
 
     size: str
@@ -51,12 +51,12 @@ class ModelCase:
 
     @property
     def seconds(self) -> float:
-        """What one inference takes, nearly."""
+        """Return the approximate time of one inference."""
         return (SIZES | _BETWEEN)[self.size]
 
     @property
     def settings(self) -> dict[str, str]:
-        """What the model is compiled with, by the server and by OpenVINO alone."""
+        """Return the compile settings for the server and for OpenVINO alone."""
         chosen = {} if self.hint == "default" else {"PERFORMANCE_HINT": self.hint}
         return {"INFERENCE_PRECISION_HINT": "f32", **chosen}
 
@@ -67,7 +67,7 @@ class ModelCase:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A model, asked over a door by so many at once."""
+    """A model, called over an interface with a concurrency."""
 
     model: ModelCase
     door: Door
@@ -82,11 +82,11 @@ class Grid:
     """A part of the matrix.
 
     Attributes:
-        models: what is served, each by a server of its own.
-        doors: how each is asked.
-        concurrencies: by how many at once.
-        rounds: how often all of a server's cells are measured in turn.
-        seconds: how long a cell is asked in a round, at least.
+        models: the served models, each in a separate server.
+        doors: the interfaces.
+        concurrencies: the numbers of concurrent calls.
+        rounds: how often all cells of a server are measured in turn.
+        seconds: the minimum duration of a cell in a round.
     """
 
     models: tuple[ModelCase, ...]
@@ -107,7 +107,7 @@ QUICK: Final = Grid(
     3,
     0.6,
 )
-"""Enough to see what a change costs, in less than five minutes."""
+"""Grid to see the effect of a change, in less than five minutes."""
 BRIEF: Final = Grid(
     tuple(ModelCase(size, is_dynamic, "default", 0) for size in SIZES for is_dynamic in (False, True)),
     ("gRPC",),
@@ -115,7 +115,7 @@ BRIEF: Final = Grid(
     5,
     1.0,
 )
-"""Every size and shape in one way, with more rounds, in less than ten minutes: for a record between those of all."""
+"""Grid of every size and shape with one setting and more rounds, in less than ten minutes, for interim records."""
 MIDDLE: Final = Grid(
     tuple(ModelCase(size, True, hint, 0) for size in (*_BETWEEN, "100 us") for hint in HINTS),
     ("gRPC",),
@@ -123,4 +123,4 @@ MIDDLE: Final = Grid(
     5,
     0.8,
 )
-"""Models of some hundred microseconds by their settings and callers, where it is decided by little where they run."""
+"""Grid of models of some hundred microseconds, where the choice of thread or event loop is close."""

@@ -1,4 +1,4 @@
-"""The chart of a run: one tile a cell, whose colour says how near the server comes to what OpenVINO does alone."""
+"""Chart of a run: one tile per cell, coloured by the server's rate relative to OpenVINO alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PANEL_HEIGHT: Final = _PANEL_HEAD + len(_ROWS) * _TILE_HEIGHT + _GAP
 
 
 def chart(cells: dict[str, dict[str, Any]]) -> str:
-    """Draw a run as SVG: a panel for each hint, alone and beside four models, of which there is a cell in the run."""
+    """Draw a run as SVG, with a panel for each measured hint, alone and with four other models."""
     panels = [panel for panel in _PANELS if any(name in cells for name in _names(panel))]
     width = _LEFT + len(_COLUMNS) * _TILE_WIDTH + (len(DOORS) - 1) * _GAP + 20
     height = _TOP + len(panels) * _PANEL_HEIGHT
@@ -64,7 +64,7 @@ def _x(column: int) -> float:
 
 
 def _tile(x: float, y: float, ratio: float) -> str:
-    """Draw a cell: from red for nothing over yellow to green for as much as OpenVINO alone."""
+    """Draw a cell, from red for zero over yellow to green for the rate of OpenVINO alone."""
     colour = f"hsl({min(ratio, 1) * 120:.0f},60%,70%)"
     tile = f'<rect x="{x}" y="{y}" width="{_TILE_WIDTH - 1}" height="{_TILE_HEIGHT - 1}" fill="{colour}"/>'
     return tile + _text(x + 8, y + 14, f"{ratio:.2f}", size=11)

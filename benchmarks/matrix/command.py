@@ -1,4 +1,4 @@
-"""The commands around the matrix: measure it, compare two runs, draw one."""
+"""Commands of the matrix: measure, compare two runs, draw a chart."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _SHOWN: Final = "\n![the matrix](../docs/matrix.svg)\n"
 def measure_matrix(arguments: list[str]) -> None:
     """Measure the matrix or a part of it, print it, and save it; ``--record`` also writes results and chart.
 
-    Ctrl-C ends it with what has been measured so far.
+    Ctrl-C stops the measurement and keeps the results so far.
     """
     parser = argparse.ArgumentParser(prog="python -m benchmarks matrix", description=measure_matrix.__doc__)
     parts = parser.add_mutually_exclusive_group()
@@ -71,7 +71,7 @@ def measure_matrix(arguments: list[str]) -> None:
 
 
 def compare(arguments: list[str]) -> None:
-    """Show the cells of two runs that differ by more than a tenth; exits with 1 if any became worse."""
+    """Show the cells of two runs that differ by more than 10 %; exit with 1 on a regression."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks compare", description=compare.__doc__)
     parser.add_argument("before", type=Path)
     parser.add_argument("after", type=Path)

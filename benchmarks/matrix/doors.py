@@ -1,4 +1,4 @@
-"""How a model is asked over each door, as what h2load sends: always the same request."""
+"""Requests to a model over each interface, for h2load, which always sends the same request."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ _ANY_SIZE = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_le
 
 
 class HasPorts(Protocol):
-    """A server that runs."""
+    """A running server."""
 
     @property
     def grpc(self) -> int:
-        """Its port of gRPC."""
+        """Return the gRPC port."""
 
     @property
     def rest(self) -> int:
-        """Its port of HTTP."""
+        """Return the HTTP port."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredModel:
-    """A model and what it is sent."""
+    """A model and its input."""
 
     model: str
     input: str
@@ -57,7 +57,7 @@ class MeasuredModel:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request: where it goes, its body in a file, its headers, and whether it is HTTP/1.1."""
+    """A request: address, body file, headers, and whether it uses HTTP/1.1."""
 
     url: str
     body: Path
@@ -66,7 +66,7 @@ class Asked:
 
 
 def asked_over(door: Door, target: MeasuredModel, server: HasPorts, folder: Path) -> Asked:
-    """Write the body of the request, and say how it is sent."""
+    """Write the body of the request and return the request."""
     body = folder / f"{door}.body"
     if door in {"gRPC", "shared memory"}:
         body.write_bytes(_grpc(target) if door == "gRPC" else _grpc_beside(target))
@@ -104,13 +104,13 @@ def _json(target: MeasuredModel, content: dict[str, Any], output: dict[str, Any]
 
 
 def check_answer(asked: Asked) -> None:
-    """Ask once, and end the program where the call fails: a load generator sees no status of gRPC."""
+    """Send one call and exit if it fails, because the load generator does not see the gRPC status."""
     if failure := failure_of(asked):
         sys.exit(f"{asked.url}: {failure[:500]}")
 
 
 def failure_of(asked: Asked) -> str:
-    """Ask once; gives what is wrong with the answer, empty if it is one."""
+    """Send one call; return the error, empty on success."""
     content = asked.body.read_bytes()
     parts = urlsplit(asked.url)
     if asked.is_http1:
@@ -127,7 +127,7 @@ def failure_of(asked: Asked) -> str:
 
 @contextmanager
 def registered_memory(target: MeasuredModel, server: Server) -> Iterator[None]:
-    """Have the server know a region with the input and one for the output, until the block ends."""
+    """Register shared memory regions for input and output, until the block ends."""
     regions = {_INPUT: target.array.tobytes(), _OUTPUT: bytes(_OUTPUT_BYTES)}
     try:
         for name, content in regions.items():

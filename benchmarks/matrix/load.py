@@ -1,4 +1,4 @@
-"""Load by h2load, which takes little of the processors and speaks HTTP/2 and HTTP/1.1."""
+"""Load generation with h2load, which needs little CPU and supports HTTP/2 and HTTP/1.1."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _REFUSED: Final = re.compile(r"(\d+) 4xx, (\d+) 5xx")
 
 
 class LoadFigures(NamedTuple):
-    """What came of some seconds of load: calls a second, the server's CPU a call, median and p99, in microseconds."""
+    """Result of a load: calls per second, and the server's CPU per call, median and p99 in microseconds."""
 
     rate: float
     cpu_us: float
@@ -37,9 +37,9 @@ class LoadFigures(NamedTuple):
 
 
 def load(asked: Asked, concurrency: int, seconds: float, server: psutil.Process) -> LoadFigures:
-    """Ask for so long, so many at once; for longer if there is no answer in that time.
+    """Send load for the given time and concurrency, or longer until the first response.
 
-    Over HTTP/2 eight calls share a connection, over HTTP/1.1 each has its own.  Ends the program where a call fails.
+    Over HTTP/2 eight calls share a connection, over HTTP/1.1 each has its own.  Exits if a call fails.
     """
     streams = 1 if asked.is_http1 else min(concurrency, _CALLS_A_CONNECTION)
     connections = max(1, concurrency // streams)
@@ -56,7 +56,7 @@ def load(asked: Asked, concurrency: int, seconds: float, server: psutil.Process)
 
 
 def _calls(command: list[str]) -> Array:
-    """Run the generator; gives a row for each call: when it began, its status, what it took, in microseconds."""
+    """Run h2load; return a row for each call: start, status, and latency in microseconds."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "calls"
         done = subprocess.run([*command, f"--log-file={log}"], capture_output=True, text=True, check=True)

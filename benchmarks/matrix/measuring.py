@@ -1,4 +1,4 @@
-"""Measure the cells of a grid: in turn with OpenVINO alone, a few rounds, medians."""
+"""Measurement of a grid's cells, alternately with OpenVINO alone, as medians of a few rounds."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ __all__ = ["SETTLING_SECONDS", "Measured", "measure"]
 
 _MODEL = "measured"
 _CYCLES = 2.5
-"""How often every caller is answered in a round, at least, however long an inference takes."""
+"""Minimum number of responses per caller in a round."""
 SETTLING_SECONDS = 11.0
-"""How long a model without a hint is asked side by side before that is measured: the server chooses its streams so."""
+"""Warm-up of a model without a hint under concurrency, during which the server chooses its streams."""
 _INFERENCES_ALONE = 12
 _ROUNDS_THAT_ALL_COUNT = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The rounds of one cell: what the server did, and what OpenVINO alone did beside each."""
+    """Rounds of one cell: results of the server and of OpenVINO alone."""
 
     rounds: tuple[tuple[LoadFigures, float], ...]
 
     @property
     def ratios(self) -> list[float]:
-        """The rate as a part of OpenVINO's, by round."""
+        """Return the server's rate relative to OpenVINO's, by round."""
         return [figures.rate / alone for figures, alone in self.rounds]
 
     def summary(self) -> dict[str, float]:
-        """Give medians, and how far apart the rounds are in ratio and CPU a call, as parts of their medians."""
+        """Return medians, and the relative spread of the rounds in ratio and CPU per call."""
         ratio = statistics.median(self.ratios)
         figures = {
             name: statistics.median(getattr(round_, name) for round_, _ in self.rounds) for name in LoadFigures._fields
@@ -60,14 +60,14 @@ class Measured:
 
 
 def _apart(figures: Sequence[float]) -> float:
-    """Tell how far the smallest and the largest are apart, as a part of the median; of more than three, the middle."""
+    """Return the spread of values relative to the median; of more than three values, the spread of the middle ones."""
     ordered = sorted(figures)
     inner = ordered[1:-1] if len(ordered) > _ROUNDS_THAT_ALL_COUNT else ordered
     return (inner[-1] - inner[0]) / (statistics.median(ordered) or 1.0)
 
 
 def measure(grid: Grid) -> Iterator[dict[str, dict[str, Any]]]:
-    """Measure a grid, model by model; gives summaries of cells by name, and tells how far it is on standard error."""
+    """Measure a grid model by model; return summaries by cell name, and print progress to standard error."""
     for number, case in enumerate(grid.models, 1):
         print(f"{number}/{len(grid.models)} {case}", file=sys.stderr)
         yield {str(cell): measured.summary() for cell, measured in _of_model(case, grid).items()}
@@ -98,7 +98,7 @@ def _write(case: ModelCase, folder: Path) -> tuple[MeasuredModel, Path]:
 def _rounds(
     case: ModelCase, grid: Grid, asked: dict[Any, Asked], server: Server, alone: OpenVinoAlone
 ) -> dict[Cell, Measured]:
-    """Ask over every door by turns, so that what the machine does meanwhile falls upon all of them."""
+    """Measure all interfaces alternately, so that other load affects all of them."""
     for each in asked.values():
         check_answer(each)
         load(each, 1, 0.2, server.process)

@@ -24,7 +24,7 @@ _PIXELS_OF_10_MS: Final = 64
 
 
 def _perceptron(widths: tuple[int, ...]) -> ov.Model:
-    """FP32 ``x`` [1,w0] to ``y`` [1,wn], with a ReLU behind each layer."""
+    """FP32 ``x`` [1,w0] to ``y`` [1,wn], with a ReLU after each layer."""
     random = np.random.default_rng(0)
     x = op.parameter([1, widths[0]], np.float32, name="x")
     x.output(0).set_names({"x"})
@@ -37,7 +37,7 @@ def _perceptron(widths: tuple[int, ...]) -> ov.Model:
 
 
 def _convolutions(channels: int, pixels: int, layers: int) -> ov.Model:
-    """FP32 ``x`` [1,3,pixels,pixels] to ``y`` [1,10]: convolutions of 3 by 3 with a ReLU behind each, and a mean."""
+    """FP32 ``x`` [1,3,pixels,pixels] to ``y`` [1,10]: convolutions of 3 by 3 each followed by a ReLU, and a mean."""
     random = np.random.default_rng(0)
     x = op.parameter([1, 3, pixels, pixels], np.float32, name="x")
     x.output(0).set_names({"x"})
@@ -64,7 +64,7 @@ _NETWORKS: Final[dict[str, Callable[[], ov.Model]]] = {
 
 
 def network(size: str, *, is_dynamic: bool) -> ov.Model:
-    """Make the model of a size, whose batch is 1 or open."""
+    """Build the model of a size, with batch 1 or an open batch."""
     model = _NETWORKS[size]()
     if is_dynamic:
         (given,) = model.inputs
@@ -73,7 +73,7 @@ def network(size: str, *, is_dynamic: bool) -> ov.Model:
 
 
 def input_of(model: ov.Model) -> tuple[str, Array]:
-    """Give the name of the one input, and what is sent to it in every request."""
+    """Return the name of the only input, and its value in every request."""
     (given,) = model.inputs
     shape = [1, *(size.get_length() for size in list(given.partial_shape)[1:])]
     return given.any_name, np.random.default_rng(0).random(shape, np.float32)

@@ -1,4 +1,4 @@
-"""Runs of the matrix: saved as JSON, shown as a table, compared with each other."""
+"""Runs of the matrix: JSON files, tables and comparison."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["Run", "differences", "is_worse", "read_run", "render_differences", "render_run", "save_run"]
 
 Run = dict[str, dict[str, float]]
-"""The figures of cells, by their names."""
+"""Figures by cell name."""
 
 _WORTH_TELLING: Final = 0.1
 _BETTER_IF_LESS: Final = ("cpu_us", "p50_us", "p99_us")
@@ -31,7 +31,7 @@ def save_run(path: Path, cells: dict[str, dict[str, Any]]) -> None:
 
 
 def read_run(path: Path) -> Run:
-    """Read the cells of a run; ends the program where there is none."""
+    """Load the cells of a run; exit if the file does not exist."""
     try:
         cells: Run = json.loads(path.read_text())["cells"]
     except (OSError, ValueError, LookupError, TypeError) as error:
@@ -40,7 +40,7 @@ def read_run(path: Path) -> Run:
 
 
 def render_run(cells: Run) -> str:
-    """Make a table of a run, a line a cell."""
+    """Render a run as a table with one line per cell."""
     head = "| cell | of OpenVINO alone | spread | calls/s | alone/s | CPU a call, us | p50, us | p99, us |\n"
     lines = [
         f"| {name} | {each['ratio']:.2f} | {each['spread']:.0%} | {each['rate']:.0f} | {each['alone']:.0f} "
@@ -51,9 +51,9 @@ def render_run(cells: Run) -> str:
 
 
 def differences(before: Run, after: Run) -> list[tuple[str, str, float]]:
-    """Find the cells of both runs that differ: by more than a tenth, and by more than the rounds of either did.
+    """Find the cells of both runs that differ by more than 10 % and by more than the spread of the rounds of either.
 
-    Gives cell, figure and the change as a part of what it was, what became worse first.
+    Returns cell, figure and relative change, regressions first.
     """
     found = []
     for cell in before.keys() & after.keys():
@@ -66,7 +66,7 @@ def differences(before: Run, after: Run) -> list[tuple[str, str, float]]:
 
 
 def is_worse(found: tuple[str, str, float]) -> bool:
-    """Tell whether a difference is a loss."""
+    """Return whether a difference is a regression."""
     _, figure, change = found
     return _gain(figure, change) < 0
 
@@ -76,7 +76,7 @@ def _gain(figure: str, change: float) -> float:
 
 
 def render_differences(found: Iterable[tuple[str, str, float]]) -> str:
-    """Make a table of differences; says so if there are none."""
+    """Render the differences as a table, or a message if there are none."""
     lines = [
         f"| {cell} | {figure} | {change:+.0%} | {'**worse**' if is_worse((cell, figure, change)) else 'better'} |"
         for cell, figure, change in found

@@ -1,4 +1,4 @@
-"""The matrix in few lines: what stays of OpenVINO alone by size, hint, door and callers; what open batches cost."""
+"""Summary of the matrix: ratio to OpenVINO alone by size, hint, interface and concurrency; cost of open batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ALONE, _BESIDE = ", alone, ", ", beside four, "
 
 
 def render_summary(cells: Run) -> str:
-    """Make tables of medians over fixed and open batches, alone and beside others; what was not measured is a dash."""
+    """Render tables of medians over fixed and open batches, with and without neighbours; a dash if not measured."""
     kinds: defaultdict[str, dict[tuple[str, str], list[float]]] = defaultdict(lambda: defaultdict(list))
     for name, cell in cells.items():
         size, _, hint, _, door, callers = name.split(", ")

@@ -1,4 +1,4 @@
-/* Preloaded: counts the bytes that large calls of the C library's copying functions copy. */
+/* Preloaded library that counts the bytes of large copies by the C library's copy functions. */
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>

@@ -1,4 +1,4 @@
-/* What the nodes of the measurements share: one input and one output of FP32 [1, any size]. */
+/* Shared code of the benchmark nodes: one input and one output of FP32 [1, any size]. */
 #include <stdint.h>
 #include <stdlib.h>
 

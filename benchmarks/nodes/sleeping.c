@@ -1,4 +1,4 @@
-/* Sleeps for 20 ms and gives one zero. */
+/* Custom node that sleeps for 20 ms and returns one zero. */
 #include <time.h>
 
 #include "plain.h"

@@ -1,1 +1,1 @@
-"""Other servers with the same models, settings and load, each in an environment of its own, in turn with this one."""
+"""Comparison with other servers on equal models, settings and load, each in a separate environment, in turn."""

@@ -1,4 +1,4 @@
-"""Measure this server and others in turn: the same models, settings and load."""
+"""Command that measures this server and others in turn, with the same models, settings and load."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Machine: {machine}.
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """A model that a server is asked for over a door."""
+    """A model of a server, called over an interface."""
 
     model: str
     door: Door
@@ -54,12 +54,12 @@ class _Question:
 
     @property
     def seconds(self) -> float:
-        """How long a round is."""
+        """Return the duration of a round."""
         return max(_SECONDS, _CYCLES * _CONCURRENCY * SIZES[_MODELS[self.model]])
 
 
 def measure_peers(arguments: list[str]) -> None:
-    """Measure other servers beside this one, and print their table; ``--record`` writes it to RESULTS.md."""
+    """Measure this server and others, and print a table; ``--record`` writes it to RESULTS.md."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks peers", description=measure_peers.__doc__)
     parser.add_argument("--record", action="store_true", help="write RESULTS.md")
     parser.add_argument("--rounds", type=int, default=_ROUNDS, help="how often each is measured")
@@ -86,7 +86,7 @@ def _measure(names: list[str], rounds: int) -> str:
             name: MeasuredModel(name, *input_of(model), output=model.outputs[0].any_name)
             for name, model in networks.items()
         }
-        # What was never seen to run here is tried first, which a start of every day does without.
+        # The first start of a model includes the crash probe, which later starts do not have.
         if OURS in names:
             with peer(OURS, config, files, _SETTINGS):
                 pass

@@ -1,4 +1,4 @@
-"""Environments of other servers: made once, in the user's folder for caches, from the package index."""
+"""Environments of other servers, created once in the user's cache folder from the package index."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _INSTALL_SECONDS: Final = 1_800
 
 
 def python_of(peer: str) -> Path:
-    """Give the interpreter of a server's environment, which is made where it is not there.
+    """Return the interpreter of a server's environment, and create the environment if necessary.
 
     Raises:
-        subprocess.CalledProcessError: it cannot be installed.
+        subprocess.CalledProcessError: the installation failed.
     """
     folder = user_cache_path("ovmstrio") / "benchmarks" / "peers" / peer
     python, complete = folder / "bin" / "python", folder / "complete"
-    # The version of OpenVINO is what makes the models alike.
+    # Equal versions of OpenVINO make the models comparable.
     packages = [_WANTED[peer], *([] if peer in _WITHOUT_OPENVINO else [f"openvino=={version('openvino')}"])]
     if not complete.exists() or complete.read_text() != " ".join(packages):
         print(f"installing {peer} into {folder}", file=sys.stderr)
@@ -43,6 +43,6 @@ def python_of(peer: str) -> Path:
 
 
 def version_of(peer: str) -> str:
-    """Give the version of a server that is installed."""
+    """Return the installed version of a server."""
     command = [str(python_of(peer)), "-c", f"from importlib.metadata import version; print(version({peer!r}))"]
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.strip()

@@ -1,4 +1,4 @@
-"""Start the servers that are compared: each a process of its own with all models, on ports of its own."""
+"""Compared servers: each runs all models in a separate process on its own ports."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _START_SECONDS: Final = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A server that runs, ready after so many seconds.
+    """A running server, with the seconds until it was ready.
 
     Attributes:
         speaks_v2: whether it speaks the Open Inference Protocol, over gRPC and HTTP.
@@ -56,28 +56,33 @@ class Peer:
 
     @property
     def proportional_mb(self) -> float:
-        """The memory of all its processes, each page that they share counted once."""
+        """Return the memory of all its processes, with shared pages counted once."""
         everybody = [self.process, *self.process.children(recursive=True)]
         return float(sum(each.memory_full_info().pss for each in everybody) / 1e6)
 
 
 @contextmanager
 def peer(name: str, config: Path, models: dict[str, Path], settings: dict[str, str]) -> Iterator[Peer]:
-    """Run a server with models until the block ends; ends the program if it does not become ready.
+    """Run a server with models until the block ends; exit if it does not become ready.
 
     Args:
         name: one of :data:`NAMES`.
-        config: a ``config.json`` with the models; other files may be put beside it.
-        models: the files, by name.
-        settings: of OpenVINO.
+        config: a ``config.json`` with the models; its folder may receive other files.
+        models: the model files by name.
+        settings: the settings of OpenVINO.
     """
     grpc, rest, metrics = free_ports(3)
-    told: dict[str, Any] = {"models": {each: str(path) for each, path in models.items()}, "settings": settings}
-    told |= {"grpc": grpc, "rest": rest, "metrics": metrics}
+    launch: dict[str, Any] = {"models": {each: str(path) for each, path in models.items()}, "settings": settings}
+    launch |= {"grpc": grpc, "rest": rest, "metrics": metrics}
     folder = config.parent / name
     folder.mkdir(exist_ok=True)
-    command = _command(name, config, folder, told)
-    environment = {**os.environ, "PEER": json.dumps(told), "PYTHONPATH": str(_PROGRAMS), "BENTOML_DO_NOT_TRACK": "true"}
+    command = _command(name, config, folder, launch)
+    environment = {
+        **os.environ,
+        "PEER": json.dumps(launch),
+        "PYTHONPATH": str(_PROGRAMS),
+        "BENTOML_DO_NOT_TRACK": "true",
+    }
     if name == OURS:
         del environment["PYTHONPATH"]
     begin = time.perf_counter()
@@ -93,7 +98,7 @@ def peer(name: str, config: Path, models: dict[str, Path], settings: dict[str, s
 
 @contextmanager
 def _no_children_left(group: int) -> Iterator[None]:
-    """Kill what a server started and left behind, which would run beside the next one."""
+    """Kill the remaining processes of a server, which would disturb the next one."""
     try:
         yield
     finally:
@@ -101,25 +106,25 @@ def _no_children_left(group: int) -> Iterator[None]:
             os.killpg(group, signal.SIGKILL)
 
 
-def _command(name: str, config: Path, folder: Path, told: dict[str, Any]) -> list[str]:
+def _command(name: str, config: Path, folder: Path, launch: dict[str, Any]) -> list[str]:
     if name == OURS:
-        ports = ["--port", str(told["grpc"]), "--rest_port", str(told["rest"])]
+        ports = ["--port", str(launch["grpc"]), "--rest_port", str(launch["rest"])]
         return [sys.executable, "-m", "ovms_cli", "serve", "--config_path", str(config), *ports, "--log_level", "ERROR"]
     python = python_of(name)
     if name == "mlserver":
-        _write_mlserver(folder, told)
+        _write_mlserver(folder, launch)
         return [str(python.with_name("mlserver")), "start", str(folder)]
     if name == "bentoml":
-        return [str(python.with_name("bentoml")), "serve", "bentoml_program:Served", "--port", str(told["rest"])]
+        return [str(python.with_name("bentoml")), "serve", "bentoml_program:Served", "--port", str(launch["rest"])]
     return [str(python), str(_PROGRAMS / f"{name}_program.py")]
 
 
-def _write_mlserver(folder: Path, told: dict[str, Any]) -> None:
-    ports = {"http_port": told["rest"], "grpc_port": told["grpc"], "metrics_port": told["metrics"]}
-    # Neither its workers nor its compression go with streams.
+def _write_mlserver(folder: Path, launch: dict[str, Any]) -> None:
+    ports = {"http_port": launch["rest"], "grpc_port": launch["grpc"], "metrics_port": launch["metrics"]}
+    # Neither its workers nor its compression support streams.
     chosen = {"host": "127.0.0.1", "parallel_workers": 0, "gzip_enabled": False}
     (folder / "settings.json").write_text(json.dumps({**ports, **chosen}))
-    for name in told["models"]:
+    for name in launch["models"]:
         (folder / name).mkdir()
         about = {"name": name, "implementation": "mlserver_program.Served"}
         (folder / name / "model-settings.json").write_text(json.dumps(about))

@@ -1,4 +1,4 @@
-"""Small complete models: each folder holds what prepares a model and a client that knows the right answers."""
+"""Complete samples: each folder contains the preparation of a service and a client with known answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the samples' clients share: their command line, the connection, and how answers are shown."""
+"""Shared code of the samples' clients: command line, connection and output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["arguments", "connect", "main"]
 def arguments(
     purpose: str, *others: command_line.Option, model: str = "", file: str = "", required: bool = False
 ) -> argparse.Namespace:
-    """Read the command line: ``url``, ``rest``, ``model`` and, where ``file`` says what it is, ``input``."""
+    """Parse the command line: ``url``, ``rest``, ``model`` and, if ``file`` names its value, ``input``."""
     nargs = {"nargs": "+", "required": True} if required else {"nargs": "*", "default": []}
     files = {"metavar": file, "type": Path, **nargs} if file else None
     return command_line.arguments(purpose, *others, url="", model=model, given=files, has_rest=True)
@@ -26,7 +26,7 @@ def arguments(
 
 @contextmanager
 def connect(options: argparse.Namespace) -> Iterator[Ask]:
-    """Give what asks the server that the command line names; what it refuses ends the program with its reason."""
+    """Open a client of the server and return its call function; exit with a message if the server returns an error."""
     with open_client(options.url, rest=options.rest) as client:
 
         def ask(model: str, inputs: Arrays) -> Arrays:
@@ -39,7 +39,7 @@ def connect(options: argparse.Namespace) -> Iterator[Ask]:
 
 
 def main(options: argparse.Namespace, questions: Sequence[Question]) -> None:
-    """Ask every question, print the answers, and end with status 1 unless all were right."""
+    """Send every call, print the answers, and exit with status 1 unless all are right."""
     wrong = 0
     with connect(options) as ask:
         for question in questions:

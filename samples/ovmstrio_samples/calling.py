@@ -1,4 +1,4 @@
-"""What the clients of services share: a call over plain HTTP, as any program can make it."""
+"""Shared code of the Op pipeline samples' clients: a plain HTTP call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["call"]
 
 
 def call(url: str, feed: Mapping[str, str], *, timeout: float = 30) -> dict[str, str]:
-    """Ask a pipeline: texts by key go in, texts by key come out; an error that it answers ends the program."""
+    """Call a pipeline with texts by key and return its texts by key; exit with a message on an error response."""
     answer = call_json(url, {"key": list(feed), "value": list(feed.values())}, timeout=timeout)
     if answer["err_no"]:
         raise SystemExit(f"error {answer['err_no']}: {answer['err_msg']}")

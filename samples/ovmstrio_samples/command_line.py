@@ -1,6 +1,6 @@
-"""The command line of the samples' clients, whose options are called the same in all of them.
+"""Command line of the samples' clients, with the same option names in all of them.
 
-``--url`` is the server, ``--model`` the name that is called there, and ``--input`` what it is asked about.
+``--url`` is the server, ``--model`` the name of the called service, and ``--input`` the data to send.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ def arguments(
     given: Mapping[str, Any] | None = None,
     has_rest: bool = False,
 ) -> argparse.Namespace:
-    """Read the command line.
+    """Parse the command line.
 
     Args:
-        purpose: what the client does.
-        others: names of options of its own, each with argparse's.
-        url: the default of ``--url``; one that begins with ``http://`` has it said with the scheme or without.
-        model: the default of ``--model``; without one, the client calls several, or none by name.
-        given: argparse's options of ``--input``, where there is something to ask about.
-        has_rest: the client takes ``--rest`` as well, and then an empty ``url`` is the port of either protocol.
+        purpose: the description in the help.
+        others: names of additional options, each with its argparse keywords.
+        url: the default of ``--url``.  If it begins with ``http://``, users may omit the scheme.
+        model: the default of ``--model``.  If empty, the client has no ``--model`` option.
+        given: the argparse keywords of ``--input``.  If None, the client has no ``--input`` option.
+        has_rest: whether the client has ``--rest``; an empty ``url`` then means the default port of the protocol.
     """
     parser = argparse.ArgumentParser(description=purpose)
-    told = f"HOST:PORT of the server (default: {url or 'port 9000 on this machine, with --rest port 8000'})"
-    parser.add_argument("--url", default=url, help=told)
+    url_help = f"HOST:PORT of the server (default: {url or 'port 9000 on this machine, with --rest port 8000'})"
+    parser.add_argument("--url", default=url, help=url_help)
     if has_rest:
-        parser.add_argument("--rest", action="store_true", help="ask over REST instead of gRPC")
+        parser.add_argument("--rest", action="store_true", help="call over REST instead of gRPC")
     parser.set_defaults(model=model)
     if model:
-        parser.add_argument("--model", default=model, help="its name on the server (default: %(default)s)")
+        parser.add_argument("--model", default=model, help="name of the service on the server (default: %(default)s)")
     if given is not None:
         parser.add_argument("--input", **given)
     for name, options in others:
@@ -56,7 +56,7 @@ def arguments(
 
 
 def call_json(url: str, document: Any = None, *, timeout: float = 30) -> Any:
-    """Ask over plain HTTP, as any program can: by POST with a document, by GET without one."""
+    """Send a plain HTTP request and return the JSON response: POST with a document, GET without."""
     body = None if document is None else json.dumps(document).encode()
     request = Request(url, body, {"Content-Type": "application/json"})  # noqa: S310 - the user's own address
     with urlopen(request, timeout=timeout) as answer:  # noqa: S310 - as above
@@ -65,12 +65,12 @@ def call_json(url: str, document: Any = None, *, timeout: float = 30) -> Any:
 
 @contextmanager
 def failures_of_http_end_the_program() -> Iterator[None]:
-    """Let what the server says, or that none answers, end the program in one line."""
+    """Exit with a one-line message if the server returns an error or does not respond."""
     try:
         yield
     except HTTPError as error:
         raise SystemExit(f"error: {error.code}: {error.read().decode(errors='replace')}") from error
     except URLError as error:
-        raise SystemExit(f"error: no server answers: {error.reason}; --url says where to look") from error
+        raise SystemExit(f"error: no response from the server: {error.reason}; check --url") from error
     except ValueError as error:
         raise SystemExit(f"error: {error}") from error

@@ -1,4 +1,4 @@
-"""Compile what a sample has in C, with the command that users have for it."""
+"""Compilation of a sample's C nodes with ``ovms custom-node build``."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ __all__ = ["CompilationFailed", "compile_node"]
 
 
 class CompilationFailed(OSError):
-    """A custom node could not be compiled; the message has what the compiler said."""
+    """Failed compilation of a custom node; the message contains the compiler's output."""
 
 
 def compile_node(source: Path) -> Path:
-    """Run ``ovms custom-node build`` and give the library, which is beside the source.
+    """Run ``ovms custom-node build`` and return the path of the library, in the folder of the source.
 
     Raises:
         CompilationFailed: there is no compiler, or it failed.

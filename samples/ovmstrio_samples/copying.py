@@ -1,4 +1,4 @@
-"""Prepare what is served as its makers wrote it: a model's file, or the files of a graph or of custom nodes."""
+"""Preparation of samples whose files are served unmodified: models, graphs and custom nodes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["copy", "copy_files", "copy_graph"]
 
 
 def copy(filename: str) -> Callable[[Path, Path], None]:
-    """Make what writes a version directory: the file under the name ``model``, or the whole of a folder."""
+    """Return a function that fills a version directory with a file, renamed to ``model``, or with a folder's files."""
 
     def write(files: Path, directory: Path) -> None:
         source = files / filename
@@ -23,7 +23,7 @@ def copy(filename: str) -> Callable[[Path, Path], None]:
 
 
 def copy_files(home: str, *filenames: str) -> Callable[[Path, Path], None]:
-    """Make what writes a folder of the named files, from beside the module ``home``."""
+    """Return a function that copies the named files from the folder of the module ``home``."""
 
     def write(_files: Path, directory: Path) -> None:
         for filename in filenames:
@@ -33,5 +33,5 @@ def copy_files(home: str, *filenames: str) -> Callable[[Path, Path], None]:
 
 
 def copy_graph(home: str, *filenames: str) -> Callable[[Path, Path], None]:
-    """Make what writes a graph's folder: ``graph.pbtxt`` and the named files, from beside the module ``home``."""
+    """Return a function that copies ``graph.pbtxt`` and the named files from the folder of the module ``home``."""
     return copy_files(home, "graph.pbtxt", *filenames)

@@ -1,4 +1,4 @@
-"""The samples that every install can serve at once: nothing is fetched for them."""
+"""Samples that every installation can serve without a download."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from ovmstrio_samples.iris.flowers import FLOWERS
 __all__ = ["FLOWER", "embedded_samples", "prepare_repository", "sources"]
 
 FLOWER: Final = "flower.npy"
-"""The file beside ``config.json`` that holds one flower, to ask the model iris about."""
+"""File next to ``config.json`` with one flower, as input for the model iris."""
 _HERE: Final = Path(__file__).parent
 
 
 def sources(sample: Sample) -> Path | None:
-    """Give the folder with the files that the install brought for ``sample``, None when it brought none."""
+    """Return the folder with the installed files of ``sample``, or None if they are not installed."""
     return installed_files() if sample.name == "file_type" else _HERE / sample.name
 
 
 def embedded_samples() -> list[Sample]:
-    """List the samples that are here already, with nothing to fetch and nothing to compile."""
+    """List the samples that need no download and no compilation."""
     here = [sample for sample in BY_NAME.values() if sample.wheel is None and not sample.compiled]
     return [sample for sample in here if sources(sample) is not None]
 
 
 def _fingerprint(samples: list[Sample]) -> str:
-    """Tell one state of what goes in from another: a repository made from the same is used again."""
+    """Return a hash of everything that the repository is made of; an equal hash allows its reuse."""
     digest = hashlib.sha256(version("openvino").encode() + Path(__file__).read_bytes())
     for sample in samples:
         digest.update(sample.name.encode())
@@ -55,9 +55,9 @@ def _write(samples: list[Sample], repository: Path) -> None:
 
 
 def prepare_repository(cache_dir: Path) -> Path:
-    """Write a model repository of the embedded samples below ``cache_dir`` and give the path of its ``config.json``.
+    """Write a model repository of the embedded samples below ``cache_dir`` and return the path of its ``config.json``.
 
-    A repository that is there already is used as it is; a half-written one is never seen.
+    An existing repository is reused.  The repository appears atomically, never half-written.
     """
     samples = embedded_samples()
     target = cache_dir / f"samples-{_fingerprint(samples)}"
@@ -68,7 +68,7 @@ def prepare_repository(cache_dir: Path) -> Path:
             _write(samples, scratch / "made")
             (scratch / "made").rename(target)
         except OSError:
-            if not (target / "config.json").is_file():  # otherwise another process was quicker, with the same
+            if not (target / "config.json").is_file():  # otherwise another process wrote the same repository first
                 raise
         finally:
             shutil.rmtree(scratch)

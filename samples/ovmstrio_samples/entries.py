@@ -1,4 +1,4 @@
-"""Write what samples consist of into a model repository, and the configuration that serves it."""
+"""Writers of samples' models and folders to a model repository, and of the configuration that serves them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _NOT_SERVED: Final = ("__init__.py", "__pycache__", "README.md", "client.py", "t
 def write_entries(
     sample: Sample, files: Path, repository: Path, version: int = 1, *, force: bool = False
 ) -> list[Path]:
-    """Write models as ``<repository>/<model>/<version>`` and all else as ``<repository>/<name>``; gives these folders.
+    """Write models to ``<repository>/<model>/<version>`` and other entries to ``<repository>/<name>``.
+
+    Returns:
+        The written folders.
 
     Raises:
         AlreadyExists: a folder exists and ``force`` is not set.
@@ -39,7 +42,7 @@ def write_entries(
 
 
 def write_project(sample: ProjectSample, repository: Path, *, force: bool = False) -> Path:
-    """Copy what a project serves to ``<repository>/<name>``, and give that folder.
+    """Copy the served files of a project to ``<repository>/<name>``, and return that folder.
 
     Raises:
         AlreadyExists: the folder exists and ``force`` is not set.
@@ -51,14 +54,14 @@ def write_project(sample: ProjectSample, repository: Path, *, force: bool = Fals
 
 
 def prepared_folders(sample: Sample, repository: Path, version: int = 1) -> list[Path]:
-    """Give the folders that :func:`write_entries` writes, whether or not they exist."""
+    """Return the folders that :func:`write_entries` writes, whether or not they exist."""
     return [
         repository / name / str(version) if sample.has_versions(name) else repository / name for name in sample.entries
     ]
 
 
 def write_config(samples: Sequence[Sample], path: Path) -> None:
-    """Write the ``config.json`` that serves all these samples from the folders beside it."""
+    """Write the ``config.json`` that serves the samples from the folders next to it."""
     config: dict[str, list[dict[str, object]]] = {"model_config_list": []}
     for sample in samples:
         for key, entries in sample.config().items():

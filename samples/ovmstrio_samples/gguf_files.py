@@ -1,4 +1,4 @@
-"""Turn a GGUF file into the folder of OpenVINO IR, tokenizer and detokenizer that loads fastest."""
+"""Conversion of a GGUF file to OpenVINO IR with tokenizer and detokenizer, which loads faster."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _CONVERT: Final = "import sys, openvino_genai as g; g.LLMPipeline(sys.argv[1], '
 
 
 def convert_gguf(source: Path, model: Path, sample: str) -> None:
-    """Write the folder ``model``, which exists; what the conversion leaves beside ``source`` is moved there.
+    """Convert ``source`` and move the resulting files into the existing folder ``model``.
 
-    OpenVINO GenAI converts in a process of its own, which gives all of its memory back.
+    OpenVINO GenAI runs in a subprocess, so that its memory is released after the conversion.
 
     Raises:
         WheelUnavailable: OpenVINO GenAI is not installed, or it failed.
     """
     if importlib.util.find_spec("openvino_genai") is None:
         raise WheelUnavailable(f"the sample {sample} needs OpenVINO GenAI: {way_to_install(Extra.LLM)}")
-    done = subprocess.run(  # noqa: S603 - our own code, on a file that we have checked
+    done = subprocess.run(  # noqa: S603 - our own code, on a verified file
         [sys.executable, "-c", _CONVERT, str(source.resolve())],
         capture_output=True,
         text=True,

@@ -1,4 +1,4 @@
-"""OpenAI's client of a server, for the samples that are called by it."""
+"""OpenAI client of a server, shared by the samples that use it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["openai_client"]
 
 @contextmanager
 def openai_client(url: str) -> Iterator[OpenAI]:
-    """Give the client of a server, whose REST port is at ``url``, until the block ends.
+    """Open an OpenAI client of the server whose REST port is at ``url``, and close it at the end of the block.
 
     Raises:
-        APIConnectionError: an answer breaks off; OpenAI's own iterators let the error of their library of HTTP through.
+        APIConnectionError: a response is incomplete.  OpenAI's iterators raise the error of their HTTP library instead.
     """
     with OpenAI(base_url=f"{url}/v3", api_key="unused") as client:
         try:
@@ -27,6 +27,6 @@ def openai_client(url: str) -> Iterator[OpenAI]:
 
 
 def _transport_error() -> Any:
-    """Give the class of errors of the library of HTTP, which is another one in other versions of OpenAI's client."""
+    """Return the error class of the HTTP library, which depends on the version of OpenAI's client."""
     theirs = next(cls for cls in DefaultHttpxClient.__mro__ if not cls.__module__.startswith("openai"))
     return import_module(theirs.__module__.partition(".")[0]).TransportError

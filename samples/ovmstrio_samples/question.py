@@ -1,4 +1,4 @@
-"""Calls of models, as the samples' clients make them and the demo and the tests do."""
+"""Calls with known answers, for the samples' clients, the demo and the tests."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ __all__ = ["Arrays", "Ask", "Question"]
 Arrays = Mapping[str, Array]
 
 Ask = Callable[[str, Arrays], Arrays]
-"""Calls the model of that name with these inputs and gives its outputs."""
+"""Calls the named model with the inputs and returns its outputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One call whose right answer is known.
+    """A call with a known answer.
 
-    ``subject`` says to people what is asked about; ``read`` turns the outputs into an answer in words, which is right
-    when it equals ``expected``.  With nothing expected, any answer is right.
+    ``subject`` describes the input to people.  ``read`` converts the outputs to a text, which is right if it equals
+    ``expected``.  If ``expected`` is empty, any answer is right.
     """
 
     model: str
@@ -30,5 +30,5 @@ class Question:
     read: Callable[[Arrays], str]
 
     def is_right(self, answer: str) -> bool:
-        """Tell whether ``answer`` is the one that was expected."""
+        """Return whether ``answer`` is the expected one."""
         return self.expected in {"", answer}

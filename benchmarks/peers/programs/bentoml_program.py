@@ -1,4 +1,4 @@
-"""BentoML: a service with one API, run in threads of its one worker, over its own JSON."""
+"""BentoML service with one API, run in threads of its only worker, over BentoML's JSON."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from shared_models import Models
 
 @bentoml.service(workers=1)
 class Served:
-    """All models, by the name in the request."""
+    """Service of all models, selected by the name in the request."""
 
     def __init__(self) -> None:
         self.models = Models()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kserve import InferOutput, InferRequest, InferResponse, Model, ModelServer
-from shared_models import TOLD, Models
+from shared_models import SETUP, Models
 
 _MODELS = Models()
 
@@ -18,7 +18,7 @@ class Served(Model):  # type: ignore[misc] # it has no types
         self.ready = True
 
     async def predict(self, payload: InferRequest, *_: Any, **__: Any) -> InferResponse:
-        """Infer on the event loop, as nothing else is documented for a model of one's own."""
+        """Infer on the event loop, because KServe documents no other way for custom models."""
         result = _MODELS.infer(self.name, payload.inputs[0].as_numpy())
         output = InferOutput(name="output", shape=list(result.shape), datatype="FP32")
         wanted = payload.request_outputs or []
@@ -28,5 +28,5 @@ class Served(Model):  # type: ignore[misc] # it has no types
 
 
 if __name__ == "__main__":
-    server = ModelServer(http_port=TOLD["rest"], grpc_port=TOLD["grpc"], workers=1, access_log_format=None)
-    server.start([Served(name) for name in TOLD["models"]])
+    server = ModelServer(http_port=SETUP["rest"], grpc_port=SETUP["grpc"], workers=1, access_log_format=None)
+    server.start([Served(name) for name in SETUP["models"]])

@@ -6,7 +6,7 @@ from typing import Any
 
 import litserve
 import numpy as np
-from shared_models import TOLD, Models
+from shared_models import SETUP, Models
 
 
 class Served(litserve.LitAPI):  # type: ignore[misc] # it has no types
@@ -24,4 +24,4 @@ class Served(litserve.LitAPI):  # type: ignore[misc] # it has no types
 
 if __name__ == "__main__":
     server = litserve.LitServer(Served(), accelerator="cpu", workers_per_device=1)
-    server.run(port=TOLD["rest"], num_api_servers=1, generate_client_file=False, log_level="error")
+    server.run(port=SETUP["rest"], num_api_servers=1, generate_client_file=False, log_level="error")

@@ -1,4 +1,4 @@
-"""MLServer: a runtime of one's own, run in the server's process (``parallel_workers`` 0), over its protocol V2."""
+"""MLServer: with a custom runtime, run in the server's process (``parallel_workers`` 0), over its protocol V2."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Served(MLModel):  # type: ignore[misc] # it has no types
         return InferenceResponse(model_name=self.name, outputs=[output])
 
     async def predict_stream(self, payloads: AsyncIterator[InferenceRequest]) -> AsyncIterator[InferenceResponse]:
-        """Give as many outputs as the first number of each input says, an inference each."""
+        """Yield as many outputs as the first number of each input says, each from one inference."""
         async for payload in payloads:
             array = NumpyCodec.decode_input(payload.inputs[0])
             for _ in range(int(array.flat[0])):

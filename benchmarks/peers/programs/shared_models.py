@@ -1,4 +1,4 @@
-"""The models that every program here serves, compiled as it is told in the environment variable ``PEER``."""
+"""Models of all programs in this folder, compiled with the settings in the environment variable ``PEER``."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import openvino as ov
 
-__all__ = ["TOLD", "Models"]
+__all__ = ["SETUP", "Models"]
 
-TOLD: dict[str, Any] = json.loads(os.environ["PEER"])
+SETUP: dict[str, Any] = json.loads(os.environ["PEER"])
 """``models``: paths by name; ``settings``: of OpenVINO; ``grpc``, ``rest``, ``metrics``: ports."""
 
 
@@ -22,7 +22,7 @@ class Models:
     def __init__(self) -> None:
         core = ov.Core()
         self._compiled = {
-            name: core.compile_model(path, "CPU", TOLD["settings"]) for name, path in TOLD["models"].items()
+            name: core.compile_model(path, "CPU", SETUP["settings"]) for name, path in SETUP["models"].items()
         }
         self._requests = threading.local()
 

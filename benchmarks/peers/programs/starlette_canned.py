@@ -1,6 +1,6 @@
-"""What REST is measured against: a Starlette route on uvicorn that reads the body as JSON and gives a canned answer.
+"""Baseline of the REST benchmark: a Starlette route on uvicorn that parses the JSON body and returns a canned answer.
 
-It runs in an environment that has both, as LitServe's.
+It runs in an environment that has both packages, such as LitServe's.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The smallest model: adds one to whatever comes."""
+"""Sample add_one: the smallest model, which adds one to its input."""

@@ -1,4 +1,4 @@
-"""Ask the model to count."""
+"""Client of the sample add_one."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def _read(outputs: Arrays) -> str:
 
 
 def questions() -> list[Question]:
-    """Give one call: 0 to 9 become 1 to 10."""
+    """Return one call: 0 to 9 become 1 to 10."""
     counted = np.arange(10, dtype=np.float32).reshape(1, 10)
     return [Question("add_one", "0 1 2 ... 9", {"x": counted}, "1 2 3 4 5 6 7 8 9 10", _read)]
 
 
 if __name__ == "__main__":
-    main(arguments("Can it count?", model="add_one"), questions())
+    main(arguments("Add one to the numbers 0 to 9.", model="add_one"), questions())

@@ -1,4 +1,4 @@
-"""Build the model, in code alone."""
+"""Preparation of the sample add_one: builds the model in code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["ENTRIES", "build"]
 
 
 def build() -> ov.Model:
-    """Make the graph: ``x`` FP32 [-1,10] -> ``y`` FP32 [-1,10]."""
+    """Build the model: ``x`` FP32 [-1,10] -> ``y`` FP32 [-1,10]."""
     x = op.parameter(ov.PartialShape([-1, 10]), np.float32, name="x")
     x.output(0).set_names({"x"})
     y = op.add(x, np.float32(1))

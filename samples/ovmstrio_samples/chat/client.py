@@ -1,4 +1,4 @@
-"""Ask by OpenAI's own client: ``python -m ovmstrio_samples.chat.client [--input TEXT]``."""
+"""Client of the sample chat, with OpenAI's library: ``python -m ovmstrio_samples.chat.client [--input TEXT]``."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["answer"]
 
 
 def answer(url: str, question: str, *, model: str = "chat", max_tokens: int = 256) -> Iterator[str]:
-    """Give the pieces of an answer as they come; leaving early ends it on the server.
+    """Stream the parts of an answer, with greedy decoding; closing the iterator early cancels the request.
 
-    ``url`` is that of the server's REST port.  The likeliest token is taken each time.
+    ``url`` is the address of the server's REST port.
 
     Raises:
-        OpenAIError: nobody answers, the server refuses, or the answer breaks off.
+        OpenAIError: the server does not respond, refuses the request, or the response is incomplete.
     """
     with (
         openai_client(url) as client,
@@ -37,7 +37,7 @@ def answer(url: str, question: str, *, model: str = "chat", max_tokens: int = 25
 
 if __name__ == "__main__":
     text = {"metavar": "TEXT", "default": "What is the capital of France?"}
-    options = arguments("Ask a language model.", url="http://127.0.0.1:8000", model="chat", given=text)
+    options = arguments("Send a prompt to a language model.", url="http://127.0.0.1:8000", model="chat", given=text)
     try:
         for part in answer(options.url, options.input, model=options.model):
             print(part, end="", flush=True)

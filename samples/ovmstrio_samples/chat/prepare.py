@@ -1,4 +1,4 @@
-"""Write the folder of the language model, in the form that loads fastest."""
+"""Preparation of the sample chat: converts the language model to OpenVINO IR, which loads faster."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ovmstrio_samples.gguf_files import SMOLLM2, convert_gguf
 __all__ = ["ENTRIES", "write"]
 
 _CONTEXT: Final = 8192
-"""What the GGUF file says; the conversion loses it."""
+"""Context length in the GGUF file, which the conversion drops."""
 
 
 def write(files: Path, directory: Path) -> None:
-    """Write the model, its tokenizer and its detokenizer as OpenVINO IR, and how many tokens it takes.
+    """Write the model, tokenizer and detokenizer as OpenVINO IR, and the context length.
 
     Raises:
         WheelUnavailable: OpenVINO GenAI is not installed, or it failed.

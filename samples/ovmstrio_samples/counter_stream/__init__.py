@@ -1,1 +1,1 @@
-"""A node that answers one request with many responses."""
+"""Sample counter_stream: a node that answers one request with many responses."""

@@ -1,4 +1,4 @@
-"""Receive a text word by word: ``python -m ovmstrio_samples.counter_stream.client [--input TEXT]``."""
+"""Client of the sample counter_stream: ``python -m ovmstrio_samples.counter_stream.client [--input TEXT]``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["words"]
 
 
 def words(url: str, text: str, model: str = "counter_stream") -> Iterator[str | int]:
-    """Give the words of ``text`` as they arrive, and at last their number."""
+    """Stream the words of ``text`` as they arrive, and finally their number."""
     with Stream(url, model) as stream:
         stream.send({"text": text})
         while (reply := stream.receive()).name == "word":

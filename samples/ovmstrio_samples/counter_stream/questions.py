@@ -1,4 +1,4 @@
-"""Calls with known answers, for the demo: without a stream the first value of each output is the answer."""
+"""Calls with known answers, for the demo; a call without a stream gets the first value of each output."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ def _read(outputs: Arrays) -> str:
 
 
 def questions() -> list[Question]:
-    """Give one call, for the first word of four and their number."""
+    """Return one call, for the first word of four and their number."""
     text = np.array([b"one request, many responses"], object)
     return [Question("counter_stream", "a text, without a stream", {"text": text}, "one (4 words)", _read)]

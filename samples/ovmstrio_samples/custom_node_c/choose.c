@@ -1,11 +1,11 @@
 /*
- * The gathering node: of `candidates` FP32 [N,1,10] one is given as `best` FP32 [1,10], its number as `which` I32 [1].
+ * Gathering node: selects one of `candidates` FP32 [N,1,10] as `best` FP32 [1,10], with its index `which` INT32 [1].
  *
  * The parameter `criterion` is largest_sum or smallest_sum.
  */
 #include "nodes.h"
 
-/* Give 1 for the largest sum, -1 for the smallest, 0 where neither is configured. */
+/* Return 1 for the largest sum, -1 for the smallest, 0 if the criterion is invalid. */
 static int direction(const struct CustomNodeParam* params, int paramsCount) {
     const char* criterion = find_param(params, paramsCount, "criterion", "largest_sum");
     if (strcmp(criterion, "largest_sum") == 0) return 1;
@@ -60,7 +60,7 @@ int getInputsInfo(
     return 1;
 }
 
-/* Fails where the criterion is none, so that the pipeline does not load rather than fail at every request. */
+/* Fails on an invalid criterion, so that the pipeline does not load instead of failing every request. */
 int getOutputsInfo(
     struct CustomNodeTensorInfo** info, int* infoCount, const struct CustomNodeParam* params, int paramsCount,
     void* manager) {

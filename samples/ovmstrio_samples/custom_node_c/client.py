@@ -1,4 +1,4 @@
-"""Let nodes in C try several variants of ten numbers: ``python -m ovmstrio_samples.custom_node_c.client``."""
+"""Client of the sample custom_node_c: ``python -m ovmstrio_samples.custom_node_c.client``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _read(outputs: Arrays) -> str:
 
 
 def questions() -> list[Question]:
-    """Give two calls: the numbers times 1, -1 and 0.5, all plus one, and of these what has the largest sum."""
+    """Return two calls: of the numbers times 1, -1 and 0.5, plus one, the pipeline selects the largest sum."""
     counted = np.arange(10, dtype=np.float32).reshape(1, 10)
     return [
         Question("custom_node_c", "0 1 2 ... 9", {"numbers": counted}, "variant 0: 1 2 3 4 5 6 7 8 9 10", _read),
@@ -25,4 +25,4 @@ def questions() -> list[Question]:
 
 
 if __name__ == "__main__":
-    main(arguments("Which variant has the largest sum?", model="custom_node_c"), questions())
+    main(arguments("Select the variant with the largest sum.", model="custom_node_c"), questions())

@@ -1,4 +1,4 @@
-/* What both custom nodes of this folder share: all memory is malloc's, so that `release` is free. */
+/* Shared code of both custom nodes. All memory is from malloc, so `release` calls free. */
 #ifndef NODES_H
 #define NODES_H
 
@@ -9,7 +9,7 @@
 
 #define COLUMNS 10
 
-/* Find an input by its name; NULL unless it is a tensor of FP32. */
+/* Find an input by its name; return NULL if it is missing or not FP32. */
 static inline const struct CustomNodeTensor* find_input(
     const struct CustomNodeTensor* inputs, int inputsCount, const char* name) {
     for (int i = 0; i < inputsCount; i++)
@@ -17,7 +17,7 @@ static inline const struct CustomNodeTensor* find_input(
     return NULL;
 }
 
-/* Find a parameter by its key; `otherwise` where it is not configured. */
+/* Find a parameter by its key; return `otherwise` if it is not configured. */
 static inline const char* find_param(
     const struct CustomNodeParam* params, int paramsCount, const char* key, const char* otherwise) {
     for (int i = 0; i < paramsCount; i++)
@@ -25,7 +25,7 @@ static inline const char* find_param(
     return otherwise;
 }
 
-/* Make room for an output; 0 unless there is none. */
+/* Allocate an output; return 0 on success. */
 static inline int allocate(
     struct CustomNodeTensor* output, const char* name, CustomNodeTensorPrecision precision, uint64_t itemBytes,
     const uint64_t* dims, uint64_t dimsCount) {
@@ -41,7 +41,7 @@ static inline int allocate(
     return 0;
 }
 
-/* Give back outputs that will not be returned. */
+/* Free outputs that will not be returned. */
 static inline int discard(struct CustomNodeTensor* outputs, int count) {
     for (int i = 0; i < count; i++) {
         free(outputs[i].dims);
@@ -64,7 +64,7 @@ static inline int describe(
     return 0;
 }
 
-/* Neither node keeps anything from call to call. */
+/* Neither node has a state. */
 int initialize(void** manager, const struct CustomNodeParam* params, int paramsCount) {
     (void)manager, (void)params, (void)paramsCount;
     return 0;

@@ -1,4 +1,4 @@
-"""Compile the custom nodes, and build the model between them."""
+"""Preparation of the sample custom_node_c: compiles the custom nodes and builds the model between them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _copy_sources = copy_files(__file__, "nodes.h", *_SOURCES)
 
 
 def write_nodes(files: Path, directory: Path) -> None:
-    """Write the sources, so that they can be changed and compiled again, and the libraries made of them."""
+    """Write the sources, so that users can change and recompile them, and the compiled libraries."""
     _copy_sources(files, directory)
     for source in _SOURCES:
         compile_node(directory / source)

@@ -1,13 +1,13 @@
 /*
- * The demultiplexer: `numbers` FP32 [1,10] becomes `products` FP32 [N,1,10], the numbers times each of N factors.
+ * Demultiplexer: multiplies `numbers` FP32 [1,10] by each of N factors to `products` FP32 [N,1,10].
  *
- * The parameter `factors` has the factors with spaces between, such as "1 -1 0.5".
+ * The parameter `factors` contains the factors separated by spaces, such as "1 -1 0.5".
  */
 #include "nodes.h"
 
 #define FACTORS_AT_MOST 100
 
-/* Read the factors; gives how many there are, -1 if the text is anything else. */
+/* Parse the factors; return their number, or -1 if the text is invalid. */
 static int read_factors(const char* text, float* factors) {
     int count = 0;
     char* end;
@@ -66,7 +66,7 @@ int getInputsInfo(
     return describe_one(info, infoCount, "numbers", (uint64_t[]){1, COLUMNS}, 2);
 }
 
-/* Fails where the factors cannot be read, so that the pipeline does not load rather than fail at every request. */
+/* Fails on invalid factors, so that the pipeline does not load instead of failing every request. */
 int getOutputsInfo(
     struct CustomNodeTensorInfo** info, int* infoCount, const struct CustomNodeParam* params, int paramsCount,
     void* manager) {

@@ -1,1 +1,1 @@
-"""Sentence embedding: texts that mean alike get vectors that point alike."""
+"""Sample embedding: texts with similar meanings get similar vectors."""

@@ -1,4 +1,4 @@
-"""Ask which text is nearest in meaning: ``python -m ovmstrio_samples.embedding.client --tokenizer FILE``."""
+"""Client of the sample embedding: ``python -m ovmstrio_samples.embedding.client --tokenizer FILE``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TEXTS: Final = (
 
 
 def _nearest(texts: Sequence[str]) -> Callable[[Arrays], str]:
-    """Make what reads which text points most nearly where the first does."""
+    """Return a function that selects the text whose vector is most similar to the first one's."""
 
     def read(outputs: Arrays) -> str:
         vectors = outputs["sentence_embedding"]
@@ -30,7 +30,7 @@ def _nearest(texts: Sequence[str]) -> Callable[[Arrays], str]:
 
 
 def questions(pieces: WordPieces) -> list[Question]:
-    """Give calls of three texts each: the second means what the first does, the third does not."""
+    """Return calls of three texts each; the second is similar to the first, the third is not."""
     return [
         Question("embedding", f"what is nearest to {texts[0]!r}", pieces.encode(texts), texts[1], _nearest(texts))
         for texts in _TEXTS
@@ -42,5 +42,5 @@ if __name__ == "__main__":
         "--tokenizer",
         {"metavar": "FILE", "type": Path, "required": True, "help": "the model's tokenizer.json"},
     )
-    options = arguments("Which text is nearest?", tokenizer, model="embedding")
+    options = arguments("Find the text with the most similar meaning.", tokenizer, model="embedding")
     main(options, questions(WordPieces.read(options.tokenizer)))

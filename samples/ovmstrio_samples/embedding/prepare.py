@@ -1,4 +1,4 @@
-"""Build the BERT encoder of all-MiniLM-L6-v2 from its weights, with pooling and normalisation in the graph."""
+"""Preparation of the sample embedding: builds the BERT encoder of all-MiniLM-L6-v2 with pooling from its weights."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _input(name: str) -> ov.Node:
 
 @dataclass(frozen=True, slots=True)
 class _Encoder:
-    """The layers of a BERT encoder over its weights; ``N`` texts of ``T`` tokens, ``H`` numbers a token."""
+    """Layers of a BERT encoder; shapes have ``N`` texts, ``T`` tokens and hidden size ``H``."""
 
     weights: Mapping[str, Array]
     hidden: int
@@ -56,7 +56,7 @@ class _Encoder:
         return op.add(scaled, _constant(self.weights[f"{name}.bias"]))
 
     def embed(self, ids: ov.Node) -> ov.Node:
-        """Look up the words and add their positions: [N,T] -> [N,T,H]."""
+        """Add word and position embeddings: [N,T] -> [N,T,H]."""
         table = "embeddings.{}_embeddings.weight"
         length = op.gather(op.shape_of(ids), _ints(1), _ints(0))
         positions = op.slice(_constant(self.weights[table.format("position")]), _ints(0), length, _ints(1), _ints(0))
@@ -70,7 +70,7 @@ class _Encoder:
         return op.transpose(apart, _ints(0, 2, 1, 3))
 
     def layer(self, x: ov.Node, bias: ov.Node, prefix: str) -> ov.Node:
-        """Attend and feed forward; ``bias`` hides the padding."""
+        """Apply attention and feed-forward; ``bias`` masks the padding."""
         parts = (self._split(self.linear(x, f"{prefix}attention.self.{part}")) for part in ("query", "key", "value"))
         seen = op.transpose(op.scaled_dot_product_attention(*parts, bias), _ints(0, 2, 1, 3))
         seen = op.reshape(seen, _ints(0, 0, self.hidden), special_zero=True)
@@ -81,7 +81,7 @@ class _Encoder:
 
 
 def _pool(x: ov.Node, mask: ov.Node) -> ov.Node:
-    """Average the tokens that are not padding, and give the result length one: [N,T,H] -> [N,H]."""
+    """Average the tokens that are not padding and normalise to length one: [N,T,H] -> [N,H]."""
     mask = op.unsqueeze(mask, _ints(2))
     total = op.reduce_sum(op.multiply(x, mask), _ints(1), keep_dims=False)
     count = op.maximum(op.reduce_sum(mask, _ints(1), keep_dims=False), np.float32(1e-9))
@@ -89,7 +89,7 @@ def _pool(x: ov.Node, mask: ov.Node) -> ov.Node:
 
 
 def build(files: Path) -> ov.Model:
-    """Make the graph: ``input_ids``, ``attention_mask`` INT64 [-1,-1] -> ``sentence_embedding`` FP32 [-1,384]."""
+    """Build the model: ``input_ids``, ``attention_mask`` INT64 [-1,-1] -> ``sentence_embedding`` FP32 [-1,384]."""
     settings: dict[str, Any] = json.loads((files / "config.json").read_text(encoding="utf-8"))
     weights = safetensors.read(files / "model.safetensors")
     encoder = _Encoder(
@@ -107,7 +107,7 @@ def build(files: Path) -> ov.Model:
 
 
 def write(files: Path, directory: Path) -> None:
-    """Write the version directory: half-precision weights, and the tokenizer's table for clients."""
+    """Write the version directory: the model in FP16, and ``tokenizer.json`` for clients."""
     save(build(files), directory, fp16=True)
     shutil.copyfile(files / "tokenizer.json", directory / "tokenizer.json")
 

@@ -1,4 +1,4 @@
-"""Read a safetensors file: a JSON header with names, types, shapes and places, then the numbers."""
+"""Reader of safetensors files: a JSON header with names, types, shapes and offsets, then the data."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _DTYPES: Final[Mapping[str, np.dtype[Any]]] = {"F32": np.dtype("<f4"), "F16": np
 
 
 def read(path: Path) -> Mapping[str, Array]:
-    """Map every tensor of the file; nothing is read from the disk before it is used.
+    """Memory-map every tensor of the file.
 
     Raises:
-        ValueError: the file is not of this form, or holds a type that this sample does not need.
+        ValueError: the file is not in this format, or contains an unsupported type.
     """
     content = np.memmap(path, np.uint8, "r")
     if len(content) < 8:

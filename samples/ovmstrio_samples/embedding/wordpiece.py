@@ -1,4 +1,4 @@
-"""Split English text into the word pieces that the model knows, from the table in ``tokenizer.json``."""
+"""WordPiece tokenizer for English text, with the vocabulary in ``tokenizer.json``."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _LONGEST_WORD: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class WordPieces:
-    """The table of pieces; ``encode`` gives what the model takes."""
+    """Vocabulary of word pieces; ``encode`` returns the model's inputs."""
 
     numbers: Mapping[str, int]
 
     @classmethod
     def read(cls, path: Path) -> WordPieces:
-        """Read the table out of a ``tokenizer.json``."""
+        """Load the vocabulary from a ``tokenizer.json``."""
         return cls(json.loads(path.read_text(encoding="utf-8"))["model"]["vocab"])
 
     def _pieces(self, word: str) -> Iterator[int]:
-        """Take the longest known piece from the front of the word until nothing is left."""
+        """Split a word greedily into the longest known pieces."""
         pieces = []
         start = 0
         while start < len(word):
@@ -53,7 +53,7 @@ class WordPieces:
         return [self.numbers["[CLS]"], *pieces[: longest - 2], self.numbers["[SEP]"]]
 
     def encode(self, texts: Sequence[str], longest: int = 256) -> dict[str, Array]:
-        """Give ``input_ids`` and ``attention_mask``, INT64 [texts,longest of them]."""
+        """Return ``input_ids`` and ``attention_mask``, INT64 [texts,longest text]."""
         rows = [self._encode_one(text, longest) for text in texts]
         shape = len(rows), max(map(len, rows))
         ids, mask = np.zeros(shape, np.int64), np.zeros(shape, np.int64)

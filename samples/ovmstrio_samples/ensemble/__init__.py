@@ -1,1 +1,1 @@
-"""Two classifiers that vote."""
+"""Sample ensemble: two classifiers whose votes are combined."""

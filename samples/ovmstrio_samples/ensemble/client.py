@@ -1,4 +1,4 @@
-"""Ask two classifiers at once: ``python -m ovmstrio_samples.ensemble.client``."""
+"""Client of the sample ensemble: ``python -m ovmstrio_samples.ensemble.client``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ovmstrio_samples.question import Arrays, Question
 __all__ = ["DOUBTFUL", "questions"]
 
 DOUBTFUL = (4.9, 2.5, 4.5, 1.7)
-"""Row 107 of Fisher's data set, a virginica that naive Bayes alone takes for a versicolor."""
+"""Row 107 of Fisher's data set, a virginica that naive Bayes alone classifies as versicolor."""
 
 
 def _read(outputs: Arrays) -> str:
@@ -20,7 +20,7 @@ def _read(outputs: Arrays) -> str:
 
 
 def questions() -> list[Question]:
-    """Give one call for each of four flowers; about the last one the models disagree."""
+    """Return one call for each of four flowers; the models disagree on the last one."""
     flowers = [*FLOWERS, (DOUBTFUL, "virginica, disputed")]
     return [
         Question(
@@ -35,4 +35,4 @@ def questions() -> list[Question]:
 
 
 if __name__ == "__main__":
-    main(arguments("Which flower is it, by two opinions?", model="ensemble"), questions())
+    main(arguments("Classify flowers with two models.", model="ensemble"), questions())

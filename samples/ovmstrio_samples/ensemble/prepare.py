@@ -1,4 +1,4 @@
-"""Build two classifiers of the same flowers, and put the node that lets them vote beside them."""
+"""Preparation of the sample ensemble: builds two classifiers and copies the node that combines their votes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["ENTRIES", "build_bayes"]
 _MEANS: Final = np.array(
     [[5.006, 3.428, 1.462, 0.246], [5.936, 2.77, 4.26, 1.326], [6.588, 2.974, 5.552, 2.026]], np.float32
 )
-"""Fisher's flowers, in cm: the mean of each feature in each species."""
+"""Mean of each feature (cm) in each species of Fisher's data set."""
 _VARIANCES: Final = np.array(
     [[0.1218, 0.1408, 0.0296, 0.0109], [0.2611, 0.0965, 0.2164, 0.0383], [0.3963, 0.1019, 0.2985, 0.0739]], np.float32
 )
 
 
 def build_bayes() -> ov.Model:
-    """Make a naive Bayes classifier: ``features`` FP32 [-1,4] -> ``probabilities`` FP32 [-1,3]."""
+    """Build a naive Bayes classifier: ``features`` FP32 [-1,4] -> ``probabilities`` FP32 [-1,3]."""
     features = op.parameter(ov.PartialShape([-1, 4]), np.float32, name="features")
     features.output(0).set_names({"features"})
     away = op.subtract(op.unsqueeze(features, np.array([1])), _MEANS[np.newaxis])

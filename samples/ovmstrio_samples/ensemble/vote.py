@@ -1,4 +1,4 @@
-"""The custom node: two models' probabilities become one vote."""
+"""Custom node that combines the probabilities of two models to one vote."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Voting:
-    """What the parameters say: the names of the classes, each a row of bytes, and what each model's vote weighs."""
+    """Parameters of the node: the class names, each a row of bytes, and the weight of each model's vote."""
 
     names: NDArray[Any]
     weights: tuple[float, float]
 
 
 def initialize(params: Mapping[str, str]) -> Voting:
-    """Read the parameters once; what this gives is the last argument of the other functions."""
+    """Parse the parameters once; the result is the last argument of the other functions."""
     names = [name.strip().encode() for name in params["names"].split(",")]
     longest = max(map(len, names)) + 1
     rows = np.array([list(name.ljust(longest, b"\0")) for name in names], np.uint8)
@@ -28,13 +28,13 @@ def initialize(params: Mapping[str, str]) -> Voting:
 
 
 def get_inputs_info(_params: Mapping[str, str], voting: Voting) -> dict[str, tuple[str, list[int]]]:
-    """Take a row of probabilities for each thing to classify, from either model."""
+    """Describe the inputs: one row of probabilities per classified item, from each model."""
     shape = [-1, len(voting.names)]
     return {"first": ("FP32", shape), "second": ("FP32", shape)}
 
 
 def get_outputs_info(_params: Mapping[str, str], voting: Voting) -> dict[str, tuple[str, list[int]]]:
-    """Give names as rows of bytes, which clients get as strings because the output's name ends in ``_string``."""
+    """Describe the outputs; the suffix ``_string`` makes the server send rows of bytes as strings."""
     return {
         "name_string": ("UINT8", [-1, -1]),
         "probabilities": ("FP32", [-1, len(voting.names)]),
@@ -43,7 +43,7 @@ def get_outputs_info(_params: Mapping[str, str], voting: Voting) -> dict[str, tu
 
 
 def execute(inputs: Mapping[str, NDArray[Any]], _params: Mapping[str, str], voting: Voting) -> dict[str, NDArray[Any]]:
-    """Weigh the probabilities, name the likeliest class, and tell whether the models alone would have agreed."""
+    """Return the weighted probabilities, the likeliest class, and whether both models agree."""
     first, second = inputs["first"], inputs["second"]
     weighed = np.average([first, second], axis=0, weights=voting.weights).astype(np.float32)
     return {

@@ -1,1 +1,1 @@
-"""A node that answers with a result or with what went wrong."""
+"""Sample error_output: a node that answers with a result or an error message."""

@@ -1,4 +1,4 @@
-"""Invert matrices over one stream, a hopeless one among them: ``python -m ovmstrio_samples.error_output.client``."""
+"""Client of the sample error_output: ``python -m ovmstrio_samples.error_output.client``."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ovmstrio_samples.triton import Stream, arguments, as_text, failures_end_the
 __all__ = ["MATRICES", "inverses"]
 
 MATRICES = (np.array([[2.0, 0.0], [0.0, 4.0]]), np.array([[1.0, 2.0], [2.0, 4.0]]), np.array([[0.0, 1.0], [1.0, 0.0]]))
-"""The second has no inverse."""
+"""Matrices to invert; the second one is singular."""
 
 
 def inverses(url: str, matrices: Sequence[Array], model: str = "error_output") -> Iterator[Array | str]:
-    """Give each matrix's inverse, or in words why there is none."""
+    """Return the inverse of each matrix, or the error message."""
     with Stream(url, model) as stream:
         for matrix in matrices:
             stream.send({"input": matrix})

@@ -1,4 +1,4 @@
-"""The handler: the inverse of a matrix, or why there is none."""
+"""Python node that inverts a matrix or returns an error message."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pyovms import Tensor
 
 
 class OvmsPythonModel:
-    """Answers every request on one of two outputs, so that a bad one does not end the stream."""
+    """Node with two outputs, result and error message, so that a bad request does not end the stream."""
 
     def execute(self, inputs: list[Tensor]) -> list[Tensor]:
         """Invert one square matrix."""

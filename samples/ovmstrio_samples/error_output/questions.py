@@ -1,4 +1,4 @@
-"""No calls for the demo: a call without a stream needs all outputs, and this graph never gives both."""
+"""Calls for the demo: none, because a call without a stream needs all outputs, and this graph never sends both."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ __all__ = ["questions"]
 
 
 def questions() -> list[Question]:
-    """Give no call."""
+    """Return no calls."""
     return []

@@ -1,1 +1,1 @@
-"""Faces and their landmarks in a picture."""
+"""Sample face_detection: faces and their landmarks in a picture."""

@@ -1,4 +1,4 @@
-"""Ask for the faces in a picture: ``python -m ovmstrio_samples.face_detection.client --input PICTURE...``."""
+"""Client of the sample face_detection: ``python -m ovmstrio_samples.face_detection.client --input PICTURE...``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OVERLAP: Final = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Face:
-    """One face: corners in points of the picture, and how sure the model is."""
+    """Bounding box of one face in pixels, with the model's score."""
 
     score: float
     left: int
@@ -33,7 +33,7 @@ class Face:
 
 @cache
 def _anchors() -> Array:
-    """Give the centres that the model's 896 boxes are relative to, between 0 and 1."""
+    """Return the centres of the model's 896 anchor boxes, between 0 and 1."""
     rows = []
     for cells, boxes in _GRIDS:
         centres = (np.arange(cells) + 0.5) / cells
@@ -43,7 +43,7 @@ def _anchors() -> Array:
 
 
 def _square(rgb: Array) -> Array:
-    """Put the picture into the middle of a black square."""
+    """Pad the picture with black to a square."""
     height, width = rgb.shape[:2]
     side = max(height, width)
     square = np.zeros((side, side, 3), np.uint8)
@@ -61,7 +61,7 @@ def _overlap(boxes: Array, box: Array) -> Array:
 
 
 def faces(outputs: Arrays, height: int, width: int, threshold: float = 0.5) -> list[Face]:
-    """Turn the outputs into faces: boxes that overlap are one face, at the mean of their places."""
+    """Decode the outputs; overlapping boxes are averaged to one face."""
     scores = 1 / (1 + np.exp(-np.clip(outputs["classificators"].reshape(-1).astype(np.float64), -100, 100)))
     sure = scores >= threshold
     scores, places = scores[sure], outputs["regressors"].reshape(-1, 16)[sure, :4] / _SIDE
@@ -81,7 +81,7 @@ def faces(outputs: Arrays, height: int, width: int, threshold: float = 0.5) -> l
 
 
 def ask_about(subject: str, rgb: Array, expected: str = "") -> Question:
-    """Make the call for one picture, UINT8 [height,width,3]."""
+    """Create the call for one picture, UINT8 [height,width,3]."""
     height, width = rgb.shape[:2]
     small = pictures.resized(_square(rgb), _SIDE, _SIDE).astype(np.float32)
 
@@ -93,5 +93,5 @@ def ask_about(subject: str, rgb: Array, expected: str = "") -> Question:
 
 
 if __name__ == "__main__":
-    options = arguments("Where are faces in these pictures?", model="face_detection", file="PICTURE", required=True)
+    options = arguments("Detect faces in pictures.", model="face_detection", file="PICTURE", required=True)
     main(options, [ask_about(str(path), pictures.read(path)) for path in options.input])

@@ -1,4 +1,4 @@
-"""Serve the TensorFlow Lite file as it is."""
+"""Preparation of the sample face_detection: copies the TensorFlow Lite file."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What kind of file is this: 214 kinds, told from the first and last 1,024 bytes."""
+"""Sample file_type: detects 214 kinds of files by their first and last 1,024 bytes."""

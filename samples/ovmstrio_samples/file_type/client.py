@@ -1,4 +1,4 @@
-"""Ask what kind of files these are: ``python -m ovmstrio_samples.file_type.client [--input FILE...]``."""
+"""Client of the sample file_type: ``python -m ovmstrio_samples.file_type.client [--input FILE...]``."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _PADDING: Final = 256
 
 
 def features(content: bytes) -> Array:
-    """Give what the model looks at, INT32 [1,2048]: the first and the last 1,024 bytes without white space around.
+    """Return the model's input, INT32 [1,2048]: the first and last 1,024 bytes of the content, stripped of white space.
 
-    Shorter content is padded with 256, which is no byte, between the two.
+    Shorter content is padded between the two halves with 256, which is not a byte value.
     """
     first = content[:_BLOCK].lstrip()[:_HALF]
     last = content[-_BLOCK:].rstrip()[-_HALF:]
@@ -41,7 +41,7 @@ def features(content: bytes) -> Array:
 
 @cache
 def labels() -> tuple[str, ...]:
-    """Read the names of the 214 kinds, in the order of the model's output."""
+    """Load the names of the 214 kinds, in the order of the model's output."""
     files = installed_files()
     if files is None:
         raise FileNotFoundError(f"the names of the kinds come with magika: {way_to_install(Extra.SAMPLES)}")
@@ -53,12 +53,12 @@ def _read(outputs: Arrays) -> str:
 
 
 def ask_about(subject: str, content: bytes, expected: str = "") -> Question:
-    """Make the call for one file."""
+    """Create the call for one file."""
     return Question("file_type", subject, {"bytes": features(content)}, expected, _read)
 
 
 def _png() -> bytes:
-    """Draw a picture of 64 x 64 points, with nothing but the standard library."""
+    """Encode a PNG of 64 x 64 pixels with the standard library."""
     side = 64
     rows = b"".join(b"\0" + bytes(((x * y + 3 * x) % 256) for x in range(3 * side)) for y in range(side))
     header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
@@ -91,7 +91,7 @@ def _zip() -> bytes:
 
 
 def questions() -> list[Question]:
-    """Give calls about files that are made here or lie in every Python installation."""
+    """Return calls for generated files and for files of every Python installation."""
     source = Path(json.__file__).read_bytes()
     return [
         ask_about("a PNG drawn just now", _png(), "png"),
@@ -103,6 +103,6 @@ def questions() -> list[Question]:
 
 
 if __name__ == "__main__":
-    options = arguments("What kind of file is it?", model="file_type", file="FILE")
-    asked = [ask_about(str(path), path.read_bytes()) for path in options.input]
-    main(options, asked or questions())
+    options = arguments("Detect the kinds of files.", model="file_type", file="FILE")
+    calls = [ask_about(str(path), path.read_bytes()) for path in options.input]
+    main(options, calls or questions())

@@ -1,4 +1,4 @@
-"""Find the model that the package magika carries, without importing magika and the runtime that it brings."""
+"""Preparation of the sample file_type: copies the model of the package magika without importing magika."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _INSIDE: Final = Path("models") / "standard_v3_3"
 
 
 def installed_files() -> Path | None:
-    """Give the folder with ``model.onnx`` and ``config.min.json``, None when magika is not installed."""
+    """Return the folder with ``model.onnx`` and ``config.min.json``, or None if magika is not installed."""
     spec = importlib.util.find_spec("magika")
     if spec is None or spec.origin is None:
         return None
@@ -22,7 +22,7 @@ def installed_files() -> Path | None:
 
 
 def write(files: Path, directory: Path) -> None:
-    """Write the version directory: the model as it came."""
+    """Write the version directory with the unmodified model."""
     shutil.copyfile(files / "model.onnx", directory / "model.onnx")
 
 

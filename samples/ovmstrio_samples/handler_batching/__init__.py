@@ -1,1 +1,1 @@
-"""A handler whose requests are gathered: one call answers many clients."""
+"""Sample handler_batching: server-side batching, where one call answers many clients."""

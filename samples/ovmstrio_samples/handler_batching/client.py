@@ -1,4 +1,4 @@
-"""Ask for many species at once: ``python -m ovmstrio_samples.handler_batching.client``."""
+"""Client of the sample handler_batching: ``python -m ovmstrio_samples.handler_batching.client``."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from ovmstrio_samples.iris.flowers import FLOWERS
 
 __all__ = ["classify"]
 
-ASKED = 48
+REQUESTS = 48
 
 
 def classify(url: str, sizes: tuple[float, ...]) -> dict[str, Any]:
-    """Give the species of a flower of these sizes (cm), and how many flowers were in the same batch."""
-    told: dict[str, Any] = call_json(url, sizes)
-    return told
+    """Return the species of a flower with these sizes (cm), and the number of flowers in its batch."""
+    answer: dict[str, Any] = call_json(url, sizes)
+    return answer
 
 
 if __name__ == "__main__":
-    options = arguments("Which flowers are these 48?", url="http://localhost:8080")
-    flowers = [FLOWERS[number % len(FLOWERS)] for number in range(ASKED)]
-    with failures_of_http_end_the_program(), ThreadPoolExecutor(ASKED) as pool:
+    options = arguments("Classify 48 flowers concurrently.", url="http://localhost:8080")
+    flowers = [FLOWERS[number % len(FLOWERS)] for number in range(REQUESTS)]
+    with failures_of_http_end_the_program(), ThreadPoolExecutor(REQUESTS) as pool:
         answers = list(pool.map(lambda flower: classify(options.url, flower[0]), flowers))
     right = sum(answer["species"] == species for answer, (_, species) in zip(answers, flowers, strict=True))
-    print(f"{right} of {ASKED} are right; the batches had up to {max(answer['batch_size'] for answer in answers)}")
+    print(f"{right} of {REQUESTS} are right; the batches had up to {max(answer['batch_size'] for answer in answers)}")

@@ -1,4 +1,4 @@
-"""Name the species of many flowers in one matrix product, though each client asks for one."""
+"""Handler that classifies the flowers of many requests in one matrix product."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 class Handler:
-    """Answers requests; what its method gets are lists, because of ``server_side_batching``."""
+    """Handler whose method gets lists, because of ``server_side_batching``."""
 
     def __init__(self) -> None:
         fitted = json.loads(Path("coefficients.json").read_text(encoding="utf-8"))
@@ -19,7 +19,7 @@ class Handler:
         self.intercepts = np.array(fitted["intercepts"])
 
     def handle_post(self, payload: list[Any]) -> list[dict[str, Any] | Exception]:
-        """Classify the flowers of all payloads, each a list of four numbers; a wrong one spoils no other."""
+        """Classify the flowers of all payloads, each a list of four numbers; an invalid one fails alone."""
         rows = [_row(each) for each in payload]
         sizes = np.array([np.zeros(4) if isinstance(row, Exception) else row for row in rows])
         labels = (sizes @ self.weights + self.intercepts).argmax(1)

@@ -1,1 +1,1 @@
-"""A handler: many models, of which the few that are in use are in memory."""
+"""Sample handler_caching: more models than fit into memory, loaded on demand."""

@@ -1,4 +1,4 @@
-"""Ask for the mood of texts: ``python -m ovmstrio_samples.handler_caching.client``."""
+"""Client of the sample handler_caching: ``python -m ovmstrio_samples.handler_caching.client``."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ TEXTS = (
 
 
 def mood(url: str, language: str, text: str) -> int:
-    """Give how many more good words than bad ones a text has."""
+    """Return the number of positive words minus the number of negative words in a text."""
     return int(call_json(url, {"language": language, "text": text})["mood"])
 
 
 def loads(url: str) -> list[str]:
-    """Give the models that the server has loaded since it started, in their order."""
+    """Return the models that the server has loaded since its start, in order."""
     return list(call_json(url)["loads"])
 
 
 if __name__ == "__main__":
-    options = arguments("In what mood are these texts?", url="http://localhost:8080")
+    options = arguments("Score the mood of texts in four languages.", url="http://localhost:8080")
     with failures_of_http_end_the_program():
         for language, text, _ in TEXTS:
             print(f"{mood(options.url, language, text):+d}", text)

@@ -1,4 +1,4 @@
-"""Tell the mood of a text by the words of its language; each language is a model."""
+"""Handler that scores the mood of a text, with one model per language."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ovmstrio.ext.handlers import HTTPError
 
 
 class Handler:
-    """Answers requests; models come into memory when they are asked for, and the least recently used go."""
+    """Handler with models that are loaded on demand; the least recently used ones are evicted."""
 
     def __init__(self, model_client: Any) -> None:
         self.client = model_client
@@ -24,7 +24,7 @@ class Handler:
         return {word: value for value, mood in ((1, "good"), (-1, "bad")) for word in words[mood]}
 
     def handle_post(self, payload: Any) -> dict[str, Any]:
-        """Sum up the words of a text."""
+        """Sum up the scores of the words in a text."""
         try:
             language, text = str(payload["language"]), str(payload["text"])
         except (KeyError, TypeError) as error:
@@ -37,5 +37,5 @@ class Handler:
         return {"language": language, "mood": sum(values.get(word, 0) for word in words)}
 
     def handle_get(self) -> dict[str, Any]:
-        """Tell which models were loaded, in their order."""
+        """Return the loaded models, in order."""
         return {"loads": list(self.loads)}

@@ -1,1 +1,1 @@
-"""A handler: a classifier in several versions, over plain HTTP."""
+"""Sample handler_iris: a classifier in several versions, over plain HTTP."""

@@ -1,4 +1,4 @@
-"""Ask for three species: ``python -m ovmstrio_samples.handler_iris.client [--version VERSION]``."""
+"""Client of the sample handler_iris: ``python -m ovmstrio_samples.handler_iris.client [--version VERSION]``."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ FEATURES = ("sepal_length", "sepal_width", "petal_length", "petal_width")
 
 
 def classify(url: str, sizes: tuple[float, ...], version: str = "latest") -> str:
-    """Give the species of a flower of these sizes (cm)."""
-    told: dict[str, Any] = call_json(f"{url}/?version={version}", dict(zip(FEATURES, sizes, strict=True)))
-    return str(told["species"])
+    """Return the species of a flower with these sizes (cm)."""
+    answer: dict[str, Any] = call_json(f"{url}/?version={version}", dict(zip(FEATURES, sizes, strict=True)))
+    return str(answer["species"])
 
 
 if __name__ == "__main__":
-    given = ("--version", {"default": "latest", "help": "of the model (default: %(default)s)"})
-    options = arguments("Which flower is it?", given, url="http://localhost:8080")
+    given = ("--version", {"default": "latest", "help": "version of the model (default: %(default)s)"})
+    options = arguments("Classify three flowers.", given, url="http://localhost:8080")
     with failures_of_http_end_the_program():
         for sizes, species in FLOWERS:
             print(*sizes, "cm:", classify(options.url, sizes, options.version), f"({species})")

@@ -1,4 +1,4 @@
-"""Name the species of a flower, by the version of the model that the caller asks for."""
+"""Handler that classifies a flower with the requested version of the model."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ FEATURES = ("sepal_length", "sepal_width", "petal_length", "petal_width")
 
 
 class Handler:
-    """Answers requests; the server makes one object of it in each process."""
+    """Handler with one instance in each process."""
 
     def __init__(self, config: dict[str, Any], model_client: Any) -> None:
         self.default = config["version"]
         self.client = model_client
-        # A model that cannot be loaded is to be found at the start.
+        # Load the latest version now, so that an unloadable model fails at startup.
         self.client.get_model(model_version=self.default)
 
     def load_model(self, model_path: str) -> dict[str, Any]:
-        """Load one version; called by the server, once for each."""
+        """Load one version; the server calls it once per version."""
         fitted: dict[str, Any] = json.loads((Path(model_path) / "coefficients.json").read_text(encoding="utf-8"))
         return fitted
 

@@ -1,1 +1,1 @@
-"""A handler: a gRPC service of its own, which streams prime numbers."""
+"""Sample handler_primes: a custom gRPC service that streams prime numbers."""

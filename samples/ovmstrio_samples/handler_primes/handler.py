@@ -1,4 +1,4 @@
-"""Find prime numbers for the clients of a gRPC service."""
+"""Handler of a gRPC service that finds prime numbers."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import grpc
 
 
 class Handler:
-    """Has a method for each RPC of ``primes.proto``."""
+    """Handler with one method for each RPC of ``primes.proto``."""
 
     def __init__(self, config: dict[str, Any], proto_module_pb2: Any) -> None:
         self.largest = config["largest"]
         self.messages = proto_module_pb2
 
     def Generate(self, payload: Any) -> Iterator[Any]:  # noqa: N802 - the RPC's name
-        """Give primes, until there are enough or the client leaves."""
+        """Stream primes until the requested count is reached or the client cancels."""
         found = (number for number in count(max(payload.first, 2)) if _divisor(number) == number)
         for prime in islice(found, payload.count or None):
             yield self.messages.Prime(value=prime)
 
     def Check(self, payload: Any, context: Any) -> Any:  # noqa: N802 - as above
-        """Tell whether a number is a prime."""
+        """Return the smallest divisor of a number, and whether the number is a prime."""
         if not 2 <= payload.value <= self.largest:
             context.abort(grpc.StatusCode.OUT_OF_RANGE, f"expected 2 to {self.largest}, got {payload.value}")
         divisor = _divisor(payload.value)

@@ -1,1 +1,1 @@
-"""A handler: classifiers of scikit-learn in several versions."""
+"""Sample handler_sklearn: scikit-learn classifiers in several versions."""

@@ -1,4 +1,4 @@
-"""Ask for three species: ``python -m ovmstrio_samples.handler_sklearn.client [--version VERSION]``."""
+"""Client of the sample handler_sklearn: ``python -m ovmstrio_samples.handler_sklearn.client [--version VERSION]``."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ __all__ = ["classify"]
 
 
 def classify(url: str, sizes: tuple[float, ...], version: str = "latest") -> tuple[str, str]:
-    """Give the species of a flower of these sizes (cm), and what kind of classifier said so."""
-    told = call_json(f"{url}/?version={version}", dict(zip(FEATURES, sizes, strict=True)))
-    return told["species"], told["by"]
+    """Return the species of a flower with these sizes (cm), and the kind of classifier."""
+    answer = call_json(f"{url}/?version={version}", dict(zip(FEATURES, sizes, strict=True)))
+    return answer["species"], answer["by"]
 
 
 if __name__ == "__main__":
-    given = ("--version", {"default": "latest", "help": "of the model (default: %(default)s)"})
-    options = arguments("Which flower is it?", given, url="http://localhost:8080")
+    given = ("--version", {"default": "latest", "help": "version of the model (default: %(default)s)"})
+    options = arguments("Classify three flowers.", given, url="http://localhost:8080")
     with failures_of_http_end_the_program():
         for sizes, species in FLOWERS:
             print(*sizes, "cm:", *classify(options.url, sizes, options.version), f"({species})")

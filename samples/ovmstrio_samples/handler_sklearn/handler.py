@@ -1,4 +1,4 @@
-"""Name the species of a flower with a classifier that scikit-learn has fitted."""
+"""Handler that classifies a flower with a scikit-learn classifier."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ SPECIES = ("setosa", "versicolor", "virginica")
 
 
 class Handler:
-    """Answers requests; the server keeps the versions of the model as they are in the folder."""
+    """Handler whose model versions the server loads from the folder and reloads after changes."""
 
     def __init__(self, model_client: Any) -> None:
         self.client = model_client
 
     def load_model(self, model_path: str) -> Any:
-        """Load one version; called by the server, once for each and again when its files change."""
+        """Load one version; the server calls it once per version and again when its files change."""
         return joblib.load(Path(model_path) / "model.joblib")
 
     def handle_post(self, payload: Any, query_params: Any) -> dict[str, Any]:

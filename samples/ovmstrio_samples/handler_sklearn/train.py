@@ -1,4 +1,4 @@
-"""Write a fitted classifier as version: ``python -m ovmstrio_samples.handler_sklearn.train MODELS VERSION [KIND]``."""
+"""Training of a model version: ``python -m ovmstrio_samples.handler_sklearn.train MODELS VERSION [KIND]``."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def _classifier(kind: str) -> Any:
 
 
 def train(models: Path, version: int, kind: str = KINDS[0]) -> Path:
-    """Write ``<models>/<version>/model.joblib``; a server that runs finds the version whole, or not yet.
+    """Train a classifier and write ``<models>/<version>/model.joblib``; the version appears atomically.
 
     Raises:
-        FileExistsError: the version is there already.
+        FileExistsError: the version already exists.
     """
     import joblib  # noqa: PLC0415 - as above
     from sklearn.datasets import load_iris  # noqa: PLC0415 - as above

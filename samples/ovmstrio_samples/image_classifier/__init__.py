@@ -1,1 +1,1 @@
-"""ImageNet classifier of pictures of any size."""
+"""Sample image_classifier: an ImageNet classifier for pictures of any size."""

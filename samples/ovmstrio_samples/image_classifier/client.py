@@ -1,4 +1,4 @@
-"""Ask what is in a picture: ``python -m ovmstrio_samples.image_classifier.client --input PICTURE...``."""
+"""Client of the sample image_classifier: ``python -m ovmstrio_samples.image_classifier.client --input PICTURE...``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _read(outputs: Arrays) -> str:
 
 
 def ask_about(subject: str, rgb: Array, expected: str = "") -> Question:
-    """Make the call for one picture, UINT8 [height,width,3]: the model resizes it itself."""
+    """Create the call for one picture, UINT8 [height,width,3]; the model resizes it."""
     return Question("image_classifier", subject, {"images": rgb[np.newaxis]}, expected, _read)
 
 

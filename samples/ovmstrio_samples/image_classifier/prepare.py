@@ -1,4 +1,4 @@
-"""Build EfficientNet-lite0 from its PyTorch weights, with resizing and normalisation in the graph."""
+"""Preparation of the sample image_classifier: builds EfficientNet-lite0 with preprocessing from PyTorch weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ovmstrio_samples.image_classifier import torch_file
 __all__ = ["ENTRIES", "build"]
 
 _STAGES: Final = ((1, 1, 1), (2, 2, 6), (2, 2, 6), (3, 2, 6), (3, 1, 6), (4, 2, 6), (1, 1, 6))
-"""How often the block repeats, the stride of its first repetition, and by how much it widens."""
+"""Repetitions of each block, stride of the first repetition, and expansion factor."""
 _EPSILON: Final = 1e-3
 _MEAN: Final = 127.0
 _SCALE: Final = 128.0
@@ -27,14 +27,14 @@ _SCALE: Final = 128.0
 
 @dataclass(frozen=True, slots=True)
 class _Network:
-    """The layers over their weights."""
+    """Layers of EfficientNet-lite0."""
 
     weights: Mapping[str, Array]
 
     def convolution(
         self, x: ov.Node, name: str, norm: str, *, stride: int = 1, depthwise: bool = False, activate: bool = True
     ) -> ov.Node:
-        """Convolve, with the batch normalisation that follows folded into weights and bias."""
+        """Add a convolution, with the following batch normalisation folded into weights and bias."""
         scale = self.weights[f"{norm}.weight"] / np.sqrt(self.weights[f"{norm}.running_var"] + _EPSILON)
         bias = self.weights[f"{norm}.bias"] - self.weights[f"{norm}.running_mean"] * scale
         kernel = (self.weights[f"{name}.weight"] * scale[:, None, None, None]).astype(np.float32)
@@ -47,14 +47,14 @@ class _Network:
         return op.clamp(y, 0.0, 6.0) if activate else y
 
     def block(self, x: ov.Node, prefix: str, stride: int, expand: int, *, residual: bool) -> ov.Node:
-        """Widen, convolve each channel alone, narrow; add what came in where the sizes agree."""
+        """Add an expansion, a depthwise convolution and a projection; with ``residual``, add the input."""
         y = self.convolution(x, f"{prefix}_expand_conv", f"{prefix}_bn0") if expand > 1 else x
         y = self.convolution(y, f"{prefix}_depthwise_conv", f"{prefix}_bn1", stride=stride, depthwise=True)
         y = self.convolution(y, f"{prefix}_project_conv", f"{prefix}_bn2", activate=False)
         return op.add(y, x) if residual else y
 
     def classify(self, x: ov.Node) -> ov.Node:
-        """Average over the picture and score the classes."""
+        """Add global average pooling and the classifier."""
         x = op.reduce_mean(x, np.array([2, 3]), keep_dims=False)
         scores = op.matmul(x, self.weights["_fc.weight"], transpose_a=False, transpose_b=True)
         return op.softmax(op.add(scores, self.weights["_fc.bias"]), 1)
@@ -77,7 +77,7 @@ def _network(weights: Mapping[str, Array]) -> ov.Model:
 
 
 def build(weights: Mapping[str, Array]) -> ov.Model:
-    """Make the graph: ``images`` UINT8 [-1,-1,-1,3], RGB of any size -> ``probabilities`` FP32 [-1,1000]."""
+    """Build the model: ``images`` UINT8 [-1,-1,-1,3], RGB of any size -> ``probabilities`` FP32 [-1,1000]."""
     processor = PrePostProcessor(_network(weights))
     images = processor.input()
     images.tensor().set_element_type(ov.Type.u8).set_layout(ov.Layout("NHWC")).set_spatial_dynamic_shape()
@@ -89,7 +89,7 @@ def build(weights: Mapping[str, Array]) -> ov.Model:
 
 
 def write(files: Path, directory: Path) -> None:
-    """Write the version directory, with weights in half precision."""
+    """Write the version directory, with FP16 weights."""
     save(build(torch_file.read(files / "efficientnet-lite0-57934424.pth")), directory, fp16=True)
 
 

@@ -1,7 +1,7 @@
-"""Read the tensors of a file that torch.save() wrote before PyTorch 1.6, without PyTorch.
+"""Reader of tensors in a file that torch.save() wrote before PyTorch 1.6, without PyTorch.
 
-Such a file is five pickles and then the numbers.  The reader builds tensors and nothing else: any other class or
-function that the file names is refused, so a file cannot run code.
+Such a file contains five pickles and then the tensor data.  The reader builds only tensors and refuses any other class
+or function that the file names, so a file cannot run code.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DTYPES: Final[Mapping[str, np.dtype[Any]]] = {"FloatStorage": np.dtype("<f4"), 
 
 @dataclass(slots=True)
 class _Storage:
-    """Numbers that come later in the file."""
+    """Storage whose data follows later in the file."""
 
     dtype: np.dtype[Any]
     numbers: Array = field(default_factory=lambda: np.empty(0))
@@ -35,7 +35,7 @@ class _Storage:
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """A view of a storage: its strides are in elements, and matter."""
+    """View of a storage; strides are in elements."""
 
     storage: _Storage
     offset: int
@@ -43,7 +43,7 @@ class _Tensor:
     stride: tuple[int, ...]
 
     def array(self) -> Array:
-        """Copy the numbers into an array of their own."""
+        """Copy the elements to a new array."""
         numbers = self.storage.numbers
         needed = self.offset + sum((size - 1) * stride for size, stride in zip(self.size, self.stride, strict=True)) + 1
         if min(self.stride, default=0) < 0 or needed > len(numbers):
@@ -57,7 +57,7 @@ def _rebuild_tensor(storage: _Storage, offset: int, size: tuple[int, ...], strid
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes dictionaries and tensors, refuses everything else."""
+    """Unpickler that builds dictionaries and tensors, and refuses everything else."""
 
     _ALLOWED: Final[Mapping[tuple[str, str], Callable[..., Any]]] = {
         ("collections", "OrderedDict"): OrderedDict,
@@ -69,7 +69,7 @@ class _Unpickler(pickle.Unpickler):
         self._storages = storages
 
     def find_class(self, module_name: str, global_name: str) -> Any:
-        """Give what a name stands for, if it is one of the few."""
+        """Return the object of an allowed name."""
         if module_name == "torch" and global_name in _DTYPES:
             return global_name
         try:
@@ -78,7 +78,7 @@ class _Unpickler(pickle.Unpickler):
             raise pickle.UnpicklingError(f"the file asks for {module_name}.{global_name}, which is refused") from None
 
     def persistent_load(self, pid: Any) -> _Storage:
-        """Promise the storage that a tensor lies in."""
+        """Return a placeholder for the storage of a tensor."""
         _, kind, key, *_ = pid
         return self._storages.setdefault(key, _Storage(_DTYPES[kind]))
 
@@ -91,15 +91,15 @@ def read(path: Path) -> Mapping[str, Array]:
     """Read every tensor of the file.
 
     Raises:
-        ValueError: the file is not of this form.
-        pickle.UnpicklingError: the file asks for something that tensors do not need.
+        ValueError: the file is not in this format.
+        pickle.UnpicklingError: the file names a class or function that tensors do not need.
     """
     storages: dict[str, _Storage] = {}
     with path.open("rb") as file:
         if _plain(file) != _MAGIC:
             raise ValueError(f"{path} is not a file of torch.save() from before PyTorch 1.6")
-        _plain(file)  # the version of the form
-        _plain(file)  # the machine that wrote it
+        _plain(file)  # the version of the format
+        _plain(file)  # information on the machine that wrote the file
         tensors = _Unpickler(file, storages).load()
         for key in _plain(file):
             (count,) = struct.unpack("<q", file.read(8))

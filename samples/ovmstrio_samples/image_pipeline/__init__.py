@@ -1,1 +1,1 @@
-"""A photograph through Python, OpenVINO and Python again."""
+"""Sample image_pipeline: Python nodes before and after an OpenVINO model."""

@@ -1,4 +1,4 @@
-"""What is in a photograph: ``python -m ovmstrio_samples.image_pipeline.client [--input PICTURE...]``."""
+"""Client of the sample image_pipeline: ``python -m ovmstrio_samples.image_pipeline.client [--input PICTURE...]``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COFFEE = Path(__file__).with_name("coffee.jpg")
 
 
 def classify(url: str, picture: Path, model: str = "image_pipeline") -> tuple[str, float]:
-    """Send a picture file as it is; give the name of what is in it and the model's confidence."""
+    """Send an encoded picture and return its label and the model's score."""
     with InferenceServerClient(url) as client:
         result = client.infer(model, [as_input("image", picture.read_bytes())])
     return as_text(result.as_numpy("label")), float(result.as_numpy("score")[0])
@@ -21,7 +21,7 @@ def classify(url: str, picture: Path, model: str = "image_pipeline") -> tuple[st
 
 if __name__ == "__main__":
     files = {"metavar": "PICTURE", "type": Path, "nargs": "*", "default": [COFFEE]}
-    options = arguments("What is in a photograph?", "image_pipeline", files)
+    options = arguments("Classify pictures.", "image_pipeline", files)
     with failures_end_the_program():
         for path in options.input:
             label, score = classify(options.url, path, options.model)

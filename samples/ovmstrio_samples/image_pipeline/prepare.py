@@ -1,4 +1,4 @@
-"""Put the classifier beside the graph that calls it."""
+"""Preparation of the sample image_pipeline: writes the graph and the classifier that it calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _write_graph = copy_graph(__file__, "preprocess.py", "postprocess.py", "labels.t
 
 
 def write(files: Path, directory: Path) -> None:
-    """Write the graph's folder, with the model that ``subconfig.json`` names in it."""
+    """Write the graph's folder, including the model that ``subconfig.json`` names."""
     _write_graph(files, directory)
     version = directory / "model" / "1"
     version.mkdir(parents=True)

@@ -1,1 +1,1 @@
-"""Three Python nodes that count on: the smallest packet graph."""
+"""Sample incrementer: the smallest packet graph, with three Python nodes."""

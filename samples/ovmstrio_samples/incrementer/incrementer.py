@@ -1,4 +1,4 @@
-"""The handler of all three nodes: what comes in goes out one larger."""
+"""Python code of all three nodes, which adds one to the input."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pyovms import Tensor
 
 
 class OvmsPythonModel:
-    """Adds one to every number of a tensor of any shape and any numeric type."""
+    """Node that adds one to every element of a tensor of any shape and numeric type."""
 
     def initialize(self, kwargs: dict[str, Any]) -> None:
-        """Note under which name the node sends its output."""
+        """Store the name of the node's output."""
         self.output_name: str = kwargs["output_names"][0]
 
     def execute(self, inputs: list[Tensor]) -> list[Tensor]:
-        """Handle one tensor."""
+        """Add one to one tensor."""
         numbers = np.asarray(inputs[0])
         return [Tensor(self.output_name, numbers + numbers.dtype.type(1))]

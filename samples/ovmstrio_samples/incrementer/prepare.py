@@ -1,4 +1,4 @@
-"""Serve the graph and its handler as they are."""
+"""Preparation of the sample: copies the graph and its handler."""
 
 from __future__ import annotations
 

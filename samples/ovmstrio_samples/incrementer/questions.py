@@ -14,6 +14,6 @@ def _read(outputs: Arrays) -> str:
 
 
 def questions() -> list[Question]:
-    """Give one call: three nodes add one each."""
+    """Return one call: three nodes add one each."""
     numbers = np.array([1, 2, 3], np.int64)
     return [Question("incrementer", "three Python nodes on 1 2 3", {"first_number": numbers}, "4 5 6", _read)]

@@ -1,1 +1,1 @@
-"""A tabular classifier: the species of an iris by the sizes of its leaves."""
+"""Sample iris: a tabular classifier of the species of a flower by its sizes."""

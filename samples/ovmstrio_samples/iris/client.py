@@ -1,4 +1,4 @@
-"""Ask for the species of three flowers of Fisher's data set (its rows 1, 51 and 101)."""
+"""Client of the sample iris, which classifies rows 1, 51 and 101 of Fisher's data set."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["questions", "species"]
 
 
 def species(label: int) -> str:
-    """Name the species that the model numbers so."""
+    """Return the name of the species with the model's label."""
     return str(coefficients()["classes"][label])
 
 
@@ -25,7 +25,7 @@ def _read(outputs: Arrays) -> str:
 
 
 def questions() -> list[Question]:
-    """Give one call for each flower."""
+    """Return one call for each flower."""
     return [
         Question(
             model="iris",
@@ -39,4 +39,4 @@ def questions() -> list[Question]:
 
 
 if __name__ == "__main__":
-    main(arguments("Which flower is it?", model="iris"), questions())
+    main(arguments("Classify three flowers.", model="iris"), questions())

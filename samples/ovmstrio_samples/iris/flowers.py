@@ -1,4 +1,4 @@
-"""Three flowers of Fisher's data set: its rows 1, 51 and 101."""
+"""Rows 1, 51 and 101 of Fisher's data set of flowers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Build the classifier from the coefficients of a logistic regression."""
+"""Preparation of the sample iris: builds the classifier from the coefficients of a logistic regression."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["ENTRIES", "build", "coefficients"]
 
 @cache
 def coefficients() -> dict[str, Any]:
-    """Read what was fitted: ``classes``, ``features``, ``weights`` [3,4], ``intercepts`` [3]."""
+    """Load the coefficients: ``classes``, ``features``, ``weights`` [3,4], ``intercepts`` [3]."""
     fitted: dict[str, Any] = json.loads(Path(__file__).with_name("coefficients.json").read_text(encoding="utf-8"))
     return fitted
 
 
 def build() -> ov.Model:
-    """Make the graph: ``features`` FP32 [-1,4] -> ``probabilities`` FP32 [-1,3], ``label`` INT64 [-1]."""
+    """Build the model: ``features`` FP32 [-1,4] -> ``probabilities`` FP32 [-1,3], ``label`` INT64 [-1]."""
     fitted = coefficients()
     weights = np.array(fitted["weights"], np.float32)
     features = op.parameter(ov.PartialShape([-1, weights.shape[1]]), np.float32, name="features")

@@ -1,1 +1,1 @@
-"""Labels once, then pictures: a graph whose inputs need not come together."""
+"""Sample labels_image: a graph with incomplete inputs, labels once and then pictures."""

@@ -1,4 +1,4 @@
-"""Labels once, then pictures: ``python -m ovmstrio_samples.labels_image.client [--input LABEL,LABEL...]``."""
+"""Client of the sample labels_image: ``python -m ovmstrio_samples.labels_image.client [--input LABEL,LABEL...]``."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["nearest", "plain"]
 
 
 def plain(red: int, green: int, blue: int) -> Array:
-    """Make a picture of one colour."""
+    """Create a picture of one colour."""
     return np.full((4, 4, 3), (red, green, blue), np.uint8)
 
 
 def nearest(url: str, labels: str, pictures: Sequence[Array], model: str = "labels_image") -> Iterator[str]:
-    """Send the labels, to which there is no answer, and then pictures, each of which gets one of them."""
+    """Send the labels, which get no response, and then pictures; return the label of each picture."""
     with Stream(url, model) as stream:
         stream.send({"labels": labels})
         for picture in pictures:
@@ -27,7 +27,7 @@ def nearest(url: str, labels: str, pictures: Sequence[Array], model: str = "labe
 
 
 if __name__ == "__main__":
-    options = arguments("Which colour is it?", "labels_image", {"metavar": "LABELS", "default": "gold,navy,crimson"})
+    options = arguments("Label pictures.", "labels_image", {"metavar": "LABELS", "default": "gold,navy,crimson"})
     with failures_end_the_program():
         pictures = [plain(0, 0, 90), plain(220, 30, 40), plain(240, 220, 20)]
         for label in nearest(options.url, options.input, pictures, options.model):

@@ -1,4 +1,4 @@
-"""The handler: which of the labels, which are names of colours, is nearest to a picture's mean colour."""
+"""Python node that returns the label, a colour name, nearest to a picture's mean colour."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from pyovms import Context, Tensor, current_context
 
 
 def read_text(tensor: Tensor) -> str:
-    """Give the text of a tensor, without the length that KServe clients write before an element of BYTES."""
+    """Return the text of a tensor, without the length prefix that KServe clients write before a BYTES element."""
     data = bytes(tensor)
     prefixed = tensor.datatype == "BYTES" and int.from_bytes(data[:4], "little") == len(data) - 4
     return data[4:].decode() if prefixed else data.decode()
 
 
 class OvmsPythonModel:
-    """Keeps the labels of each stream apart, in the storage of its own graph instance."""
+    """Node that keeps the labels of each stream in the storage of its graph instance."""
 
     def open(self, context: Context) -> None:
-        """Start an instance: nobody has given it labels yet."""
+        """Initialise an instance without labels."""
         context.storage["labels"] = {}
 
     def execute(self, inputs: list[Tensor]) -> list[Tensor]:
-        """Take labels, or answer for a picture; labels alone have no answer."""
+        """Store labels or label a picture; labels alone get no response."""
         storage = current_context().storage
         outputs = []
         for tensor in inputs:

@@ -1,4 +1,4 @@
-"""Calls with known answers, for the demo: without a stream, labels and picture come together."""
+"""Calls with known answers, for the demo; without a stream, labels and picture are in one request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _read(outputs: Arrays) -> str:
 
 
 def questions() -> list[Question]:
-    """Give one call about a dark blue picture."""
+    """Return one call with a dark blue picture."""
     inputs = {
         "labels": np.array([b"gold,navy,crimson"], object),
         "image": np.full((4, 4, 3), (0, 0, 90), np.uint8),

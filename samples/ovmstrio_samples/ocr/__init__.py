@@ -1,1 +1,1 @@
-"""Text in pictures, read by three models."""
+"""Sample ocr: text recognition in pictures with three models."""

@@ -1,7 +1,7 @@
-"""Read the text in pictures: ``python -m ovmstrio_samples.ocr.client --characters FILE [--input PICTURE...]``.
+"""Client of the sample ocr: ``python -m ovmstrio_samples.ocr.client --characters FILE [--input PICTURE...]``.
 
-One picture takes three models: ``ocr_det`` finds the lines, ``ocr_cls`` tells which of them stand on their heads, and
-``ocr_rec`` reads them.  Text has to run roughly from left to right.
+The client calls three models: ``ocr_det`` finds the lines, ``ocr_cls`` detects upside-down lines, and ``ocr_rec`` reads
+them.  Text has to run roughly from left to right.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _only(outputs: Iterable[Array]) -> Array:
 
 
 def find_lines(ask: Ask, rgb: Array) -> list[Box]:
-    """Give rectangles around the lines of text, from top to bottom."""
+    """Return rectangles around the lines of text, from top to bottom."""
     return lines_in(_only(ask("ocr_det", {"x": detector_input(rgb)}).values())[0, 0], rgb.shape)
 
 
@@ -41,7 +41,7 @@ def _read_line(ask: Ask, line: Array, characters: Sequence[str]) -> str:
 
 
 def read_text(ask: Ask, rgb: Array, characters: Sequence[str]) -> list[str]:
-    """Give the lines of text in a picture, UINT8 [height,width,3]."""
+    """Return the lines of text in a picture, UINT8 [height,width,3]."""
     boxes = find_lines(ask, rgb)
     if not boxes:
         return []
@@ -51,7 +51,7 @@ def read_text(ask: Ask, rgb: Array, characters: Sequence[str]) -> list[str]:
 
 if __name__ == "__main__":
     known = ("--characters", {"metavar": "FILE", "type": Path, "required": True, "help": "the models' characters.txt"})
-    options = arguments("What do these pictures say?", known, file="PICTURE")
+    options = arguments("Read the text in pictures.", known, file="PICTURE")
     with connect(options) as ask_server:
         drawn = [pictures.page(["Three models read this page", "one after the other."])]
         for picture in [pictures.read(file) for file in options.input] or drawn:

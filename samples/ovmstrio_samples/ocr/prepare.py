@@ -1,4 +1,4 @@
-"""Serve the three ONNX files as they are: find lines, turn them upright, read them."""
+"""Preparation of the sample ocr: copies the ONNX files for detection, orientation and recognition."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _READER: Final = "PP-OCRv6_rec_small.onnx"
 
 
 def read_characters_of(reader: Path) -> str:
-    """Read the characters that a reader knows, one a line, out of its file."""
+    """Load the characters that a recognition model knows, one per line, from its file."""
     listed: Any = ov.Core().read_model(reader).get_rt_info(["framework", "character"])
     return str(getattr(listed, "value", listed))
 
 
 def write_reader(files: Path, directory: Path) -> None:
-    """Write the version directory of the reader, and for clients the characters that its outputs stand for."""
+    """Write the version directory of the recognition model, with its characters for clients."""
     (directory / CHARACTERS).write_text(read_characters_of(files / _READER), encoding="utf-8")
     shutil.copyfile(files / _READER, directory / "model.onnx")
 

@@ -1,4 +1,4 @@
-"""What surrounds the models of PP-OCR: pictures become their inputs, and their outputs become lines and text."""
+"""Preprocessing and postprocessing of the PP-OCR models."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _GROWTH: Final = 1.6
 
 
 def read_characters(path: Path) -> list[str]:
-    """Read what the reader's outputs stand for: nothing, then the characters of the file, then a blank."""
+    """Load the recognition model's classes: nothing, then the characters of the file, then a blank."""
     return ["", *path.read_text(encoding="utf-8").splitlines(), " "]
 
 
 def _normalised(rgb: Array) -> Array:
-    """Give FP32 [3,height,width] between -1 and 1, blue first."""
+    """Normalise to FP32 [3,height,width] between -1 and 1, in BGR order."""
     return ((rgb[..., ::-1].astype(np.float32) / 255 - 0.5) / 0.5).transpose(2, 0, 1)
 
 
 def detector_input(rgb: Array, shorter_side: int = 320) -> Array:
-    """Make a picture large enough for small text: FP32 [1,3,height,width]."""
+    """Enlarge a picture for small text: FP32 [1,3,height,width]."""
     height, width = rgb.shape[:2]
     scale = max(1.0, shorter_side / min(height, width))
     rows, columns = (max(32, round(side * scale / 32) * 32) for side in (height, width))
@@ -38,9 +38,9 @@ def detector_input(rgb: Array, shorter_side: int = 320) -> Array:
 
 
 def lines_in(likely: Array, shape: tuple[int, ...]) -> list[Box]:
-    """Give rectangles around the lines of text in a picture of that shape, from top to bottom.
+    """Return rectangles around the lines of text in a picture of the given shape, from top to bottom.
 
-    The detector marks the core of each line only, so that lines do not touch; rectangles are grown again.
+    The detector marks only the core of each line, so that lines do not touch; this function enlarges the rectangles.
     """
     height, width = shape[:2]
     rows, columns = likely.shape
@@ -56,12 +56,12 @@ def lines_in(likely: Array, shape: tuple[int, ...]) -> list[Box]:
 
 
 def cut(rgb: Array, box: Box) -> Array:
-    """Cut a rectangle out of a picture."""
+    """Crop a rectangle of a picture."""
     return rgb[box.top : box.bottom, box.left : box.right]
 
 
 def fitted(rgb: Array, width: int) -> Array:
-    """Make a line as high as the models expect, with grey behind its end: FP32 [3,48,width]."""
+    """Resize a line to the models' height and pad its end with grey: FP32 [3,48,width]."""
     room = np.zeros((3, _LINE_HEIGHT, width), np.float32)
     needed = min(width, max(1, round(_LINE_HEIGHT * rgb.shape[1] / rgb.shape[0])))
     room[:, :, :needed] = _normalised(pictures.resized(rgb, needed, _LINE_HEIGHT))
@@ -69,12 +69,12 @@ def fitted(rgb: Array, width: int) -> Array:
 
 
 def reader_input(line: Array) -> Array:
-    """Make a line what the reader expects: FP32 [1,3,48,width]."""
+    """Convert a line to the input of the recognition model: FP32 [1,3,48,width]."""
     return fitted(line, max(_NARROWEST, round(_LINE_HEIGHT * line.shape[1] / line.shape[0])))[np.newaxis]
 
 
 def spell(likely: Array, characters: Sequence[str]) -> str:
-    """Give the likeliest character of each step, where a step that repeats the last one adds nothing."""
+    """Decode the likeliest character of each step, and merge repeated steps."""
     steps = likely.argmax(axis=1)
     changed = np.concatenate([[True], steps[1:] != steps[:-1]])
     return "".join(characters[step] for step in steps[changed])

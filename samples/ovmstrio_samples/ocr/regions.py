@@ -1,4 +1,4 @@
-"""Find the rectangles around the regions of a mask that hang together."""
+"""Bounding rectangles of the connected regions of a mask."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Box", "regions"]
 
 @dataclass(slots=True)
 class Box:
-    """A rectangle; ``right`` and ``bottom`` are the first column and row outside of it."""
+    """Rectangle; ``right`` and ``bottom`` are exclusive."""
 
     left: int
     top: int
@@ -22,31 +22,30 @@ class Box:
 
     @property
     def width(self) -> int:
-        """How many columns it has."""
+        """Return the number of columns."""
         return self.right - self.left
 
     @property
     def height(self) -> int:
-        """How many rows it has."""
+        """Return the number of rows."""
         return self.bottom - self.top
 
     def swallow(self, other: Box) -> None:
-        """Grow until ``other`` is inside."""
+        """Enlarge the rectangle to include ``other``."""
         self.left, self.top = min(self.left, other.left), min(self.top, other.top)
         self.right, self.bottom = max(self.right, other.right), max(self.bottom, other.bottom)
 
 
 def _runs(row: Array) -> list[tuple[int, int]]:
-    """List where the row is set: first column and the first one after."""
+    """List the runs of set points in a row: first column and end column, exclusive."""
     edges = np.flatnonzero(np.diff(row.astype(np.int8), prepend=0, append=0))
     return [(int(start), int(end)) for start, end in edges.reshape(-1, 2)]
 
 
 def regions(mask: Array) -> list[Box]:
-    """Give the rectangle around each region of the mask, bool [height,width], from top to bottom.
+    """Return the bounding rectangle of each region of the mask, bool [height,width], from top to bottom.
 
-    Goes through the rows from above; a run of set points belongs to the regions of the runs that it touches in the row
-    above, and joins them where there are several.
+    Scans rows from the top.  A run of set points joins the regions of all runs that it touches in the previous row.
     """
     found: dict[int, Box] = {}
     above: list[tuple[int, int, int]] = []

@@ -1,1 +1,1 @@
-"""A picture file in, its text out: two models and three Python nodes."""
+"""Sample ocr_pipeline: text recognition in a picture file with two models and three Python nodes."""

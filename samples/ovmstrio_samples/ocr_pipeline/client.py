@@ -1,4 +1,4 @@
-"""Read the text in picture files: ``python -m ovmstrio_samples.ocr_pipeline.client [--input PICTURE...]``."""
+"""Client of the sample ocr_pipeline: ``python -m ovmstrio_samples.ocr_pipeline.client [--input PICTURE...]``."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ WORDS = (
     "the markers are found at the two extreme parts of the",
     "histogram of grey values:",
 )
-"""What is printed on the page; the line of code below it lies half outside of the picture."""
+"""Text of the page, without the last line, which is half outside of the picture."""
 _NO_LINE = "StatusCode.ABORTED"
 
 
 def read_text(client: InferenceServerClient, picture: Path, model: str = "ocr_pipeline") -> list[str]:
-    """Send a picture file as it is; give the lines of text in it, none where there are none."""
+    """Send an encoded picture and return its lines of text."""
     try:
         result = client.infer(model, [as_input("file", picture.read_bytes())])
     except InferenceServerException as error:
-        # A demultiplexer with nothing to split ends the request so.
+        # The pipeline returns this error if the demultiplexer has nothing to split.
         if error.status() == _NO_LINE:
             return []
         raise
@@ -44,7 +44,7 @@ def read_text(client: InferenceServerClient, picture: Path, model: str = "ocr_pi
 
 if __name__ == "__main__":
     files = {"metavar": "PICTURE", "type": Path, "nargs": "*", "default": [PAGE]}
-    options = arguments("What do these pictures say?", "ocr_pipeline", files)
+    options = arguments("Read the text in pictures.", "ocr_pipeline", files)
     with failures_end_the_program(), InferenceServerClient(options.url) as server:
         for path in options.input:
             print("\n".join(read_text(server, path, options.model)))

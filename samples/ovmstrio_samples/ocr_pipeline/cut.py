@@ -1,4 +1,4 @@
-"""The demultiplexer: a map of where text is likely becomes one small picture for each line of text."""
+"""Demultiplexer that crops a picture for each line of text in the detector's map."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _GREY: Final = 128
 
 
 def get_inputs_info(_params: Mapping[str, str]) -> Info:
-    """Take the picture, and the map of whatever size the detector gives it."""
+    """Describe the inputs: the picture, and the detector's map of any size."""
     return {"picture": ("UINT8", [1, -1, -1, 3]), "likely": ("FP32", [1, 1, -1, -1])}
 
 
 def get_outputs_info(_params: Mapping[str, str]) -> Info:
-    """Give as many of each as there are lines: pictures of one size, how much of it is in use, and four corners."""
+    """Describe the outputs, one of each per line: a padded picture, its used width, and four corners."""
     return {
         "lines": ("UINT8", [-1, 1, _HEIGHT, -1, 3]),
         "widths": ("INT32", [-1, 1, 1]),
@@ -34,7 +34,7 @@ def get_outputs_info(_params: Mapping[str, str]) -> Info:
 
 
 def _stacked(pictures: Sequence[NDArray[Any]], widths: NDArray[Any]) -> NDArray[Any]:
-    """Put pictures of different widths into one array, with grey behind their ends."""
+    """Pad pictures of different widths with grey and stack them."""
     stack = np.full((len(pictures), 1, _HEIGHT, int(widths.max(initial=_NARROWEST)), 3), _GREY, np.uint8)
     for place, picture in zip(stack, pictures, strict=True):
         place[0, :, : picture.shape[1]] = picture
@@ -42,7 +42,7 @@ def _stacked(pictures: Sequence[NDArray[Any]], widths: NDArray[Any]) -> NDArray[
 
 
 def execute(inputs: Mapping[str, NDArray[Any]], params: Mapping[str, str]) -> dict[str, NDArray[Any]]:
-    """Find the lines and cut them out; with no line at all the pipeline ends here."""
+    """Find and crop the lines; without lines, the pipeline ends here."""
     picture, likely = inputs["picture"][0], inputs["likely"][0, 0]
     threshold, box_threshold = float(params["threshold"]), float(params["box_threshold"])
     scale = np.array(picture.shape[1::-1]) / likely.shape[::-1]

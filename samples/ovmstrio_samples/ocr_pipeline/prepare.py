@@ -1,4 +1,4 @@
-"""Write the models with what surrounds them built in, and the custom nodes."""
+"""Preparation of the sample ocr_pipeline: writes models with built-in preprocessing, and the custom nodes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _copy_nodes = copy_files(__file__, "decode.py", "cut.py", "rectangles.py", "spel
 
 
 def _normalised(pixels: ov.Output) -> ov.Node:
-    """Give FP32 [1,3,height,width] between -1 and 1 for UINT8 [1,height,width,3]."""
+    """Normalise UINT8 [1,height,width,3] to FP32 [1,3,height,width] between -1 and 1."""
     scaled = op.divide(op.convert(pixels, np.float32), np.float32(127.5))
     return op.transpose(op.subtract(scaled, np.float32(1)), np.array([0, 3, 1, 2]))
 
@@ -38,7 +38,7 @@ def _pictures(name: str, height: int) -> ov.Node:
 
 
 def _core(model: ov.Model, given: ov.Node) -> ov.Output:
-    """Join what has been built to the input of a model and give the model's only output."""
+    """Connect ``picture`` to the input of a model and return the model's only output."""
     (parameter,) = model.get_parameters()
     parameter.output(0).replace(given.output(0))
     return model.output(0).node.input_value(0)
@@ -54,8 +54,8 @@ def write_detector(files: Path, directory: Path) -> None:
 def write_reader(files: Path, directory: Path) -> None:
     """Write ``line`` UINT8 [1,48,-1,3], ``width`` INT32 [1,1] -> ``characters`` INT32 [1,-1], ``likely`` FP32 [1,-1].
 
-    Lines come with room behind their ends, so that all are equally wide; it is cut off again and not read, and steps
-    of nothing take its place in the outputs, so that these are equally long.
+    Lines are padded to equal widths.  The model crops the padding before it reads, and pads its outputs with blank
+    steps to equal lengths.
     """
     line, width = _pictures("line", _HEIGHT), _named(op.parameter([1, 1], np.int32, name="width"), "width")
     zero, one, axis = (np.array([value]) for value in (0, 1, 2))
@@ -78,7 +78,7 @@ def write_reader(files: Path, directory: Path) -> None:
 
 
 def write_nodes(files: Path, directory: Path) -> None:
-    """Write the custom nodes, and the characters beside the one that spells."""
+    """Write the custom nodes, and the characters for the node ``spell``."""
     _copy_nodes(files, directory)
     characters = read_characters_of(files / _READER)
     (directory / "characters.txt").write_text(characters, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Rectangles, which may be tilted, around the lines of text in a picture."""
+"""Rotated rectangles around the lines of text in a picture."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Rectangle = tuple[tuple[float, float], tuple[float, float], float]
-"""What OpenCV calls a rotated rectangle: centre, size and angle."""
+"""OpenCV's rotated rectangle: centre, size and angle."""
 
 _SMALLEST: Final = 3
 _JOINING: Final = np.ones((2, 2), np.uint8)
@@ -18,10 +18,10 @@ _TALL: Final = 1.5
 
 
 def text_rectangles(likely: NDArray[Any], threshold: float, box_threshold: float, growth: float) -> Iterator[Rectangle]:
-    """Give a rectangle around each region where text is likely.
+    """Return a rectangle around each region where text is likely.
 
-    The detector marks the core of each line only, so that lines do not touch; a rectangle is grown by its area times
-    ``growth`` over its circumference, which is how much the cores were shrunk for training.
+    The detector marks only the core of each line, so that lines do not touch.  A rectangle is enlarged by its area
+    times ``growth`` over its circumference, which is how much the cores were shrunk for training.
     """
     mask = cv2.dilate((likely > threshold).astype(np.uint8), _JOINING)
     contours, _ = cv2.findContours(mask, cv2.RETR_LIST, cv2.CHAIN_APPROX_SIMPLE)
@@ -34,7 +34,7 @@ def text_rectangles(likely: NDArray[Any], threshold: float, box_threshold: float
 
 
 def _mean(likely: NDArray[Any], rectangle: Rectangle) -> float:
-    """Give the mean of the map inside a rectangle."""
+    """Return the mean of the map inside a rectangle."""
     points = cv2.boxPoints(rectangle)
     left, top = np.maximum(np.floor(points.min(axis=0)), 0).astype(int)
     right, bottom = np.ceil(points.max(axis=0)).astype(int) + 1
@@ -45,7 +45,7 @@ def _mean(likely: NDArray[Any], rectangle: Rectangle) -> float:
 
 
 def corners(rectangle: Rectangle, scale: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    """Give a rectangle's corners in the picture: left above, right above, right below, left below."""
+    """Return a rectangle's corners in the picture: top left, top right, bottom right, bottom left."""
     points = cv2.boxPoints(rectangle) * scale
     by_x = points[np.argsort(points[:, 0], kind="stable")]
     left, right = (side[np.argsort(side[:, 1], kind="stable")] for side in (by_x[:2], by_x[2:]))
@@ -54,7 +54,7 @@ def corners(rectangle: Rectangle, scale: NDArray[Any], shape: tuple[int, ...]) -
 
 
 def in_reading_order(boxes: NDArray[Any]) -> NDArray[Any]:
-    """Sort boxes from top to bottom; those whose middles are at about one height, from left to right."""
+    """Sort boxes from top to bottom, and boxes at about the same height from left to right."""
     if not len(boxes):
         return boxes
     middles = boxes.mean(axis=1)
@@ -66,7 +66,7 @@ def in_reading_order(boxes: NDArray[Any]) -> NDArray[Any]:
 
 
 def upright(picture: NDArray[Any], box: NDArray[Any], height: int, widest: int) -> NDArray[Any]:
-    """Cut out a box, straightened and so high; one that is much higher than wide is turned to the left."""
+    """Crop and straighten a box to the given height; a tall narrow box is turned to the left."""
     sides = np.linalg.norm(box - np.roll(box, 1, axis=0), axis=1)
     size = (max(1, int(sides[[1, 3]].max())), max(1, int(sides[[0, 2]].max())))
     target = np.array([[0, 0], [size[0], 0], size, [0, size[1]]], np.float32)

@@ -1,4 +1,4 @@
-"""The gathering node: what was read at each step of each line becomes text."""
+"""Gathering node that decodes the steps of each line to text."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ _NOTHING: Final = 0
 
 
 def initialize(_params: Mapping[str, str]) -> list[str]:
-    """Read what the reader's classes stand for: nothing, then the characters of the file, then a blank."""
+    """Load the recognition model's classes: nothing, then the characters of the file, then a blank."""
     listed = Path(__file__).with_name("characters.txt").read_text(encoding="utf-8")
     return ["", *listed.splitlines(), " "]
 
 
 def get_inputs_info(_params: Mapping[str, str]) -> Info:
-    """Take steps and corners of all lines."""
+    """Describe the inputs: steps and corners of all lines."""
     return {"characters": ("INT32", [-1, 1, -1]), "likely": ("FP32", [-1, 1, -1]), "boxes": ("INT32", [-1, 4, 2])}
 
 
 def get_outputs_info(_params: Mapping[str, str]) -> Info:
-    """Give the lines that could be read well."""
+    """Describe the outputs: the lines that were read with a sufficient score."""
     return {"texts_string": ("UINT8", [-1, -1]), "scores": ("FP32", [-1]), "boxes": ("INT32", [-1, 4, 2])}
 
 
 def _rows(texts: Sequence[str]) -> NDArray[Any]:
-    """Write texts as rows of bytes, with zeros behind their ends."""
+    """Encode texts as rows of bytes with trailing zeros."""
     encoded = [text.encode() for text in texts]
     rows = np.zeros((len(encoded), max(map(len, encoded), default=0) + 1), np.uint8)
     for row, text in zip(rows, encoded, strict=True):
@@ -42,7 +42,7 @@ def _rows(texts: Sequence[str]) -> NDArray[Any]:
 def execute(
     inputs: Mapping[str, NDArray[Any]], params: Mapping[str, str], characters: list[str]
 ) -> dict[str, NDArray[Any]]:
-    """Spell each line: a step that repeats the one before it adds nothing, nor does one where nothing was read."""
+    """Decode each line; repeated and blank steps add no character."""
     steps, likely = inputs["characters"][:, 0], inputs["likely"][:, 0]
     counts = steps != _NOTHING
     counts[:, 1:] &= steps[:, 1:] != steps[:, :-1]

@@ -1,1 +1,1 @@
-"""Two models side by side in a pipeline of Ops, with automatic batching."""
+"""Sample ops_diamond: two models in parallel in a pipeline of Ops, with automatic batching."""

@@ -1,4 +1,4 @@
-"""Ask for the petals of many flowers at once: ``python -m ovmstrio_samples.ops_diamond.client``."""
+"""Client of the sample ops_diamond: ``python -m ovmstrio_samples.ops_diamond.client``."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from ovmstrio_samples.ops_regression.client import FLOWERS
 
 __all__ = ["estimate"]
 
-ASKED = 48
+REQUESTS = 48
 
 
 def estimate(url: str, sizes: tuple[float, ...], model: str = "diamond") -> tuple[float, float]:
-    """Give the estimated width (cm) of a flower's petals, and how far the models are apart."""
+    """Return the estimated width (cm) of a flower's petals, and the difference between both models."""
     answer = call(f"{url}/{model}/prediction", {"x": ",".join(map(str, sizes))})
     return float(answer["width"]), float(answer["apart"])
 
 
 if __name__ == "__main__":
-    options = arguments("How wide are the petals of 48 flowers?", url="http://localhost:18083", model="diamond")
-    with failures_of_http_end_the_program(), ThreadPoolExecutor(ASKED) as pool:
-        asked = [FLOWERS[number % len(FLOWERS)][0] for number in range(ASKED)]
-        answers = list(pool.map(lambda sizes: estimate(options.url, sizes, options.model), asked))
+    options = arguments("Estimate petal widths of 48 flowers.", url="http://localhost:18083", model="diamond")
+    with failures_of_http_end_the_program(), ThreadPoolExecutor(REQUESTS) as pool:
+        flowers = [FLOWERS[number % len(FLOWERS)][0] for number in range(REQUESTS)]
+        answers = list(pool.map(lambda sizes: estimate(options.url, sizes, options.model), flowers))
     for (_, real), (width, apart) in zip(FLOWERS, answers, strict=False):
         print(f"estimated {width:.2f} cm (the models are {apart:.2f} apart), really {real} cm")
     print(f"{len(answers)} answers")

@@ -1,4 +1,4 @@
-"""Estimates how wide a flower's petals are with two models side by side, and tells how far they are apart."""
+"""Service that estimates the width of a flower's petals with two models in parallel."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from paddle_serving_server.web_service import Op, WebService
 
 
 class ReadOp(Op):
-    """Makes an array of text like ``5.1,3.5,1.4``; has no model."""
+    """Op without a model that parses text like ``5.1,3.5,1.4`` to an array."""
 
     def preprocess(self, input_dicts: Any, data_id: int = 0, log_id: int = 0) -> Any:
-        """Make one row of the sizes of a flower."""
+        """Parse the sizes of a flower to one row."""
         ((_, request),) = input_dicts.items()
         sizes = [float(size) for size in request["x"].split(",")]
         return {"x": np.array([sizes], np.float32)}, False, None, ""
 
 
 class EstimateOp(Op):
-    """Runs a model on what it gets; the rows of several requests are inferred together."""
+    """Op that runs a model; the rows of several requests are one batch."""
 
 
 class JoinOp(Op):
-    """Gets what both models say; an Op with several inputs has to say what it makes of them."""
+    """Op that combines the outputs of both models."""
 
     def preprocess(self, input_dicts: Any, data_id: int = 0, log_id: int = 0) -> Any:
-        """Give the mean, and how far the two are apart."""
+        """Return the mean and the difference of both estimates."""
         first, second = (float(input_dicts[name]["width"][0, 0]) for name in ("all_sizes", "petal_only"))
         return {"width": f"{(first + second) / 2:.4f}", "apart": f"{abs(first - second):.4f}"}, False, None, ""
 
 
 class DiamondService(WebService):
-    """The pipeline."""
+    """Pipeline of the sample."""
 
     def get_pipeline_response(self, read_op: Op) -> Op:
         """Let two Ops work on the same input at once."""

@@ -1,1 +1,1 @@
-"""Text in pictures, read by a pipeline of Ops."""
+"""Sample ops_ocr: text recognition in pictures with a pipeline of Ops."""

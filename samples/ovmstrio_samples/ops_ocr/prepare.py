@@ -1,4 +1,4 @@
-"""Write the service's folder: the Paddle models beside their descriptions, the script and its configuration."""
+"""Preparation of the sample ops_ocr: writes the Paddle models, their descriptions, the script and its configuration."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _copy_service = copy_files(__file__, "web_service.py", "config.yml")
 
 
 def write_service(files: Path, directory: Path) -> None:
-    """Write what ``ovms run web_service.py`` serves."""
+    """Write the folder for ``ovms run web_service.py``."""
     _copy_service(files, directory)
     shutil.copyfile(files / "ppocr_keys_v1.txt", directory / "characters.txt")
     for name, source in _MODELS.items():

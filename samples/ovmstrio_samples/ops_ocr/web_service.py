@@ -1,4 +1,4 @@
-"""Reads the text in pictures: one Op finds the lines, the next one reads them."""
+"""Service that reads the text in pictures: one Op finds the lines, the next one reads them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ovmstrio_samples.ocr_pipeline.rectangles import corners, in_reading_order, 
 from paddle_serving_server.web_service import Op, WebService
 
 NO_PICTURE: Final = 101
-"""The error code for a request whose ``image`` is nothing that OpenCV reads."""
+"""Error code for a request whose ``image`` OpenCV cannot decode."""
 
 _SHORTER_SIDE: Final = 416
 _GRID: Final = 32
@@ -30,12 +30,12 @@ _LIKELY, _LIKELY_BOX, _GROWTH = 0.3, 0.3, 1.6
 
 
 def _blob(bgr: NDArray[Any], width: int, height: int) -> NDArray[Any]:
-    """Give FP32 [1,3,height,width] between -1 and 1."""
+    """Normalise to FP32 [1,3,height,width] between -1 and 1."""
     return np.asarray(cv2.dnn.blobFromImage(bgr, 1 / 127.5, (width, height), (127.5, 127.5, 127.5)))
 
 
 def _decoded(image: str) -> NDArray[Any] | None:
-    """Read a picture file in base64; None if it is none."""
+    """Decode a picture file in base64; return None if it is not a picture."""
     try:
         file = np.frombuffer(base64.b64decode(image), np.uint8)
     except ValueError:
@@ -44,10 +44,10 @@ def _decoded(image: str) -> NDArray[Any] | None:
 
 
 class DetOp(Op):
-    """Finds the lines of text: a picture file in base64 becomes pixels and the corners of each line."""
+    """Op that finds the lines of text in a picture file in base64."""
 
     def preprocess(self, input_dicts: Any, data_id: int = 0, log_id: int = 0) -> Any:
-        """Enlarge small pictures, so that small text can be found."""
+        """Decode the picture and enlarge a small one, so that small text can be found."""
         ((_, request),) = input_dicts.items()
         picture = _decoded(request["image"])
         if picture is None:
@@ -58,7 +58,7 @@ class DetOp(Op):
         return {"x": _blob(picture, width, height)}, False, None, ""
 
     def postprocess(self, input_dicts: Any, fetch_data: Any, data_id: int = 0, log_id: int = 0) -> Any:
-        """Turn the map of where text is likely into boxes."""
+        """Convert the detector's map to boxes."""
         likely = fetch_data["likely"][0, 0]
         scale = np.array(self.picture.shape[1::-1]) / likely.shape[::-1]
         rectangles = text_rectangles(likely, _LIKELY, _LIKELY_BOX, _GROWTH)
@@ -68,7 +68,7 @@ class DetOp(Op):
 
 
 def _by_width(lines: Sequence[NDArray[Any]]) -> list[list[int]]:
-    """Group lines, by their numbers, so that none becomes much wider when all of a group are made equally wide."""
+    """Group the indices of lines with similar widths, to limit padding within a group."""
     groups: list[list[int]] = []
     for number in sorted(range(len(lines)), key=lambda each: lines[each].shape[1]):
         if not groups or lines[number].shape[1] > _WIDENING * max(_NARROWEST, lines[groups[-1][0]].shape[1]):
@@ -78,7 +78,7 @@ def _by_width(lines: Sequence[NDArray[Any]]) -> list[list[int]]:
 
 
 def _fitted(lines: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Make lines what the model takes, with grey behind their ends."""
+    """Normalise lines and pad their ends with grey to equal widths."""
     widest = max(_NARROWEST, *(line.shape[1] for line in lines))
     fitted = np.zeros((len(lines), 3, _LINE_HEIGHT, -(-widest // _GRID) * _GRID), np.float32)
     for place, line in zip(fitted, lines, strict=True):
@@ -87,21 +87,21 @@ def _fitted(lines: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 class RecOp(Op):
-    """Reads lines; those of about one width are a feed."""
+    """Op that reads lines; each feed contains lines of similar widths."""
 
     def init_op(self) -> None:
-        """Read what the model's classes stand for."""
+        """Load the characters of the model's classes."""
         self.characters = read_characters(Path("characters.txt"))
 
     def preprocess(self, input_dicts: Any, data_id: int = 0, log_id: int = 0) -> Any:
-        """Cut the lines out; a picture without text has none, and nothing is inferred."""
+        """Crop the lines; a picture without text skips the inference."""
         found = input_dicts["det"]
         lines = [upright(found["picture"], box, _LINE_HEIGHT, _WIDEST) for box in found["boxes"]]
         self.groups = _by_width(lines)
         return [{"x": _fitted([lines[number] for number in group])} for group in self.groups], False, None, ""
 
     def postprocess(self, input_dicts: Any, fetch_data: Any, data_id: int = 0, log_id: int = 0) -> Any:
-        """Spell the lines, and put them in their order again; what is answered has to be text."""
+        """Decode the lines and restore their order; responses must be text."""
         numbers = [number for group in self.groups for number in group]
         rows = [row for read in fetch_data for row in read["likely"]]
         texts = [spell(row, self.characters) for _, row in sorted(zip(numbers, rows, strict=True), key=itemgetter(0))]
@@ -110,10 +110,10 @@ class RecOp(Op):
 
 
 class OcrService(WebService):
-    """The pipeline."""
+    """Pipeline of the sample."""
 
     def get_pipeline_response(self, read_op: Op) -> Op:
-        """Put the Ops behind each other."""
+        """Connect the Ops in sequence."""
         return RecOp(name="rec", input_ops=[DetOp(name="det", input_ops=[read_op])])
 
 

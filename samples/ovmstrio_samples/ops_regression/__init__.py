@@ -1,1 +1,1 @@
-"""A regression with a Paddle model, served by a pipeline of one Op."""
+"""Sample ops_regression: a regression with a Paddle model in a pipeline of one Op."""

@@ -1,4 +1,4 @@
-"""Estimates how wide a flower's petals are from its other sizes, with a Paddle model of one layer."""
+"""Service that estimates the width of a flower's petals from its other sizes, with a Paddle model of one layer."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from paddle_serving_server.web_service import Op, WebService
 
 
 class PetalOp(Op):
-    """Makes an array of text like ``5.1,3.5,1.4;7.0,3.2,4.7``: sizes (cm) of sepals and petals, flower by flower."""
+    """Op that parses text like ``5.1,3.5,1.4;7.0,3.2,4.7``, the sizes (cm) of each flower, and runs the model."""
 
     def init_op(self) -> None:
-        """Set what separates numbers, and what separates flowers."""
+        """Set the separators of numbers and flowers."""
         self.separator = ","
         self.batch_separator = ";"
 
     def preprocess(self, input_dicts: Any, data_id: int = 0, log_id: int = 0) -> Any:
-        """Give the model a row for each flower."""
+        """Return one row per flower as the model's input."""
         ((_, request),) = input_dicts.items()
         flowers = request["x"].split(self.batch_separator)
         rows = [[float(size) for size in flower.split(self.separator)] for flower in flowers]
         return {"x": np.array(rows, np.float32)}, False, None, ""
 
     def postprocess(self, input_dicts: Any, fetch_data: Any, data_id: int = 0, log_id: int = 0) -> Any:
-        """Answer with text."""
+        """Format the estimates as text."""
         return {"width": str(fetch_data["width"].tolist())}, None, ""
 
 
 class PetalService(WebService):
-    """The pipeline."""
+    """Pipeline of the sample."""
 
     def get_pipeline_response(self, read_op: Op) -> Op:
-        """Have one Op."""
+        """Return the only Op."""
         return PetalOp(name="petal", input_ops=[read_op])
 
 

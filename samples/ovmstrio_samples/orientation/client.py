@@ -1,4 +1,4 @@
-"""Ask how a page is turned: ``python -m ovmstrio_samples.orientation.client [--input PICTURE...]``."""
+"""Client of the sample orientation: ``python -m ovmstrio_samples.orientation.client [--input PICTURE...]``."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def _read(outputs: Arrays) -> str:
 
 
 def ask_about(subject: str, rgb: Array, expected: str = "") -> Question:
-    """Make the call for one picture, UINT8 [height,width,3]."""
+    """Create the call for one picture, UINT8 [height,width,3]."""
     return Question("orientation", subject, {"x": pictures.imagenet_input(rgb)}, expected, _read)
 
 
 def questions() -> list[Question]:
-    """Give calls about one page, turned clockwise in each of the four ways."""
+    """Return calls with one page, turned clockwise to each of the four orientations."""
     upright = pictures.page(_TEXT)
     return [
         ask_about(f"a page turned by {angle}", np.rot90(upright, -turns), f"{angle} degrees")
@@ -44,6 +44,6 @@ def questions() -> list[Question]:
 
 
 if __name__ == "__main__":
-    options = arguments("How is a page turned?", model="orientation", file="PICTURE")
-    asked = [ask_about(str(path), pictures.read(path)) for path in options.input]
-    main(options, asked or questions())
+    options = arguments("Detect the orientation of pages.", model="orientation", file="PICTURE")
+    calls = [ask_about(str(path), pictures.read(path)) for path in options.input]
+    main(options, calls or questions())

@@ -1,4 +1,4 @@
-"""Serve the ONNX file as it is."""
+"""Preparation of the sample orientation: copies the ONNX file."""
 
 from __future__ import annotations
 

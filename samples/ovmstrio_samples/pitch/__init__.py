@@ -1,1 +1,1 @@
-"""Which notes sound, by one model in three formats."""
+"""Sample pitch: note detection with one model in three formats."""

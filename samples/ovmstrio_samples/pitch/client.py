@@ -1,4 +1,4 @@
-"""Ask which notes sound in a tone and a chord: ``python -m ovmstrio_samples.pitch.client``."""
+"""Client of the sample pitch, which sends a tone and a chord: ``python -m ovmstrio_samples.pitch.client``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NOTE: Final = {"pitch_tf": "note"}
 
 
 def tones(notes: Sequence[int]) -> Array:
-    """Make two seconds of pure tones, FP32 [1,43844,1]; notes are numbered as in MIDI, where 69 is 440 Hz."""
+    """Generate two seconds of pure tones, FP32 [1,43844,1]; notes are numbered as in MIDI, where 69 is 440 Hz."""
     seconds = np.arange(_SAMPLES) / _RATE
     waves: list[Array] = [np.sin(2 * np.pi * 440 * 2 ** ((note - 69) / 12) * seconds) for note in notes]
     mixed = np.asarray(0.3 * np.mean(waves, axis=0), np.float32)
@@ -39,11 +39,11 @@ def _ask(model: str, subject: str, notes: Sequence[int]) -> Question:
 
 
 def questions() -> list[Question]:
-    """Give a tone and a chord for each format of the model."""
+    """Return calls with a tone and a chord for each format of the model."""
     sounds = {"a tone of 440 Hz": (69,), "a C major chord": (60, 64, 67)}
     models = BY_NAME["pitch"].entries
     return [_ask(model, subject, notes) for model in models for subject, notes in sounds.items()]
 
 
 if __name__ == "__main__":
-    main(arguments("Which notes sound?"), questions())
+    main(arguments("Detect the notes of a tone and a chord."), questions())

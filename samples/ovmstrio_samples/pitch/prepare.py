@@ -1,4 +1,4 @@
-"""Serve the model in each of the formats that it comes in."""
+"""Preparation of the sample pitch: copies the model in each of its formats."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Find the passage of a text that answers a question, by what it means."""
+"""Sample search: semantic search for the passage that answers a question."""

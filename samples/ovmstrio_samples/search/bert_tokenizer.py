@@ -1,6 +1,6 @@
-"""Write BERT's tokenizer as an OpenVINO model, from the table in ``tokenizer.json``: ``python -m ... TABLE FOLDER``.
+"""Conversion of BERT's ``tokenizer.json`` to an OpenVINO model: ``python -m ... TABLE FOLDER``.
 
-What transformers and ``openvino_tokenizers`` make of the same file together, for those who have no transformers.
+The result equals that of transformers with ``openvino_tokenizers``, but needs no transformers.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ __all__ = ["build", "write"]
 
 
 def build(table: Mapping[str, Any], longest: int) -> ov.Model:
-    """Make the model: texts, STRING [-1] -> ``input_ids``, ``token_type_ids``, ``attention_mask`` INT64 [-1,-1].
+    """Build the model: texts, STRING [-1] -> ``input_ids``, ``token_type_ids``, ``attention_mask`` INT64 [-1,-1].
 
     Args:
-        table: what ``tokenizer.json`` says.
-        longest: how many tokens a text has at most, if somebody has the model cut texts off.
+        table: the content of ``tokenizer.json``.
+        longest: the maximum number of tokens of a text, for callers that enable truncation.
     """
     numbers: Mapping[str, int] = table["model"]["vocab"]
     pipeline = steps.TokenizerPipeline()

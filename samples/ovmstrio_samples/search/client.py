@@ -1,4 +1,4 @@
-"""Find what answers a question in a folder of Markdown: ``python -m ovmstrio_samples.search.client [--input TEXT]``."""
+"""Client of the sample search: ``python -m ovmstrio_samples.search.client [--input TEXT]``."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["Found", "Passage", "passages", "search"]
 
 _MOST_AT_ONCE = 100
 _LETTERS = 600
-"""Of a passage; the model reads some 500 tokens."""
+"""Maximum length of a passage in characters; the model reads about 500 tokens."""
 
 
 class Passage(NamedTuple):
-    """A part of a document, and the heading that it stands under."""
+    """Part of a document, with its heading."""
 
     file: str
     heading: str
@@ -28,14 +28,14 @@ class Passage(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A passage, and how near it is to the question, up to 1."""
+    """Passage with its similarity to the question, at most 1."""
 
     score: float
     passage: Passage
 
 
 def passages(folder: Path) -> Iterator[Passage]:
-    """Cut the documents of a folder into passages, of one heading each."""
+    """Split the documents of a folder into passages with one heading each."""
     for path in sorted(folder.glob("*.md")):
         heading, lines = path.stem, list[str]()
         for line in [*path.read_text(encoding="utf-8").splitlines(), "# "]:
@@ -50,10 +50,10 @@ def passages(folder: Path) -> Iterator[Passage]:
 
 
 def search(url: str, question: str, among: Sequence[Passage], *, model: str = "search", best: int = 3) -> list[Found]:
-    """Give the passages that are nearest in meaning, nearest first; ``url`` is that of the server's REST port.
+    """Return the most similar passages, best first; ``url`` is the address of the server's REST port.
 
     Raises:
-        OpenAIError: nobody answers, the server refuses, or the answer breaks off.
+        OpenAIError: the server does not respond, refuses the request, or the response is incomplete.
     """
     with openai_client(url) as client:
         texts = [f"{passage.heading}: {passage.text}" for passage in among]
@@ -72,7 +72,7 @@ if __name__ == "__main__":
     )
     known = list(passages(options.folder))
     if not known:
-        raise SystemExit(f"error: there is no text in {options.folder}/*.md; --folder says where to look")
+        raise SystemExit(f"error: no text found in {options.folder}/*.md; check --folder")
     try:
         for score, passage in search(options.url, options.input, known, model=options.model):
             print(f"{score:.2f}  {passage.file}, {passage.heading}\n      {passage.text[:200]}")

@@ -1,4 +1,4 @@
-"""Write the folder of all-MiniLM-L6-v2 as Optimum writes one: the model, its tokenizer, and how long texts may be."""
+"""Preparation of the sample search: writes all-MiniLM-L6-v2 in Optimum's layout, with tokenizer and length limit."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ __all__ = ["ENTRIES", "write"]
 
 
 def write(files: Path, directory: Path) -> None:
-    """Write the model, which pools its vectors itself, and the tokenizer; in half precision.
+    """Write the model, with pooling and FP16 weights, and the tokenizer.
 
     Raises:
-        WheelUnavailable: OpenVINO's tokenizers are not installed, or they failed.
+        WheelUnavailable: OpenVINO Tokenizers is not installed, or it failed.
     """
     if importlib.util.find_spec("openvino_tokenizers") is None:
         raise WheelUnavailable(f"the sample search needs OpenVINO's tokenizers: {way_to_install(Extra.LLM)}")
     ov.save_model(build(files), directory / "openvino_model.xml")
     shutil.copyfile(files / "config.json", directory / "config.json")
-    # The package of tokenizers changes what every core of a process does that imports it.
+    # Importing openvino_tokenizers changes every ov.Core of the process, so it runs in a subprocess.
     module = "ovmstrio_samples.search.bert_tokenizer"
-    done = subprocess.run(  # noqa: S603 - our own code, on a file that we have checked
+    done = subprocess.run(  # noqa: S603 - our own code, on a verified file
         [sys.executable, "-m", module, str(files / "tokenizer.json"), str(directory)],
         capture_output=True,
         text=True,

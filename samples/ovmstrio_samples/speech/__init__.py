@@ -1,1 +1,1 @@
-"""Speech to text: English, thirty seconds at a time."""
+"""Sample speech: English speech to text, thirty seconds at a time."""

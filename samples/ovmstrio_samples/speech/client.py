@@ -1,4 +1,4 @@
-"""Write down what is said: ``python -m ovmstrio_samples.speech.client --tokenizer FILE --input RECORDING...``."""
+"""Client of the sample speech: ``python -m ovmstrio_samples.speech.client --tokenizer FILE --input RECORDING...``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LONGEST: Final = 200
 
 
 def _tokens(ask: Ask, sound: Array) -> Iterator[int]:
-    """Give the tokens of up to thirty seconds, each the likeliest after those before."""
+    """Stream the tokens of up to thirty seconds, with greedy decoding."""
     hidden = ask("speech_encoder", {"mel": log_mel(sound)})["hidden"]
     said = [*_START]
     for _ in range(_LONGEST):
@@ -35,7 +35,7 @@ def _tokens(ask: Ask, sound: Array) -> Iterator[int]:
 
 
 def transcribe(ask: Ask, sound: Array, tokens: Tokens) -> Iterator[str]:
-    """Give the words of a recording, FP32 at 16 kHz, a piece at a time."""
+    """Stream the text of a recording, FP32 at 16 kHz, in pieces."""
     for start in range(0, len(sound), SECONDS * RATE):
         for token in _tokens(ask, sound[start : start + SECONDS * RATE]):
             yield tokens.decode([token])
@@ -43,7 +43,7 @@ def transcribe(ask: Ask, sound: Array, tokens: Tokens) -> Iterator[str]:
 
 if __name__ == "__main__":
     table = ("--tokenizer", {"metavar": "FILE", "type": Path, "required": True, "help": "the models' tokenizer.json"})
-    options = arguments("What is said in these recordings?", table, file="RECORDING", required=True)
+    options = arguments("Transcribe recordings.", table, file="RECORDING", required=True)
     with connect(options) as ask_server:
         for recording in options.input:
             for piece in transcribe(ask_server, read_wave(recording), Tokens.read(options.tokenizer)):

@@ -1,4 +1,4 @@
-"""Read the tensors of a CTranslate2 ``model.bin``: names, shapes, types and numbers, one after the other."""
+"""Reader of the tensors in a CTranslate2 ``model.bin``."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ _DTYPES: Final = (np.dtype("<f4"), np.dtype("i1"), np.dtype("<i2"), np.dtype("<i
 
 
 class _Cursor:
-    """Walks through the file's bytes."""
+    """Read position in the file's bytes."""
 
     def __init__(self, content: bytes) -> None:
         self.content = content
         self.position = 0
 
     def number(self, form: str) -> int:
-        """Take one little-endian number."""
+        """Read one little-endian number."""
         (value,) = struct.unpack_from(f"<{form}", self.content, self.position)
         self.position += struct.calcsize(f"<{form}")
         return int(value)
 
     def text(self) -> str:
-        """Take a string: its length, its bytes, a zero."""
+        """Read a string: length, bytes, terminating zero."""
         length = self.number("H")
         raw = self.content[self.position : self.position + length - 1]
         self.position += length
         return raw.decode()
 
     def tensor(self) -> Array:
-        """Take a tensor: its shape, its type, how long it is, its numbers."""
+        """Read a tensor: shape, type, size, data."""
         shape = [self.number("I") for _ in range(self.number("B"))]
         dtype = _DTYPES[self.number("B")]
         length = self.number("I")

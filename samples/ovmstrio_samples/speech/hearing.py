@@ -1,4 +1,4 @@
-"""Turn sound into what the encoder hears, and tokens into text."""
+"""Conversion of sound to mel spectrograms, and of tokens to text."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _LOG_STEP: Final = np.log(6.4) / 27
 
 
 def _hertz(mel: Array) -> Array:
-    """Turn Slaney's mel scale into hertz: linear up to 1,000, logarithmic above."""
+    """Convert Slaney's mel scale to hertz: linear up to 1,000, logarithmic above."""
     above = _KNEE_HERTZ * np.exp((mel - _KNEE_MEL) * _LOG_STEP)
     return np.asarray(np.where(mel < _KNEE_MEL, mel * _KNEE_HERTZ / _KNEE_MEL, above))
 
 
 @cache
 def _filters() -> Array:
-    """Give the weights of each frequency in each band, FP32 [80,201]: triangles of equal area."""
+    """Return the mel filter bank, FP32 [80,201]: triangles of equal area."""
     top = _KNEE_MEL + np.log(RATE / 2 / _KNEE_HERTZ) / _LOG_STEP
     corners = _hertz(np.linspace(0, top, _MELS + 2))
     distance = corners[:, None] - np.fft.rfftfreq(_WINDOW, 1 / RATE)
@@ -44,7 +44,7 @@ def _filters() -> Array:
 
 
 def log_mel(sound: Array) -> Array:
-    """Give the loudness of 80 bands every 10 ms of the first thirty seconds, FP32 [1,80,3000]."""
+    """Return the log-mel spectrogram of the first thirty seconds, 80 bands every 10 ms: FP32 [1,80,3000]."""
     room = np.zeros(SECONDS * RATE, np.float32)
     room[: min(len(sound), len(room))] = sound[: len(room)]
     padded = np.pad(room, _WINDOW // 2, mode="reflect")
@@ -57,7 +57,7 @@ def log_mel(sound: Array) -> Array:
 
 @cache
 def _bytes() -> Mapping[str, int]:
-    """Undo the byte-level alphabet: bytes that do not print stand as letters from 256 on."""
+    """Return the bytes by character of the byte-level alphabet, which maps non-printable bytes to 256 and above."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
@@ -65,13 +65,13 @@ def _bytes() -> Mapping[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The table of tokens, by number."""
+    """Tokens by number."""
 
     texts: Mapping[int, str]
 
     @classmethod
     def read(cls, path: Path) -> Tokens:
-        """Read the table out of a ``tokenizer.json``."""
+        """Load the tokens from a ``tokenizer.json``."""
         table: dict[str, int] = json.loads(path.read_text(encoding="utf-8"))["model"]["vocab"]
         return cls({number: text for text, number in table.items()})
 

@@ -1,4 +1,4 @@
-"""Build Whisper tiny.en from its weights: an encoder, and a decoder that gives the next token's scores."""
+"""Preparation of the sample speech: builds Whisper tiny.en's encoder and decoder from its weights."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ def _named(node: ov.Node, name: str) -> ov.Node:
 
 @dataclass(frozen=True, slots=True)
 class Transformer:
-    """The layers over their weights; ``width`` numbers a position."""
+    """Layers of Whisper; ``width`` is the hidden size."""
 
     weights: Mapping[str, Array]
 
     @property
     def heads(self) -> int:
-        """How many parts attention has."""
+        """Return the number of attention heads."""
         return int(self.weights["encoder/num_heads"])
 
     @property
     def width(self) -> int:
-        """How many numbers stand for one position."""
+        """Return the hidden size."""
         return int(self.weights["decoder/embeddings/weight"].shape[1])
 
     @property
     def layers(self) -> range:
-        """The numbers of the layers, of which encoder and decoder have equally many."""
+        """Return the indices of the layers; encoder and decoder have equally many."""
         return range(sum(name.startswith("decoder/") and name.endswith("ffn/linear_0/bias") for name in self.weights))
 
     def linear(self, x: ov.Node, name: str, first: int = 0, parts: int | None = None) -> ov.Node:
@@ -70,37 +70,37 @@ class Transformer:
         return op.add(scaled, _constant(self.weights[f"{name}/beta"]))
 
     def split(self, x: ov.Node) -> ov.Node:
-        """Give each head its part of every position, [batch, heads, positions, numbers]."""
+        """Split positions by head: [batch, heads, positions, head size]."""
         shape = _ints(0, 0, self.heads, self.width // self.heads)
         return op.transpose(op.reshape(x, shape, special_zero=True), _ints(0, 2, 1, 3))
 
     def join(self, x: ov.Node) -> ov.Node:
-        """Put the heads' parts of every position together again."""
+        """Join the heads of every position."""
         return op.reshape(op.transpose(x, _ints(0, 2, 1, 3)), _ints(0, 0, self.width), special_zero=True)
 
     def _attend(self, parts: tuple[ov.Node, ov.Node, ov.Node], *, causal: bool = False) -> ov.Node:
         return self.join(op.scaled_dot_product_attention(*(self.split(part) for part in parts), causal=causal))
 
     def look_at_itself(self, x: ov.Node, name: str, *, causal: bool) -> ov.Node:
-        """Let positions attend to each other; with ``causal``, only to those before."""
+        """Add self-attention; with ``causal``, positions attend only to earlier ones."""
         y = self.norm(x, f"{name}/layer_norm")
         query, key, value = (self.linear(y, f"{name}/linear_0", part, 1) for part in range(3))
         return op.add(x, self.linear(self._attend((query, key, value), causal=causal), f"{name}/linear_1"))
 
     def look_at_sound(self, x: ov.Node, hidden: ov.Node, name: str) -> ov.Node:
-        """Let positions attend to what the encoder heard."""
+        """Add cross-attention to the encoder's output."""
         query = self.linear(self.norm(x, f"{name}/layer_norm"), f"{name}/linear_0")
         key, value = (self.linear(hidden, f"{name}/linear_1", part, 1) for part in range(2))
         return op.add(x, self.linear(self._attend((query, key, value)), f"{name}/linear_2"))
 
     def feed_forward(self, x: ov.Node, name: str) -> ov.Node:
-        """Widen, bend, narrow."""
+        """Add the feed-forward layer."""
         wide = op.gelu(self.linear(self.norm(x, f"{name}/layer_norm"), f"{name}/linear_0"), "erf")
         return op.add(x, self.linear(wide, f"{name}/linear_1"))
 
 
 def build_encoder(weights: Mapping[str, Array]) -> ov.Model:
-    """Make the graph: ``mel`` FP32 [1,80,3000], thirty seconds -> ``hidden`` FP32 [1,1500,384]."""
+    """Build the encoder: ``mel`` FP32 [1,80,3000], thirty seconds -> ``hidden`` FP32 [1,1500,384]."""
     network = Transformer(weights)
     mel = _named(op.parameter([1, _MELS, 2 * _FRAMES], np.float32, name="mel"), "mel")
     x = mel
@@ -117,7 +117,7 @@ def build_encoder(weights: Mapping[str, Array]) -> ov.Model:
 
 
 def build_decoder(weights: Mapping[str, Array]) -> ov.Model:
-    """Make the graph: ``input_ids`` INT64 [1,-1], ``hidden`` -> ``logits`` FP32 [1,51864] of what comes next."""
+    """Build the decoder: ``input_ids`` INT64 [1,-1], ``hidden`` -> ``logits`` FP32 [1,51864] of the next token."""
     network = Transformer(weights)
     ids = _named(op.parameter(ov.PartialShape([1, -1]), np.int64, name="input_ids"), "input_ids")
     hidden = _named(op.parameter([1, _FRAMES, network.width], np.float32, name="hidden"), "hidden")

@@ -1,1 +1,1 @@
-"""A small language model that streams its text."""
+"""Sample text_generation: a small language model in a Python node that streams its text."""

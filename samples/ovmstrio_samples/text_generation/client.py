@@ -1,4 +1,4 @@
-"""Read an answer while it is written: ``python -m ovmstrio_samples.text_generation.client [--input PROMPT]``."""
+"""Client of the sample text_generation: ``python -m ovmstrio_samples.text_generation.client [--input PROMPT]``."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ __all__ = ["completions"]
 
 
 def completions(url: str, prompt: str, max_new_tokens: int = 128, *, model: str = "text_generation") -> Iterator[str]:
-    """Give pieces of the answer as they arrive, until the signal of its end.
+    """Stream the parts of the answer until the end signal.
 
-    Leaving early cancels the stream, and with it what the server still generates.
+    Closing the iterator early cancels the stream and the generation.
     """
     with Stream(url, model) as stream:
         stream.send({"prompt": prompt}, max_new_tokens=max_new_tokens)
@@ -23,7 +23,7 @@ def completions(url: str, prompt: str, max_new_tokens: int = 128, *, model: str 
 if __name__ == "__main__":
     default = "What is the capital of France?"
     prompt = {"metavar": "TEXT", "default": default}
-    options = arguments("Read an answer while it is written.", "text_generation", prompt)
+    options = arguments("Stream the answer to a prompt.", "text_generation", prompt)
     with failures_end_the_program():
         for piece in completions(options.url, options.input, model=options.model):
             print(piece, end="", flush=True)

@@ -1,4 +1,4 @@
-"""The handler: SmolLM2 answers prompts, all streams together in one batch that changes from token to token."""
+"""Python node that runs SmolLM2 with continuous batching over all streams."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _CACHE_GIGABYTES = 1
 
 
 def read_text(tensor: Tensor) -> str:
-    """Give the text of a tensor, without the length that KServe clients write before an element of BYTES."""
+    """Return the text of a tensor, without the length prefix that KServe clients write before a BYTES element."""
     data = bytes(tensor)
     prefixed = tensor.datatype == "BYTES" and int.from_bytes(data[:4], "little") == len(data) - 4
     return data[4:].decode() if prefixed else data.decode()
 
 
 def generation_config(parameters: Mapping[str, Any]) -> genai.GenerationConfig:
-    """Make the settings of one stream of the parameters in its first request; greedy unless ``do_sample`` is true."""
+    """Return the generation settings of the first request's parameters; greedy unless ``do_sample`` is true."""
     tokens = parameters.get("max_new_tokens", _DEFAULT_TOKENS)
     if not isinstance(tokens, int) or not 1 <= tokens <= _MOST_TOKENS:
         raise ValueError(f"max_new_tokens: expected a number from 1 to {_MOST_TOKENS}, got {tokens!r}")
@@ -33,10 +33,10 @@ def generation_config(parameters: Mapping[str, Any]) -> genai.GenerationConfig:
 
 
 class OvmsPythonModel:
-    """Holds the model; every stream adds a request to its batch and drives the batch while it waits for its own."""
+    """Node with the model; each stream adds a request to the batch and runs batch steps while it waits."""
 
     def initialize(self, kwargs: dict[str, Any]) -> None:
-        """Load the model that lies beside this file."""
+        """Load the model from the folder of the graph."""
         scheduler = genai.SchedulerConfig()
         scheduler.cache_size = _CACHE_GIGABYTES
         self._pipeline = genai.ContinuousBatchingPipeline(Path(kwargs["base_path"]) / "model", scheduler, "CPU")
@@ -45,7 +45,7 @@ class OvmsPythonModel:
         self._step_lock = threading.Lock()
 
     def execute(self, inputs: list[Tensor]) -> Iterator[list[Tensor]]:
-        """Stream the answer to one prompt; a client that leaves closes the generator, which ends its request."""
+        """Stream the answer to one prompt; a client disconnect closes the generator and ends its request."""
         config = generation_config(current_context().parameters)
         chat = [{"role": "user", "content": read_text(inputs[0])}]
         handle = self._pipeline.add_request(
@@ -59,18 +59,18 @@ class OvmsPythonModel:
         yield [Tensor("end_signal", b"")]
 
     def _texts(self, handle: Any) -> Iterator[str]:
-        """Give text as it becomes whole: a token may end in the middle of a letter."""
+        """Stream complete characters; a token may end within a character."""
         tokens: list[int] = []
-        told = 0
+        sent = 0
         for token in self._tokens(handle):
             tokens.append(token)
             text = self._tokenizer.decode(tokens)
-            if len(text) > told and not text.endswith("\N{REPLACEMENT CHARACTER}"):
-                yield text[told:]
-                told = len(text)
+            if len(text) > sent and not text.endswith("\N{REPLACEMENT CHARACTER}"):
+                yield text[sent:]
+                sent = len(text)
 
     def _tokens(self, handle: Any) -> Iterator[int]:
-        """Give this request's tokens, those of them included that another stream's step has made."""
+        """Stream this request's tokens, including those that another stream's step generated."""
         while True:
             with self._step_lock:
                 if not handle.can_read():

@@ -1,4 +1,4 @@
-"""Put the language model beside the graph, in the form that loads fastest."""
+"""Preparation of the sample text_generation: writes the graph and the language model as OpenVINO IR."""
 
 from __future__ import annotations
 

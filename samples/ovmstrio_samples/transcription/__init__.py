@@ -1,1 +1,1 @@
-"""Speech to text for OpenAI's clients: any language model of sound that openvino-genai reads."""
+"""Sample transcription: speech to text for OpenAI's clients, with Whisper."""

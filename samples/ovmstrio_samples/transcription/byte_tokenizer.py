@@ -1,6 +1,6 @@
-"""Write the tokenizer and the detokenizer of byte-level pairs as OpenVINO models: ``python -m ... TABLE FOLDER``.
+"""Conversion of a byte-level BPE ``tokenizer.json`` to OpenVINO models: ``python -m ... TABLE FOLDER``.
 
-What transformers and ``openvino_tokenizers`` make of a ``tokenizer.json`` together, for those who have no transformers.
+The result equals that of transformers with ``openvino_tokenizers``, but needs no transformers.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _END: Final = "<|endoftext|>"
 
 
 def build(table: Mapping[str, Any]) -> tuple[ov.Model, ov.Model]:
-    """Make both models: texts, STRING [-1] -> ``input_ids``, ``attention_mask`` INT64 [-1,-1], and back.
+    """Build tokenizer and detokenizer: texts, STRING [-1] -> ``input_ids``, ``attention_mask`` INT64 [-1,-1], and back.
 
     Args:
-        table: what ``tokenizer.json`` says.
+        table: the content of ``tokenizer.json``.
     """
-    # Older tables do not tell what they have not.
+    # Older files omit empty fields.
     table = {**table, "model": {**_ABSENT, **table["model"]}}
     added = {token["id"]: token["content"] for token in table["added_tokens"]}
     end = next(number for number, content in added.items() if content == _END)

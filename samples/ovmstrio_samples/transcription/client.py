@@ -1,4 +1,4 @@
-"""Write down what is said: ``python -m ovmstrio_samples.transcription.client --input RECORDING...``."""
+"""Client of the sample transcription: ``python -m ovmstrio_samples.transcription.client --input RECORDING...``."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["subtitles", "transcribe"]
 
 
 def transcribe(url: str, recording: Path, *, model: str = "transcription") -> Iterator[str]:
-    """Give the words of a recording as they are understood; ``url`` is that of the server's REST port.
+    """Stream the text of a recording; ``url`` is the address of the server's REST port.
 
     Raises:
-        OpenAIError: nobody answers, the server refuses, or the answer breaks off.
+        OpenAIError: the server does not respond, refuses the request, or the response is incomplete.
     """
     with openai_client(url) as client, recording.open("rb") as file:
         for event in client.audio.transcriptions.create(model=model, file=file, stream=True):
@@ -26,10 +26,10 @@ def transcribe(url: str, recording: Path, *, model: str = "transcription") -> It
 
 
 def subtitles(url: str, recording: Path, *, model: str = "transcription") -> str:
-    """Give the words of a recording with their times, as subtitles of SubRip.
+    """Return SubRip subtitles of a recording.
 
     Raises:
-        OpenAIError: nobody answers, the server refuses, or the answer breaks off.
+        OpenAIError: the server does not respond, refuses the request, or the response is incomplete.
     """
     with openai_client(url) as client, recording.open("rb") as file:
         return client.audio.transcriptions.create(model=model, file=file, response_format="srt")
@@ -37,7 +37,7 @@ def subtitles(url: str, recording: Path, *, model: str = "transcription") -> str
 
 if __name__ == "__main__":
     given = {"metavar": "RECORDING", "type": Path, "nargs": "+", "required": True, "help": "wav, flac, ogg or mp3"}
-    timed = ("--subtitles", {"action": "store_true", "help": "with times, as subtitles"})
+    timed = ("--subtitles", {"action": "store_true", "help": "print SubRip subtitles"})
     options = arguments(
         "What is said in these recordings?", timed, url="http://127.0.0.1:8000", model="transcription", given=given
     )

@@ -1,4 +1,4 @@
-"""Whisper's networks in the form that Optimum exports: an encoder, and a decoder that remembers what it has read."""
+"""Whisper's models as Optimum exports them: an encoder and a stateful decoder."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _result(node: ov.Node, name: str) -> ov.Node:
 
 
 def build_encoder(weights: Mapping[str, Array]) -> ov.Model:
-    """Make the graph: ``input_features`` FP32 [-1,bands,frames] -> ``last_hidden_state`` FP32 [-1,frames/2,width]."""
+    """Build the encoder: ``input_features`` FP32 [-1,bands,frames] -> ``last_hidden_state`` [-1,frames/2,width]."""
     network = Transformer(weights)
     places = weights["encoder/position_encodings/encodings"]
     bands = weights["encoder/conv1/weight"].shape[1]
@@ -54,7 +54,7 @@ def build_encoder(weights: Mapping[str, Array]) -> ov.Model:
 
 @dataclass(slots=True)
 class _Memory:
-    """The decoder's states, and what writes them."""
+    """States of the decoder, with their assignments."""
 
     network: Transformer
     ids: ov.Node
@@ -62,7 +62,7 @@ class _Memory:
     sinks: list[ov.Node] = field(default_factory=list)
 
     def read(self, name: str) -> ov.Node:
-        """Give the keys or values of what has been read before, [batch, heads, positions, numbers], empty at first."""
+        """Return the past keys or values, [batch, heads, positions, head size], initially empty."""
         heads, width = self.network.heads, self.network.width // self.network.heads
         batch = op.gather(op.shape_of(self.ids), _ints(0), _ints(0))
         nothing = op.broadcast(np.float32(0), op.concat([batch, op.constant(_ints(heads, 0, width))], 0))
@@ -70,20 +70,20 @@ class _Memory:
         return op.gather(before, self.beams, _ints(0))
 
     def write(self, name: str, before: ov.Node, new: ov.Node) -> ov.Node:
-        """Put new positions behind those before."""
+        """Append new positions to the past ones."""
         whole = op.concat([before, new], 2)
         self.sinks.append(op.assign(whole, name))
         return whole
 
     def keep(self, name: str, made: ov.Node) -> ov.Node:
-        """Make something once, and remember it."""
+        """Compute a value once and store it."""
         kept = op.read_value(made, name, np.float32, made.get_output_partial_shape(0))
         self.sinks.append(op.assign(kept, name))
         return kept
 
 
 def _look_back(memory: _Memory, x: ov.Node, layer: int, pasts: tuple[ov.Node, ov.Node], sees: ov.Node) -> ov.Node:
-    """Let new positions attend to all before them."""
+    """Add self-attention of new positions to all earlier ones."""
     network, name = memory.network, f"decoder/layer_{layer}/self_attention"
     y = network.norm(x, f"{name}/layer_norm")
     query, *new = (network.split(network.linear(y, f"{name}/linear_0", part, 1)) for part in range(3))
@@ -96,14 +96,14 @@ def _look_back(memory: _Memory, x: ov.Node, layer: int, pasts: tuple[ov.Node, ov
 
 
 def _listen(memory: _Memory, x: ov.Node, hidden: ov.Node, layer: int) -> ov.Node:
-    """Let positions attend to the sound."""
+    """Add cross-attention to the encoder's output."""
     network, name = memory.network, f"decoder/layer_{layer}/attention"
     query = network.split(network.linear(network.norm(x, f"{name}/layer_norm"), f"{name}/linear_0"))
     key, value = (
         memory.keep(f"sound.{layer}.{part}", network.split(network.linear(hidden, f"{name}/linear_1", number, 1)))
         for number, part in enumerate(("key", "value"))
     )
-    # By the name, and by the mask that hides nothing, the library finds what tells the times of words.
+    # openvino-genai finds the attention for word timestamps by this name and by the empty mask.
     nothing_hidden = op.constant(np.zeros((1, 1, 1, hidden.get_output_partial_shape(0)[1].get_length()), np.float32))
     seen = op.scaled_dot_product_attention(query, key, value, nothing_hidden)
     seen.set_friendly_name(f"layers.{layer}.encoder_attn")
@@ -111,9 +111,9 @@ def _listen(memory: _Memory, x: ov.Node, hidden: ov.Node, layer: int) -> ov.Node
 
 
 def build_decoder(weights: Mapping[str, Array]) -> ov.Model:
-    """Make the graph: ``input_ids`` INT64 [-1,-1], ``encoder_hidden_states``, ``beam_idx`` INT32 [-1] -> ``logits``.
+    """Build the decoder: ``input_ids`` INT64 [-1,-1], ``encoder_hidden_states``, ``beam_idx`` INT32 [-1] -> ``logits``.
 
-    Its states are the keys and values of what it has read, and those of the sound, which are computed once.
+    Its states are the keys and values of past tokens, and those of the encoder's output, which are computed once.
     """
     network = Transformer(weights)
     frames = len(weights["encoder/position_encodings/encodings"])

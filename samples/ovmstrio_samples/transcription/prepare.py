@@ -1,4 +1,4 @@
-"""Write the folder of Whisper tiny.en as Optimum writes one: both networks, the tokenizer's, and what they are told."""
+"""Preparation of the sample transcription: writes Whisper tiny.en and its tokenizer in Optimum's layout."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _TASKS: Final = ("transcribe", "translate")
 
 
 def write(files: Path, directory: Path) -> None:
-    """Write the folder, in half precision.
+    """Write the folder, with FP16 weights.
 
     Raises:
-        WheelUnavailable: OpenVINO's tokenizers are not installed, or they failed.
+        WheelUnavailable: OpenVINO Tokenizers is not installed, or it failed.
     """
     if importlib.util.find_spec("openvino_tokenizers") is None:
-        raise WheelUnavailable(f"the sample transcription needs OpenVINO's tokenizers: {way_to_install(Extra.LLM)}")
+        raise WheelUnavailable(f"the sample transcription needs OpenVINO Tokenizers: {way_to_install(Extra.LLM)}")
     config = json.loads((files / "config.json").read_text(encoding="utf-8"))
     suppressed = {"suppress_tokens": config["suppress_ids"], "begin_suppress_tokens": config["suppress_ids_begin"]}
     heads = {"alignment_heads": config["alignment_heads"]}
@@ -61,15 +61,15 @@ def write_folder(
     """Write the folder of a Whisper model.
 
     Args:
-        weights: by CTranslate2's names.
+        weights: arrays by CTranslate2's names.
         table: the ``tokenizer.json``.
-        directory: is filled.
-        generation: what ``generation_config.json`` has beside what follows from the tokenizer.
-        is_multilingual: whether it has tokens for languages and tasks.
-        fp16: whether weights are written in half precision.
+        directory: the folder to fill.
+        generation: entries of ``generation_config.json`` in addition to those derived from the tokenizer.
+        is_multilingual: whether the model has tokens for languages and tasks.
+        fp16: whether to write FP16 weights.
 
     Raises:
-        WheelUnavailable: OpenVINO's tokenizers failed.
+        WheelUnavailable: OpenVINO Tokenizers failed.
     """
     for build, name in ((build_encoder, "encoder"), (build_decoder, "decoder")):
         ov.save_model(build(weights), directory / f"openvino_{name}_model.xml", compress_to_fp16=fp16)
@@ -87,7 +87,7 @@ def write_folder(
 
 
 def _generation(tokens: Mapping[str, int], *, is_multilingual: bool) -> dict[str, Any]:
-    """Tell what starts and ends texts, and what says language and task."""
+    """Return the special tokens for start, end, languages and tasks."""
     settings: dict[str, Any] = {name: tokens[mark] for name, mark in _MARKS.items()}
     settings |= {"max_length": _LONGEST, "max_initial_timestamp_index": _FIRST_TIMESTAMP}
     settings["is_multilingual"] = is_multilingual
@@ -117,13 +117,13 @@ def _write_json(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def _write_tokenizer(table: Path, directory: Path) -> None:
-    # The package of tokenizers changes what every core of a process does that imports it.
+    # Importing openvino_tokenizers changes every ov.Core of the process, so it runs in a subprocess.
     module = "ovmstrio_samples.transcription.byte_tokenizer"
-    done = subprocess.run(  # noqa: S603 - our own code, on a file that we have checked
+    done = subprocess.run(  # noqa: S603 - our own code, on a verified file
         [sys.executable, "-m", module, str(table), str(directory)], capture_output=True, text=True, check=False
     )
     if done.returncode:
-        raise WheelUnavailable(f"OpenVINO's tokenizers could not convert this one: {done.stderr.strip()[-500:]}")
+        raise WheelUnavailable(f"OpenVINO Tokenizers could not convert tokenizer.json: {done.stderr.strip()[-500:]}")
 
 
 ENTRIES = {"transcription": write}

@@ -1,1 +1,1 @@
-"""Is someone speaking: a model whose state the client carries from call to call."""
+"""Sample vad: voice activity detection with a state that the client passes from call to call."""

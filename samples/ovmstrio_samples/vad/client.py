@@ -1,4 +1,4 @@
-"""Ask when someone speaks: ``python -m ovmstrio_samples.vad.client --input RECORDING.wav`` (16 kHz, 16 bits, mono)."""
+"""Client of the sample vad: ``python -m ovmstrio_samples.vad.client --input RECORDING.wav`` (16 kHz, 16 bits, mono)."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _CONTEXT: Final = 64
 
 
 def read_wave(path: Path) -> Array:
-    """Read a recording, FP32 between -1 and 1.
+    """Load a recording as FP32 between -1 and 1.
 
     Raises:
-        ValueError: it is not of 16 kHz, 16 bits and one channel.
+        ValueError: the recording does not have 16 kHz, 16 bits and one channel.
     """
     with wave.open(str(path), "rb") as recording:
         form = recording.getframerate(), recording.getsampwidth(), recording.getnchannels()
@@ -35,7 +35,7 @@ def read_wave(path: Path) -> Array:
 
 
 def speech(ask: Ask, sound: Array) -> Iterator[float]:
-    """Give the probability of speech for each 32 ms, carrying the model's state from call to call."""
+    """Stream the probability of speech for each 32 ms; pass the model's state from call to call."""
     state = np.zeros((2, 1, 128), np.float32)
     padded = np.concatenate([np.zeros(_CONTEXT, np.float32), sound])
     for start in range(0, len(sound) - _CHUNK + 1, _CHUNK):
@@ -56,7 +56,7 @@ def _print_passages(probabilities: Iterator[float]) -> None:
 
 
 if __name__ == "__main__":
-    options = arguments("When does someone speak?", model="vad", file="RECORDING", required=True)
+    options = arguments("Detect speech in recordings.", model="vad", file="RECORDING", required=True)
     with connect(options) as ask_server:
         for file in options.input:
             print(file)

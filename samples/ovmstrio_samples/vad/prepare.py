@@ -1,4 +1,4 @@
-"""Serve the model with its state as an input and an output, under plain names."""
+"""Preparation of the sample vad: writes the model with its state as an input and an output, with plain names."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["ENTRIES"]
 
 
 def write(files: Path, directory: Path) -> None:
-    """Write the version directory: ``input`` and ``state`` become ``output`` and ``stateN``."""
+    """Write the version directory: ``input``, ``state`` -> ``output``, ``stateN``."""
     model = ov.Core().read_model(files / "silero_vad_openvino_16k.onnx")
-    # The probability's tensor carries an inner name of the graph, too, under which a server might show it.
+    # The probability tensor also has an internal name, which a server might show instead of "output".
     model.output("output").set_names({"output"})
     save(model, directory)
 

@@ -1,1 +1,1 @@
-"""Is someone speaking: a model that remembers what it heard, each sequence for itself."""
+"""Sample vad_stateful: voice activity detection with a stateful model and sequences."""

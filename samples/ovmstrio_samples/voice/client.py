@@ -1,4 +1,4 @@
-"""Have a text spoken: ``python -m ovmstrio_samples.voice.client --input TEXT [--output FILE]``."""
+"""Client of the sample voice: ``python -m ovmstrio_samples.voice.client --input TEXT [--output FILE]``."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _FORMS: Final = ("wav", "mp3", "flac", "opus", "pcm")
 def speak(
     url: str, text: str, *, form: str = "wav", speed: float = 1.0, voice: str = "joe", model: str = "voice"
 ) -> Iterator[bytes]:
-    """Give the pieces of a file of sound as sentences are spoken; ``url`` is that of the server's REST port.
+    """Stream an audio file sentence by sentence; ``url`` is the address of the server's REST port.
 
     Raises:
-        OpenAIError: nobody answers, the server refuses, or the answer breaks off.
+        OpenAIError: the server does not respond, refuses the request, or the response is incomplete.
     """
-    asked: dict[str, Any] = {"model": model, "input": text, "voice": voice, "response_format": form, "speed": speed}
+    body: dict[str, Any] = {"model": model, "input": text, "voice": voice, "response_format": form, "speed": speed}
     with (
         openai_client(url) as client,
-        client.audio.speech.with_streaming_response.create(**asked) as answer,
+        client.audio.speech.with_streaming_response.create(**body) as answer,
     ):
         yield from answer.iter_bytes()
 
@@ -35,12 +35,12 @@ def speak(
 if __name__ == "__main__":
     said = {"metavar": "TEXT", "default": "Ever tried, ever failed. No matter. Try again, fail again, fail better."}
     file = ("--output", {"metavar": "FILE", "type": Path, "default": Path("speech.wav"), "help": ", ".join(_FORMS)})
-    fast = ("--speed", {"type": float, "default": 1.0, "help": "above 1 for faster"})
-    who = ("--voice", {"default": "joe", "help": "who speaks (default: %(default)s)"})
-    options = arguments("Have a text spoken.", file, fast, who, url="http://127.0.0.1:8000", model="voice", given=said)
+    fast = ("--speed", {"type": float, "default": 1.0, "help": "speed of speech (default: %(default)s)"})
+    who = ("--voice", {"default": "joe", "help": "name of the voice (default: %(default)s)"})
+    options = arguments("Speak a text.", file, fast, who, url="http://127.0.0.1:8000", model="voice", given=said)
     kind = options.output.suffix.removeprefix(".")
     if kind not in _FORMS:
-        raise SystemExit(f"error: --output ends with one of {', '.join(_FORMS)}, not with {kind!r}")
+        raise SystemExit(f"error: --output: expected a suffix of {', '.join(_FORMS)}, got {kind!r}")
     try:
         pieces = speak(
             options.url, options.input, form=kind, speed=options.speed, voice=options.voice, model=options.model

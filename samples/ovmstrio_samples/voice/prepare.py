@@ -1,4 +1,4 @@
-"""Put a voice of Piper into a folder: its network, and the file that says which numbers phonemes have."""
+"""Preparation of the sample voice: copies Piper's model and its phoneme table."""
 
 from __future__ import annotations
 
