@@ -1,4 +1,4 @@
-"""How a profile looks in a terminal: threads, the functions that they were in, and layers."""
+"""Tables of a profile: threads, their functions, and layers."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ _MICROSECONDS: Final = 1e6
 
 
 def named(told: Mapping[str, Any], name: str) -> str:
-    """Say whose threads or process it is, of a server of several processes."""
+    """Prefix a name with its process and worker, in a server of several processes."""
     whose = f"process {told['process']} of {told['service']}: {name}" if "process" in told else name
     return f"worker {told['worker']}: {whose}" if "worker" in told else whose
 
 
 def profile_tables(told: Mapping[str, Any]) -> Iterator[tuple[str, Table | None]]:
-    """Give the tables of what a server has told, with their titles; a title may have none."""
+    """Yield the titles and tables of a server's profile; a title may have no table."""
     yield _threads(told)
     for threads in told["threads"]:
         if threads["stacks"]:
             yield _functions(told, threads)
     for worker in told.get("silent", ()):
-        yield f"Worker {worker} did not answer in time, and is not in it", None
+        yield f"Worker {worker} did not answer in time and is not included", None
     for process in told["processes"]:
         if process["problem"]:
             pid, why = process["pid"], process["problem"]
-            way_out = f"py-spy may do that: py-spy record --gil --pid {pid} -o FILE"
-            yield f"Process {pid} of {safe(process['service'])} was not sampled, as {safe(why)}; {way_out}", None
+            hint = f"py-spy may sample it: py-spy record --gil --pid {pid} -o FILE"
+            yield f"Process {pid} of {safe(process['service'])} was not sampled: {safe(why)}; {hint}", None
     for model in told["models"]:
         yield _layers(model)
 
 
 def profile_rows(told: Mapping[str, Any]) -> Iterator[Sequence[object]]:
-    """Give a row for each function of each sort of threads, and for each layer; percents of all samples there."""
+    """Yield a row for each function of each kind of thread, in percent of its samples, and for each layer."""
     for threads in told["threads"]:
         own, total = _counts(threads)
         for number, count in total.most_common():
@@ -70,7 +70,7 @@ def _threads(told: Mapping[str, Any]) -> tuple[str, Table]:
     for process in told["processes"]:
         name = named(process, f"process {process['pid']} of {process['service']}")
         table.add_row(safe(name), f"{process['cpu_seconds']:.2f} s", "not sampled" if process["problem"] else "")
-    title = f"[bold]{told['seconds']:.2f} s, in which the server took {told['cpu_seconds']:.2f} s of processors[/]"
+    title = f"[bold]{told['seconds']:.2f} s, CPU time of the server: {told['cpu_seconds']:.2f} s[/]"
     return title, table
 
 
@@ -85,7 +85,7 @@ def _functions(told: Mapping[str, Any], threads: Mapping[str, Any]) -> tuple[str
 
 
 def _counts(threads: Mapping[str, Any]) -> tuple[Counter[int], Counter[int]]:
-    """Count in how many samples each function was the innermost one, and in how many it was at all."""
+    """Count the samples with each function as the innermost frame, and with each function in any frame."""
     own: Counter[int] = Counter()
     total: Counter[int] = Counter()
     for stack in threads["stacks"]:
@@ -100,8 +100,8 @@ def _layers(model: Mapping[str, Any]) -> tuple[str, Table | None]:
     if "layers" not in model:
         return f"{name}: {safe(model['problem'])}", None
     title = (
-        f"{name}: the layers of an inference of {model['seconds'] * _MICROSECONDS:.0f} us, {model['runs']} on ones; "
-        f"{model['calls']} calls meanwhile"
+        f"{name}: layers of an inference of {model['seconds'] * _MICROSECONDS:.0f} us, {model['runs']} runs on ones; "
+        f"{model['calls']} calls while sampling"
     )
     table = data_table("share", "time", "layer", "type", "runs as")
     shares = sorted(_shares(model), key=lambda each: -each[1])

@@ -413,7 +413,7 @@ def test_each_worker_has_its_own_profile() -> None:
         "[bold]worker 0: event loop[/]: 10 samples",
         "[bold]worker 1: event loop[/]: 10 samples",
     ]
-    assert "Worker 2 did not answer in time, and is not in it" in titles
+    assert "Worker 2 did not answer in time and is not included" in titles
     assert {row[0] for row in profile_rows(report)} == {"worker 0: event loop", "worker 1: event loop", "m"}
     names = [profile["name"] for profile in speedscope_document(report)["profiles"]]
     assert names == ["worker 0: event loop", "worker 1: event loop", "layers of m"]
