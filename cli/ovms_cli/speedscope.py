@@ -1,4 +1,4 @@
-"""A profile in the file format of speedscope: a profile for the threads of each sort, and one for each model."""
+"""Profiles in speedscope's file format: one for each kind of thread, and one for each model."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 _SCHEMA: Final = "https://www.speedscope.app/file-format-schema.json"
-_WAITS: Final = "waits for something to do"
+_WAITS: Final = "idle"
 _MICROSECONDS: Final = 1e6
 
 
 def speedscope_document(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Make the document of what a server has told."""
+    """Convert the profile of a server to a speedscope document."""
     frames = [dict(frame) for frame in told["frames"]]
     waits = len(frames)
     frames.append({"name": _WAITS})

@@ -156,7 +156,7 @@ def test_a_second_run_prepares_only_new_models_of_a_folder(zoo: Path, tmp_path: 
     result = _prepared("zoo")
     assert re.search(r"^relu +relu\.onnx +already exists models/relu/1$", result.stdout, re.MULTILINE)
     assert re.search(r"^tanh .* prepared models/tanh/1$", result.stdout, re.MULTILINE)
-    assert "existing versions were kept; --force replaces it" in result.stderr
+    assert "existing versions were kept; --force replaces them" in result.stderr
     entries = [entry["config"] for entry in json.loads(config.read_text())["model_config_list"]]
     assert [entry["name"] for entry in entries] == ["relu", "tanh", "adder", "fc"]
     assert entries[0]["nireq"] == 3

@@ -390,7 +390,7 @@ def test_the_speedscope_document_has_the_time_of_each_stack_and_its_schema() -> 
     names = [frame["name"] for frame in made["shared"]["frames"]]
     loop, layers = made["profiles"]
     stacks = [[names[number] for number in stack] for stack in loop["samples"]]
-    assert stacks == [["outer", "inner"], ["outer"], ["waits for something to do"]]
+    assert stacks == [["outer", "inner"], ["outer"], ["idle"]]
     assert loop["weights"] == pytest.approx([1.0, 0.2, 0.8])
     assert (loop["unit"], loop["endValue"]) == ("seconds", pytest.approx(2.0))
     assert [names[number] for (number,) in layers["samples"]] == ["a (MatMul, brgemm)", "b (Relu, jit)"]
