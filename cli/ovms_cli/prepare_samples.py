@@ -49,8 +49,8 @@ def _sample_facts(sample: Sample) -> dict[str, Any]:
 
 
 def _project_facts(sample: ProjectSample) -> dict[str, Any]:
-    told = {name: getattr(sample, name) for name in ("name", "purpose", "licence", "kind")}
-    return {**told, "project": str(sample.folder), "megabytes": 0}
+    fields = {name: getattr(sample, name) for name in ("name", "purpose", "licence", "kind")}
+    return {**fields, "project": str(sample.folder), "megabytes": 0}
 
 
 @contextmanager

@@ -58,28 +58,28 @@ def profile(
     from ovms_cli.profile_tables import HEADER, profile_rows, profile_tables
 
     with asking(url, rest=True, timeout=timeout, ca=ca, cert=cert, key=key) as client:
-        told = client.profile(seconds, rate, model if layers else [])
+        report = client.profile(seconds, rate, model if layers else [])
     if speedscope is not None:
-        _write(speedscope, told)
+        _write(speedscope, report)
     match chosen(output, as_json=as_json):
         case Output.JSON:
-            print_json(told)
+            print_json(report)
         case Output.CSV:
-            print_csv([HEADER, *profile_rows(told)])
+            print_csv([HEADER, *profile_rows(report)])
         case _:
-            for title, table in profile_tables(told):
+            for title, table in profile_tables(report):
                 say(title)
                 if table is not None:
                     print_table(table)
 
 
-def _write(file: Path, told: Mapping[str, Any]) -> None:
+def _write(file: Path, report: Mapping[str, Any]) -> None:
     import json
 
     from ovms_cli.speedscope import speedscope_document
 
     try:
-        file.write_text(json.dumps(speedscope_document(told)))
+        file.write_text(json.dumps(speedscope_document(report)))
     except OSError as error:
         fail(f"{file}: {error.strerror or error}")
     note(f"{file}: open it at https://www.speedscope.app, which does not upload it")

@@ -21,64 +21,64 @@ _MOST_ROWS: Final = 12
 _MICROSECONDS: Final = 1e6
 
 
-def named(told: Mapping[str, Any], name: str) -> str:
+def named(report: Mapping[str, Any], name: str) -> str:
     """Prefix a name with its process and worker, in a server of several processes."""
-    whose = f"process {told['process']} of {told['service']}: {name}" if "process" in told else name
-    return f"worker {told['worker']}: {whose}" if "worker" in told else whose
+    whose = f"process {report['process']} of {report['service']}: {name}" if "process" in report else name
+    return f"worker {report['worker']}: {whose}" if "worker" in report else whose
 
 
-def profile_tables(told: Mapping[str, Any]) -> Iterator[tuple[str, Table | None]]:
+def profile_tables(report: Mapping[str, Any]) -> Iterator[tuple[str, Table | None]]:
     """Yield the titles and tables of a server's profile; a title may have no table."""
-    yield _threads(told)
-    for threads in told["threads"]:
+    yield _threads(report)
+    for threads in report["threads"]:
         if threads["stacks"]:
-            yield _functions(told, threads)
-    for worker in told.get("silent", ()):
+            yield _functions(report, threads)
+    for worker in report.get("silent", ()):
         yield f"Worker {worker} did not answer in time and is not included", None
-    for process in told["processes"]:
+    for process in report["processes"]:
         if process["problem"]:
             pid, why = process["pid"], process["problem"]
             hint = f"py-spy may sample it: py-spy record --gil --pid {pid} -o FILE"
             yield f"Process {pid} of {safe(process['service'])} was not sampled: {safe(why)}; {hint}", None
-    for model in told["models"]:
+    for model in report["models"]:
         yield _layers(model)
 
 
-def profile_rows(told: Mapping[str, Any]) -> Iterator[Sequence[object]]:
+def profile_rows(report: Mapping[str, Any]) -> Iterator[Sequence[object]]:
     """Yield a row for each function of each kind of thread, in percent of its samples, and for each layer."""
-    for threads in told["threads"]:
+    for threads in report["threads"]:
         own, total = _counts(threads)
         for number, count in total.most_common():
-            frame = told["frames"][number]
+            frame = report["frames"][number]
             shares = (round(100 * each / threads["samples"], 3) for each in (own[number], count))
             yield named(threads, threads["name"]), frame["name"], f"{frame['file']}:{frame['line']}", *shares, ""
-    for model in told["models"]:
+    for model in report["models"]:
         for layer, share in _shares(model):
             times = round(100 * share, 3), "", round(layer["seconds"] * _MICROSECONDS, 3)
             yield model["name"], layer["name"], f"{layer['type']} {layer['runs_as']}", *times
 
 
-def _threads(told: Mapping[str, Any]) -> tuple[str, Table]:
+def _threads(report: Mapping[str, Any]) -> tuple[str, Table]:
     table = data_table("threads", "processor", "waiting")
-    for threads in told["threads"]:
+    for threads in report["threads"]:
         cpu = "" if threads["cpu_seconds"] is None else f"{threads['cpu_seconds']:.2f} s"
         waiting = threads["waiting"] / max(1, threads["samples"])
         table.add_row(safe(named(threads, threads["name"])), cpu, f"{waiting:.0%}")
-    for process in told.get("workers", [told]):
+    for process in report.get("workers", [report]):
         name = named(process, "OpenVINO and other native threads")
         table.add_row(safe(name), f"{process['native_cpu_seconds']:.2f} s", "")
-    for process in told["processes"]:
+    for process in report["processes"]:
         name = named(process, f"process {process['pid']} of {process['service']}")
         table.add_row(safe(name), f"{process['cpu_seconds']:.2f} s", "not sampled" if process["problem"] else "")
-    title = f"[bold]{told['seconds']:.2f} s, CPU time of the server: {told['cpu_seconds']:.2f} s[/]"
+    title = f"[bold]{report['seconds']:.2f} s, CPU time of the server: {report['cpu_seconds']:.2f} s[/]"
     return title, table
 
 
-def _functions(told: Mapping[str, Any], threads: Mapping[str, Any]) -> tuple[str, Table]:
+def _functions(report: Mapping[str, Any], threads: Mapping[str, Any]) -> tuple[str, Table]:
     own, total = _counts(threads)
     table = data_table("own", "total", "function", "place")
     for number, count in own.most_common(_MOST_ROWS):
-        frame = told["frames"][number]
+        frame = report["frames"][number]
         shares = (f"{each / threads['samples']:.1%}" for each in (count, total[number]))
         table.add_row(*shares, safe(frame["name"]), safe(f"{Path(frame['file']).name}:{frame['line']}"))
     return f"[bold]{safe(named(threads, threads['name']))}[/]: {threads['samples']} samples", table

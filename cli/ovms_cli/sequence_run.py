@@ -85,7 +85,7 @@ def stream_steps(model: SequenceModel, steps: Steps, number: int) -> Generator[S
                 outputs = _step(model, inputs, number, step, len(steps))
                 last = inputs if step + 1 < len(steps) else None
                 yield StepAnswer(step, perf_counter() - began, outputs)
-                if patience.asked:
+                if patience.interrupted:
                     break
         finally:
             if last is not None:
@@ -125,7 +125,7 @@ class _Patience:
     """State after the first and the second Ctrl-C."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.interrupted = False
         self.lost = False
 
     def lose(self) -> None:
@@ -134,8 +134,8 @@ class _Patience:
         Raises:
             KeyboardInterrupt: this is the second Ctrl-C.
         """
-        if self.asked:
+        if self.interrupted:
             self.lost = True
             raise KeyboardInterrupt
-        self.asked = True
+        self.interrupted = True
         note("ending the sequence; press Ctrl-C again to exit at once")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 HELP = """Serve models over gRPC and REST, a handler project, or a pipeline of Ops.
 
-Give the folder or the [bold]nucleus.yaml[/] of a project, a pipeline's [bold]config.yml[/] with [bold]--service[/],
+Pass the folder or the [bold]nucleus.yaml[/] of a project, a pipeline's [bold]config.yml[/] with [bold]--service[/],
 [bold]--config_path[/] for many models, [bold]--model_name[/] and [bold]--model_path[/] for one, or nothing for the
 embedded samples. The first Ctrl-C or SIGTERM drains, the second stops at once. Option names accept _ or -.
 """

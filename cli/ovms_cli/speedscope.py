@@ -14,18 +14,18 @@ _WAITS: Final = "idle"
 _MICROSECONDS: Final = 1e6
 
 
-def speedscope_document(told: Mapping[str, Any]) -> dict[str, Any]:
+def speedscope_document(report: Mapping[str, Any]) -> dict[str, Any]:
     """Convert the profile of a server to a speedscope document."""
-    frames = [dict(frame) for frame in told["frames"]]
+    frames = [dict(frame) for frame in report["frames"]]
     waits = len(frames)
     frames.append({"name": _WAITS})
     profiles = []
-    for threads in told["threads"]:
-        pause = told["seconds"] / max(1, threads["samples"])
+    for threads in report["threads"]:
+        pause = report["seconds"] / max(1, threads["samples"])
         stacks = [(stack["frames"], stack["samples"] * pause) for stack in threads["stacks"]]
         stacks.append(([waits], threads["waiting"] * pause))
         profiles.append(_profile(named(threads, threads["name"]), "seconds", stacks))
-    for model in told["models"]:
+    for model in report["models"]:
         layers = model.get("layers", ())
         first = len(frames)
         frames += [{"name": f"{layer['name']} ({layer['type']}, {layer['runs_as']})"} for layer in layers]

@@ -96,11 +96,14 @@ def stream(
         names = [tensor.name for tensor in client.metadata(model).inputs]
         with ending_with(EX_USAGE, InvalidRequest):
             if requests:
-                asked = read_lines(requests, names)
+                stream_requests = read_lines(requests, names)
             else:
-                asked = iter([one_request(given or [], names, timestamp, parameter or [])])
+                stream_requests = iter([one_request(given or [], names, timestamp, parameter or [])])
         _show(
-            client.stream(model, asked), chosen(output, as_json=as_json), verbose=verbose, live=not are_typed(requests)
+            client.stream(model, stream_requests),
+            chosen(output, as_json=as_json),
+            verbose=verbose,
+            live=not are_typed(requests),
         )
 
 

@@ -25,9 +25,9 @@ def _is_true(method: str, field: str, *, names_model: bool = False) -> Callable[
 
 
 def _unready_model(target: TriedServer) -> None:
-    asked = message("ModelReadyRequest", name=_MISSING)
+    request = message("ModelReadyRequest", name=_MISSING)
     try:
-        answer = target.call("ModelReady", asked, "ModelReadyResponse")
+        answer = target.call("ModelReady", request, "ModelReadyResponse")
     except grpc.RpcError as error:
         code = error.code()
         expect(code in _BLAME, "NOT_FOUND, or ready: false", code)
@@ -92,8 +92,8 @@ def _echoes_id(target: TriedServer) -> None:
 
 
 def _obeys_outputs(target: TriedServer) -> None:
-    asked = message("ModelMetadataRequest", name=target.model)
-    names = [each.name for each in target.call("ModelMetadata", asked, "ModelMetadataResponse").outputs]
+    request = message("ModelMetadataRequest", name=target.model)
+    names = [each.name for each in target.call("ModelMetadata", request, "ModelMetadataResponse").outputs]
     if not names:
         raise Unsuitable("the metadata of the model has no outputs")
     request = target.request(raw=True)

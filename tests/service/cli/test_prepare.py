@@ -73,10 +73,10 @@ def test_defaults_of_an_entry_and_its_description_in_json(source: str) -> None:
         (("m.onnx", "--state", "a=b"), "give both"),
         (("m.onnx", "--stateful", "--state", "ab"), "expected INPUT=OUTPUT, got 'ab'"),
         (("m.onnx", "--name", "../up"), "got '../up'"),
-        (("--sample", "iris", "--fp16"), "leave out the other options"),
-        (("--sample", "iris", "--calibration", "."), "leave out the other options"),
-        (("m.onnx", "--quantize", "int8"), "needs --calibration DIR"),
-        (("m.onnx", "--calibration", "."), "needs --calibration DIR"),
+        (("--sample", "iris", "--fp16"), "remove the other options"),
+        (("--sample", "iris", "--calibration", "."), "remove the other options"),
+        (("m.onnx", "--quantize", "int8"), "--calibration DIR require each other"),
+        (("m.onnx", "--calibration", "."), "--calibration DIR require each other"),
         (("m.onnx", "--quantize", "int8", "--calibration", "no"), "expected a folder with .npy files, got no"),
         (("m.onnx", "--quantize", "int8", "--calibration", ".", "--stateful"), "samples contain no state"),
         (("m.onnx", "--input", "x"), "expected NAME=TYPE[SIZES]"),
@@ -168,7 +168,7 @@ def test_a_second_run_prepares_only_new_models_of_a_folder(zoo: Path, tmp_path: 
 def test_options_of_one_model_are_refused_for_several(zoo: Path, options: tuple[str, ...]) -> None:
     result = prepare("zoo", *options)
     assert result.exit_code == 64
-    assert f"zoo holds 3 models, and {options[0]} is for one" in result.stderr
+    assert f"zoo holds 3 models, but {options[0]} is for one" in result.stderr
     assert not Path("models").exists()
 
 

@@ -260,7 +260,7 @@ def test_a_failed_step_ends_the_sequence(server: ServedInThread, tmp_path: Path,
     assert answer.exit_code == 1
     assert len(answer.stdout.splitlines()) == 2
     assert f"step 3 of {len(shapes)} in sequence" in answer.stderr
-    assert "may be left" not in answer.stderr
+    assert "may remain" not in answer.stderr
     assert _open_sequences(server, "reshape") == []
 
 
@@ -391,7 +391,7 @@ def test_a_profile_is_printed_in_every_form_and_written_for_speedscope(server: S
             "--axis 2 is out of range: the model takes x [1, 2]",
         ),
         (64, "sequence run --model sum --input rows.npy --output sums.txt", "a file ending in"),
-        (64, "sequence run --model sum --input rows.npy --join 0", "give --output, too"),
+        (64, "sequence run --model sum --input rows.npy --join 0", "--join requires --output FILE"),
         (64, "sequence run --model sum --input rows.npy --sequence_id 0", "--sequence_id"),
         (64, "sequence run --model sum --input rows.npy --chunk 0", "--chunk"),
         (1, "stream --model unknown --input a", "not found"),
