@@ -118,7 +118,7 @@ def prepare(
 
         pairs = _pairs(state or [])
         if pairs and not stateful:
-            fail("--state requires --stateful", EX_USAGE)
+            fail("--state requires --stateful: give both", EX_USAGE)
         _check_quantization(quantize, calibration, keeps_state=stateful or low_latency)
         if name and not _NAME.fullmatch(name):
             fail(f"--name: expected letters, digits and _ . + -, got {name!r}", EX_USAGE)
