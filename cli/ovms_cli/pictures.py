@@ -1,4 +1,4 @@
-"""How commands show what is wired together: in the terminal, as Mermaid text or as SVG."""
+"""Output formats of drawings: terminal text, Mermaid or SVG."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 
 
 class PictureFormat(StrEnum):
-    """How something is shown."""
+    """Format of a drawing."""
 
     TEXT = "text"
     MERMAID = "mermaid"
     SVG = "svg"
 
 
-FormatOption = Annotated[PictureFormat, typer.Option("--format", help="how to show it")]
+FormatOption = Annotated[PictureFormat, typer.Option("--format", help="format of the drawing")]
 FileOption = Annotated[
     Path | None, typer.Option(help="write to this file instead of standard output", show_default=False)
 ]
 
 
 def render(drawing: Drawing, picture: PictureFormat, *, plain: bool) -> str:
-    """Give a picture; that of the terminal has no colours if ``plain``."""
+    """Render a drawing; terminal text has no colours if ``plain``."""
     if picture is PictureFormat.TEXT:
         from ovms_cli.drawing_text import to_text
 
@@ -42,7 +42,7 @@ def render(drawing: Drawing, picture: PictureFormat, *, plain: bool) -> str:
 
 
 def write_picture(text: str, output: Path | None) -> None:
-    """Write to a file, or else to standard output."""
+    """Write to a file, or to standard output if there is none."""
     if output is None:
         typer.echo(text, nl=False)
         return

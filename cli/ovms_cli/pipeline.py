@@ -22,17 +22,19 @@ _DEFAULT_NAME = "config.json"
 _ConfigPath = Annotated[
     Path,
     typer.Argument(
-        help="config.json, config.yml of a pipeline of Ops, or the directory that it is in",
+        help="config.json, config.yml of a pipeline of Ops, or the directory of either",
         show_default=False,
         metavar="CONFIG",
     ),
 ]
 _PipelineName = Annotated[
-    str, typer.Argument(help="one pipeline, all if not given", show_default=False, metavar="NAME")
+    str, typer.Argument(help="name of one pipeline; default: all", show_default=False, metavar="NAME")
 ]
 _Service = Annotated[
     Path | None,
-    typer.Option(help="the script that makes the Ops of config.yml; web_service.py beside it", show_default=False),
+    typer.Option(
+        help="the script that creates the Ops of config.yml; default: web_service.py next to it", show_default=False
+    ),
 ]
 
 
@@ -49,14 +51,14 @@ def check(
     name: _PipelineName = "",
     *,
     no_models: Annotated[
-        bool, typer.Option("--no-models", help="load no models and open no custom nodes: check the structure alone")
+        bool, typer.Option("--no-models", help="check only the structure, without loading models and custom nodes")
     ] = False,
     strict: Strict = False,
     output: OutputOption = Output.TABLE,
     as_json: JsonOption = False,
     service: _Service = None,
 ) -> None:
-    """Tell every problem of pipelines with its line and the way out: exits with 1 if there is an error."""
+    """Report all problems of pipelines, with line and hint. Exit code 1 on errors."""
     import trio
 
     from ovmstrio.server.check import check_pipelines
@@ -73,7 +75,7 @@ def check(
     with stderr().status(f"checking {file} ..."):
         report = trio.run(lambda: check_pipelines(file, [name] if name else [], load=not no_models))
     if not pipelines and not problems:
-        fail(f"{file}: there are no pipelines; they are in pipeline_config_list")
+        fail(f"{file}: no pipelines found in pipeline_config_list")
     found = as_errors(report.problems) if strict else report.problems
     facts = {"pipelines": [pipeline.name for pipeline in pipelines], **problem_facts(found)}
     sound = f"{count(len(pipelines), 'pipeline')}, no problem found"
@@ -88,7 +90,7 @@ def show(
     output: FileOption = None,
     service: _Service = None,
 ) -> None:
-    """Draw pipelines: nodes in layers with what they call, what is split and gathered where, and what goes where."""
+    """Draw pipelines: nodes in layers with their models, demultiplexers, gathers and connections."""
     if (of_ops := _find_ops(config, service, name)) is not None:
         from ovms_cli.op_pipeline import show_service
 
@@ -112,7 +114,7 @@ def show(
 
 
 def _find_ops(config: Path, service: Path | None, name: str) -> Path | None:
-    """Give the configuration of a pipeline of Ops, None for that of other pipelines."""
+    """Return the configuration file of a pipeline of Ops, None for other pipelines."""
     from ovms_cli.op_pipeline import find_op_config
 
     file = find_op_config(config, service)
@@ -120,12 +122,12 @@ def _find_ops(config: Path, service: Path | None, name: str) -> Path | None:
         return None
     found = file_of(file, "config.yml")
     if name:
-        fail(f"{found} has one pipeline, whose name its script gives: leave {name!r} out", EX_USAGE)
+        fail(f"{found} has one pipeline, named by its script: remove {name!r}", EX_USAGE)
     return found
 
 
 def _read(file: Path, name: str) -> tuple[list[PipelineSpec], list[Problem]]:
-    """Give the pipelines that are asked for, and what is wrong with the file and with them as far as it can be seen."""
+    """Return the selected pipelines, and the problems that static checks find in them and in the file."""
     from ovmstrio.config.config_file import parse_config_leniently
     from ovmstrio.config.documents import did_you_mean
     from ovmstrio.config.specs import PipelineSpec

@@ -1,4 +1,4 @@
-"""``ovms prepare``: turn a model file, or a sample, into a versioned entry of a model repository."""
+"""``ovms prepare``: convert a model file or a sample into a versioned entry of a model repository."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 
 
 class Quantization(StrEnum):
-    """The type that weights and activations get."""
+    """Datatype of quantized weights and activations."""
 
     INT8 = "int8"
 
@@ -34,19 +34,21 @@ _ModelFile = Annotated[
     Path | None,
     typer.Argument(
         help="ONNX, TensorFlow (SavedModel folder, .pb), .tflite, Paddle (.pdmodel, folder), PyTorch (.pt2, "
-        "TorchScript .pt), OpenVINO .xml; of another folder all models that lie in it"
+        "TorchScript .pt), OpenVINO .xml; or a folder, of which all models are converted"
     ),
 ]
-_Name = Annotated[str, typer.Option("--name", help="name to serve it under; by default that of the file")]
+_Name = Annotated[str, typer.Option("--name", help="name of the served model; default: the name of the file")]
 _Version = Annotated[int, typer.Option("--version", min=1, help="version to write")]
 _Repository = Annotated[Path, typer.Option("--repository", help="folder of the model repository")]
 _Fp16 = Annotated[bool, typer.Option("--fp16", help="store the weights in half precision")]
 _Stateful = Annotated[
-    bool, typer.Option("--stateful", help="make inputs that hold the last call's outputs a state of the model")
+    bool, typer.Option("--stateful", help="turn inputs that receive the last call's outputs into model state")
 ]
 _State = Annotated[
     list[str] | None,
-    typer.Option("--state", metavar="IN=OUT", help="one such pair, with --stateful; by default they are detected"),
+    typer.Option(
+        "--state", metavar="IN=OUT", help="an input and its output for --stateful; default: detected. May be repeated."
+    ),
 ]
 _LowLatency = Annotated[
     bool, typer.Option("--low_latency", help="keep the state of loops (TensorIterator, Loop) between calls")
@@ -56,24 +58,24 @@ _Inputs = Annotated[
     typer.Option(
         "--input",
         metavar="NAME=TYPE[SIZES]",
-        help="type and shape of an input, such as x=FP32[-1,4]: where the file does not tell them (TorchScript), "
-        "or to narrow them down",
+        help="type and shape of an input, such as x=FP32[-1,4]: required if the file lacks them (TorchScript), "
+        "otherwise to restrict them",
     ),
 ]
 _Quantize = Annotated[
     Quantization | None,
-    typer.Option("--quantize", help="compute in this type where it loses little; needs --calibration"),
+    typer.Option("--quantize", help="compute in this type where the loss of accuracy is small; requires --calibration"),
 ]
 _Calibration = Annotated[
     Path | None,
     typer.Option(
         "--calibration",
         metavar="DIR",
-        help="samples for --quantize: .npy files, of several inputs in a folder each, called like it",
+        help="samples for --quantize: .npy files; for several inputs, one folder per input, named after it",
     ),
 ]
 _Force = Annotated[bool, typer.Option("--force", help="replace the version if it exists")]
-_Sample = Annotated[str, typer.Option("--sample", metavar="NAME", help="prepare a sample; --list shows them")]
+_Sample = Annotated[str, typer.Option("--sample", metavar="NAME", help="prepare a sample; --list lists their names")]
 _ListSamples = Annotated[bool, typer.Option("--list", help="list the samples")]
 
 
@@ -96,7 +98,7 @@ def prepare(
     output: OutputOption = Output.TABLE,
     as_json: JsonOption = False,
 ) -> None:
-    """Turn a model file, a folder of them, or a sample, into versioned repository entries for ``ovms serve``."""
+    """Convert a model file, a folder of models or a sample into versioned repository entries for ``ovms serve``."""
     if sum((list_samples, bool(sample), model_file is not None)) != 1:
         fail("give either a MODEL_FILE, or --sample NAME, or --list", EX_USAGE)
     form = chosen(output, as_json=as_json)
@@ -108,7 +110,7 @@ def prepare(
         from ovms_cli.prepare_samples import prepare_sample
 
         if name or fp16 or stateful or state or low_latency or inputs or quantize or calibration:
-            fail("--sample settles name, precision and state itself: leave out the other options", EX_USAGE)
+            fail("--sample sets name, precision and state: remove the other options", EX_USAGE)
         prepare_sample(sample, repository, version, force=force, form=form)
     elif model_file is not None:
         from ovms_cli.prepare_models import prepare_models
@@ -116,7 +118,7 @@ def prepare(
 
         pairs = _pairs(state or [])
         if pairs and not stateful:
-            fail("--state names pairs for --stateful: give both", EX_USAGE)
+            fail("--state requires --stateful: give both", EX_USAGE)
         _check_quantization(quantize, calibration, keeps_state=stateful or low_latency)
         if name and not _NAME.fullmatch(name):
             fail(f"--name: expected letters, digits and _ . + -, got {name!r}", EX_USAGE)
@@ -126,11 +128,11 @@ def prepare(
 
 def _check_quantization(quantize: Quantization | None, calibration: Path | None, *, keeps_state: bool) -> None:
     if bool(quantize) != bool(calibration):
-        fail("--quantize int8 needs --calibration DIR with samples, and the other way round: give both", EX_USAGE)
+        fail("--quantize int8 and --calibration DIR require each other: give both", EX_USAGE)
     if quantize and keeps_state:
-        fail("--quantize is not for --stateful or --low_latency: samples say nothing of states", EX_USAGE)
+        fail("--quantize cannot be combined with --stateful or --low_latency: samples contain no state", EX_USAGE)
     if calibration is not None and not calibration.is_dir():
-        fail(f"--calibration: {calibration} is no folder; expected one with .npy files", EX_USAGE)
+        fail(f"--calibration: expected a folder with .npy files, got {calibration}", EX_USAGE)
 
 
 def _forms(options: Sequence[str]) -> dict[str, InputSpec]:

@@ -1,4 +1,4 @@
-"""Models of other formats for ``ovms prepare``: one, or all of a folder, and what is told of what came out."""
+"""Conversion of one model or of a folder of models for ``ovms prepare``, and its report."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ovmstrio.inference.conversion.sources import ModelSource
 
     Outcome: TypeAlias = Converted | Path | Exception
-    """What came of a model: the folder where it was before stands for what was left as it is."""
+    """Result of one model: converted, the folder of an existing version that was kept, or an error."""
 
 
 def prepare_models(
@@ -35,9 +35,9 @@ def prepare_models(
     force: bool,
     form: Output,
 ) -> None:
-    """Convert the model at a path, or each model of a folder, into the repository, and tell what came out.
+    """Convert the model at a path, or each model of a folder, into the repository, and print the results.
 
-    Ends the command with 1 if a model cannot be converted; those of a folder beside it are converted all the same.
+    Ends the command with 1 if a model cannot be converted, after converting the other models of the folder.
     """
     from ovmstrio.core.errors import ServerError
     from ovmstrio.inference.conversion.sources import find_models
@@ -57,7 +57,10 @@ def _refuse_for_several(source: Path, number: int, name: str, wanted: Conversion
     of_one = {"--name": name, "--state": wanted.state, "--input": wanted.inputs, "--quantize": wanted.calibration}
     given = [option for option, value in of_one.items() if value]
     if given:
-        fail(f"{source} holds {number} models, and {' and '.join(given)} is for one: give its own path", EX_USAGE)
+        fail(
+            f"{source} holds {number} models, but {' and '.join(given)} is for one model: give its path",
+            EX_USAGE,
+        )
 
 
 def _prepare_one(
@@ -109,7 +112,7 @@ def _prepare_several(
 
 
 def _write_config(folder: Path, repository: Path, outcomes: Mapping[str, Outcome]) -> Path | None:
-    """Write a configuration, called like the folder, that serves all its models which were prepared now or before."""
+    """Write a configuration, named after the folder, that serves all its models prepared by this or earlier runs."""
     path = repository / f"{folder.resolve().name}.json"
     before = _entries(path)
     entries = {}
@@ -126,7 +129,7 @@ def _write_config(folder: Path, repository: Path, outcomes: Mapping[str, Outcome
 
 
 def _entries(config: Path) -> dict[str, Any]:
-    """Read what an earlier run has written, nothing where that is not what is there."""
+    """Read the configuration of an earlier run; return nothing if the file is not such a configuration."""
     try:
         listed = json.loads(config.read_text(encoding="utf-8"))["model_config_list"]
         return {each["config"]["name"]: each["config"] for each in listed}
@@ -188,7 +191,7 @@ def _models(folder: Path, outcomes: Mapping[ModelSource, Outcome]) -> Table:
         if isinstance(outcome, Exception):
             table.add_row(*begin, "", "", "", "[red]failed[/]")
         elif isinstance(outcome, Path):
-            table.add_row(*begin, "", "", "", f"[green]is there already[/] {safe(str(outcome))}")
+            table.add_row(*begin, "", "", "", f"[green]already exists[/] {safe(str(outcome))}")
         else:
             sides = ["\n".join(_told(spec) for spec in side) for side in (outcome.inputs, outcome.outputs)]
             table.add_row(*begin, outcome.framework, *sides, f"[green]prepared[/] {safe(str(outcome.directory))}")
@@ -197,7 +200,7 @@ def _models(folder: Path, outcomes: Mapping[ModelSource, Outcome]) -> Table:
 
 def _show_failures(outcomes: Mapping[ModelSource, Outcome]) -> None:
     if any(isinstance(outcome, Path) for outcome in outcomes.values()):
-        note("what is there already was left as it is; --force replaces it")
+        note("existing versions were kept; --force replaces them")
     for error in (outcome for outcome in outcomes.values() if isinstance(outcome, Exception)):
         stderr().print(f"[bold red]error:[/] {safe(str(error))}", highlight=False, soft_wrap=True)
 
@@ -207,7 +210,7 @@ def _told(spec: TensorSpec) -> str:
 
 
 def next_steps(*commands: str) -> None:
-    """Tell which commands come next; empty ones are left out."""
+    """Print the commands to run next, without empty ones."""
     stderr().print("\n[bold]next[/]", highlight=False)
     for command in filter(None, commands):
         note(f"  {command}", style="")

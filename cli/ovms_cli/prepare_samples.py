@@ -1,4 +1,4 @@
-"""Samples for ``ovms prepare``: which there are, and what is written or fetched for one."""
+"""Samples for ``ovms prepare``: their list, and the files that are written or downloaded for each."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def list_samples(form: Output) -> None:
-    """Show the samples."""
+    """Print the samples."""
     from rich.table import Table
 
     from ovmstrio_samples.catalog import PROJECTS, SAMPLES
 
-    table = Table("sample", "what for", "licence", "fetched", box=None, pad_edge=False, header_style="bold")
+    table = Table("sample", "purpose", "licence", "download", box=None, pad_edge=False, header_style="bold")
     for sample in SAMPLES:
         fetched = f"{sample.wheel.megabytes:g} MB" if sample.wheel else "nothing"
         table.add_row(f"[bold cyan]{sample.name}[/]", sample.purpose, sample.licence, fetched)
@@ -33,7 +33,7 @@ def list_samples(form: Output) -> None:
         table.add_row(f"[bold cyan]{project.name}[/]", f"{project.kind}: {project.purpose}", project.licence, "nothing")
     show_data(table, [*map(_sample_facts, SAMPLES), *map(_project_facts, PROJECTS)], form)
     if form is Output.TABLE:
-        stderr().print("\nTake one with: ovms prepare --sample NAME", highlight=False)
+        stderr().print("\nPrepare one with: ovms prepare --sample NAME", highlight=False)
 
 
 def _sample_facts(sample: Sample) -> dict[str, Any]:
@@ -49,13 +49,13 @@ def _sample_facts(sample: Sample) -> dict[str, Any]:
 
 
 def _project_facts(sample: ProjectSample) -> dict[str, Any]:
-    told = {name: getattr(sample, name) for name in ("name", "purpose", "licence", "kind")}
-    return {**told, "project": str(sample.folder), "megabytes": 0}
+    fields = {name: getattr(sample, name) for name in ("name", "purpose", "licence", "kind")}
+    return {**fields, "project": str(sample.folder), "megabytes": 0}
 
 
 @contextmanager
 def _download_bar(sample: Sample) -> Iterator[Progress]:
-    """Show a bar, which only moves to and fro while pip does not say how far it is."""
+    """Show a progress bar, which pulses while pip reports no progress."""
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
@@ -66,7 +66,7 @@ def _download_bar(sample: Sample) -> Iterator[Progress]:
 
 
 def prepare_sample(name: str, repository: Path, version: int, *, force: bool, form: Output) -> None:
-    """Write a sample into the repository, or tell that it is there; of a project as well."""
+    """Write a sample model or project into the repository, or report that it already exists."""
     from difflib import get_close_matches
 
     from platformdirs import user_cache_path
@@ -84,7 +84,7 @@ def prepare_sample(name: str, repository: Path, version: int, *, force: bool, fo
     sample = BY_NAME.get(name)
     if sample is None:
         near = get_close_matches(name, [*BY_NAME, *projects], 1)
-        fail(f"no sample is called {name!r}; " + (f"did you mean {near[0]}?" if near else "--list shows them"))
+        fail(f"there is no sample {name!r}; " + (f"did you mean {near[0]}?" if near else "--list shows them"))
     cache = user_cache_path("ovmstrio") / "wheels"
     written = prepared_folders(sample, repository, version)
     is_there = not force and all(map(Path.exists, written))
@@ -111,9 +111,9 @@ def prepare_sample(name: str, repository: Path, version: int, *, force: bool, fo
 
 def _tell_written(folders: Sequence[Path], *, is_there: bool) -> None:
     for folder in folders:
-        say(f"[green]{'is there already' if is_there else 'prepared'}[/] {safe(str(folder))}")
+        say(f"[green]{'already exists:' if is_there else 'prepared'}[/] {safe(str(folder))}")
     if is_there:
-        note("left as it is; --force replaces it")
+        note("kept unchanged; --force replaces it")
 
 
 def _folders(sample: str, folders: Sequence[Path]) -> Table:
@@ -124,7 +124,7 @@ def _folders(sample: str, folders: Sequence[Path]) -> Table:
 
 
 def _prepare_project(sample: ProjectSample, repository: Path, form: Output, *, force: bool) -> None:
-    """Copy a project into the repository, for what it is served from is where it writes, and tell how to serve it."""
+    """Copy a project into the repository, because it writes into its folder, and print how to serve it."""
     from ovmstrio.core.errors import ServerError
     from ovmstrio_samples.entries import write_project
 

@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def pressed_keys() -> Iterator[Callable[[float], str]]:
-    """Give what waits up to so many seconds for a key, and gives that or an empty text.
+    """Yield a function that waits up to a number of seconds for a key and returns it, or an empty text.
 
-    The terminal shows no keys until the end of the block, Ctrl-C works as ever; without a terminal there are no keys.
+    The terminal does not echo keys until the end of the block. Ctrl-C works as usual. Without a terminal there are no
+    keys.
     """
     if not sys.stdin.isatty():
         yield _wait

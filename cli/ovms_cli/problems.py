@@ -1,4 +1,4 @@
-"""How problems of configuration and graph files are shown: by file, each with its line and the way out."""
+"""Report of the problems of configuration and graph files: grouped by file, each with line and hint."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 _COLUMNS: Final = ("severity", "file", "line", "path", "message", "expected", "found", "suggestion")
 
-Strict = Annotated[bool, typer.Option("--strict", help="Take warnings for errors.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Treat warnings as errors.")]
 
 
 def as_errors(problems: Iterable[Problem]) -> list[Problem]:
-    """Make errors of warnings."""
+    """Turn warnings into errors."""
     return [replace(problem, severity="error") for problem in problems]
 
 
 def show_problems(problems: Sequence[Problem]) -> None:
-    """Print problems that are ordered by file."""
+    """Print problems, which must be ordered by file."""
     for file, found in groupby(problems, key=lambda problem: problem.file):
         say(f"[bold]{safe(file)}[/]")
         for problem in found:
@@ -59,14 +59,14 @@ def conclude(
     remarks: Iterable[str] = (),
     output: Output = Output.TABLE,
 ) -> NoReturn:
-    """Show problems and what they come to, or facts, and end the command: with 1 if one is an error.
+    """Print the problems and their number, or the facts, and end the command: with 1 if one is an error.
 
     Args:
         problems: ordered by file.
-        sound: what is said if there are none; markup.
-        facts: what JSON has of all that; by default the problems and how many there are.
-        remarks: lines between the problems and what they come to; markup.
-        output: the form; CSV has the problems.
+        sound: text that is printed if there are none; markup.
+        facts: the JSON output; by default the problems and their number.
+        remarks: lines between the problems and their number; markup.
+        output: the form; CSV contains the problems.
     """
     errors = _errors(problems)
     if output is Output.JSON:
@@ -83,21 +83,21 @@ def conclude(
 
 
 def point_to(command: str, problems: Sequence[Problem]) -> None:
-    """Name the command that shows the problems, if one of them is an error."""
+    """Print the command that shows the problems, if one of them is an error."""
     if _errors(problems):
         text = f"{count_problems(problems)}; {safe(f'see: {command}')}"
         stderr().print(text, highlight=False, soft_wrap=True)
 
 
 def count_problems(problems: Sequence[Problem]) -> str:
-    """Say how many errors and warnings there are, in how many files."""
+    """Return the numbers of errors, warnings and files as a text."""
     errors = _errors(problems)
     files = count(len({problem.file for problem in problems}), "file")
     return f"{count(errors, 'error')} and {count(len(problems) - errors, 'warning')} in {files}"
 
 
 def problem_facts(problems: Sequence[Problem]) -> dict[str, Any]:
-    """Give what ``--json`` tells of problems."""
+    """Return the JSON form of problems."""
     errors = _errors(problems)
     return {
         "ok": not errors,
@@ -108,7 +108,7 @@ def problem_facts(problems: Sequence[Problem]) -> dict[str, Any]:
 
 
 def problem_rows(problems: Sequence[Problem]) -> list[list[Any]]:
-    """Give a row for each problem, behind the names of the columns."""
+    """Return the names of the columns, then a row for each problem."""
     facts = [[getattr(each, name) for name in _COLUMNS] for each in problems]
     return [list(_COLUMNS), *([" ".join(str(value).split("\n")) for value in row] for row in facts)]
 
@@ -118,7 +118,7 @@ def _errors(problems: Sequence[Problem]) -> int:
 
 
 def count(number: int, noun: str) -> str:
-    """Say how many there are of something."""
+    """Return a number with its noun in singular or plural."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 

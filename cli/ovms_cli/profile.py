@@ -1,4 +1,4 @@
-"""`ovms profile`: what a running server's time goes to."""
+"""`ovms profile`: a profile of a running server."""
 
 from __future__ import annotations
 
@@ -22,17 +22,21 @@ def register(app: typer.Typer) -> None:
 
 def profile(
     *,
-    seconds: Annotated[float, typer.Option("--seconds", min=0.01, max=60, help="How long to look.")] = 5.0,
-    rate: Annotated[float, typer.Option("--rate", min=1, max=1000, help="How often to look in a second.")] = 100.0,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=0.01, max=60, help="Duration of sampling in seconds.")
+    ] = 5.0,
+    rate: Annotated[float, typer.Option("--rate", min=1, max=1000, help="Samples per second.")] = 100.0,
     model: Annotated[
         list[str] | None,
         typer.Option(
-            "--model", help="Time this model's layers; may be repeated.", show_default="those called meanwhile"
+            "--model",
+            help="Time the layers of this model. May be repeated.",
+            show_default="models called while sampling",
         ),
     ] = None,
-    layers: Annotated[bool, typer.Option("--layers/--no_layers", help="Whether to time layers of models.")] = True,
+    layers: Annotated[bool, typer.Option("--layers/--no_layers", help="Time the layers of models.")] = True,
     speedscope: Annotated[
-        Path | None, typer.Option("--speedscope", help="Write a file that https://www.speedscope.app opens, too.")
+        Path | None, typer.Option("--speedscope", help="Also write a file for https://www.speedscope.app.")
     ] = None,
     output: OutputOption = Output.TABLE,
     as_json: JsonOption = False,
@@ -42,40 +46,40 @@ def profile(
     cert: Cert = None,
     key: Key = None,
 ) -> None:
-    """Look at where a server is for a while: its event loop, its worker threads, and the layers of its models.
+    """Profile a running server: its event loop, its worker threads, and the layers of its models.
 
-    Threads are sampled. Layers are timed afterwards, for a second each, on a copy of the model that is compiled for it
-    and run on ones whose open dimensions are 1, which takes processors from the server. Needs the scope admin, or to be
-    asked on the server's own machine.
+    Threads are sampled. The layers are timed afterwards, for one second per model. The server compiles a copy of the
+    model for this and runs it on inputs of ones, with dynamic dimensions of 1. This takes CPU time from the server.
+    Requires the scope admin, or a request from the server's own machine.
 
-    Exits with 1 if the server says no or the file cannot be written, with 2 if nobody answers, with 64 if the command
-    line is wrong.
+    Exit codes: 1 if the server refuses or the file cannot be written, 2 if the server does not answer, 64 if the
+    command line is wrong.
     """
     from ovms_cli.profile_tables import HEADER, profile_rows, profile_tables
 
     with asking(url, rest=True, timeout=timeout, ca=ca, cert=cert, key=key) as client:
-        told = client.profile(seconds, rate, model if layers else [])
+        report = client.profile(seconds, rate, model if layers else [])
     if speedscope is not None:
-        _write(speedscope, told)
+        _write(speedscope, report)
     match chosen(output, as_json=as_json):
         case Output.JSON:
-            print_json(told)
+            print_json(report)
         case Output.CSV:
-            print_csv([HEADER, *profile_rows(told)])
+            print_csv([HEADER, *profile_rows(report)])
         case _:
-            for title, table in profile_tables(told):
+            for title, table in profile_tables(report):
                 say(title)
                 if table is not None:
                     print_table(table)
 
 
-def _write(file: Path, told: Mapping[str, Any]) -> None:
+def _write(file: Path, report: Mapping[str, Any]) -> None:
     import json
 
     from ovms_cli.speedscope import speedscope_document
 
     try:
-        file.write_text(json.dumps(speedscope_document(told)))
+        file.write_text(json.dumps(speedscope_document(report)))
     except OSError as error:
         fail(f"{file}: {error.strerror or error}")
-    note(f"{file}: open it at https://www.speedscope.app, which sends it nowhere")
+    note(f"{file}: open it at https://www.speedscope.app, which does not upload it")

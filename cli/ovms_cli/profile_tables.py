@@ -1,4 +1,4 @@
-"""How a profile looks in a terminal: threads, the functions that they were in, and layers."""
+"""Tables of a profile: threads, their functions, and layers."""
 
 from __future__ import annotations
 
@@ -21,71 +21,71 @@ _MOST_ROWS: Final = 12
 _MICROSECONDS: Final = 1e6
 
 
-def named(told: Mapping[str, Any], name: str) -> str:
-    """Say whose threads or process it is, of a server of several processes."""
-    whose = f"process {told['process']} of {told['service']}: {name}" if "process" in told else name
-    return f"worker {told['worker']}: {whose}" if "worker" in told else whose
+def named(report: Mapping[str, Any], name: str) -> str:
+    """Prefix a name with its process and worker, in a server of several processes."""
+    whose = f"process {report['process']} of {report['service']}: {name}" if "process" in report else name
+    return f"worker {report['worker']}: {whose}" if "worker" in report else whose
 
 
-def profile_tables(told: Mapping[str, Any]) -> Iterator[tuple[str, Table | None]]:
-    """Give the tables of what a server has told, with their titles; a title may have none."""
-    yield _threads(told)
-    for threads in told["threads"]:
+def profile_tables(report: Mapping[str, Any]) -> Iterator[tuple[str, Table | None]]:
+    """Yield the titles and tables of a server's profile; a title may have no table."""
+    yield _threads(report)
+    for threads in report["threads"]:
         if threads["stacks"]:
-            yield _functions(told, threads)
-    for worker in told.get("silent", ()):
-        yield f"Worker {worker} did not answer in time, and is not in it", None
-    for process in told["processes"]:
+            yield _functions(report, threads)
+    for worker in report.get("silent", ()):
+        yield f"Worker {worker} did not answer in time and is not included", None
+    for process in report["processes"]:
         if process["problem"]:
             pid, why = process["pid"], process["problem"]
-            way_out = f"py-spy may do that: py-spy record --gil --pid {pid} -o FILE"
-            yield f"Process {pid} of {safe(process['service'])} was not sampled, as {safe(why)}; {way_out}", None
-    for model in told["models"]:
+            hint = f"py-spy may sample it: py-spy record --gil --pid {pid} -o FILE"
+            yield f"Process {pid} of {safe(process['service'])} was not sampled: {safe(why)}; {hint}", None
+    for model in report["models"]:
         yield _layers(model)
 
 
-def profile_rows(told: Mapping[str, Any]) -> Iterator[Sequence[object]]:
-    """Give a row for each function of each sort of threads, and for each layer; percents of all samples there."""
-    for threads in told["threads"]:
+def profile_rows(report: Mapping[str, Any]) -> Iterator[Sequence[object]]:
+    """Yield a row for each function of each kind of thread, in percent of its samples, and for each layer."""
+    for threads in report["threads"]:
         own, total = _counts(threads)
         for number, count in total.most_common():
-            frame = told["frames"][number]
+            frame = report["frames"][number]
             shares = (round(100 * each / threads["samples"], 3) for each in (own[number], count))
             yield named(threads, threads["name"]), frame["name"], f"{frame['file']}:{frame['line']}", *shares, ""
-    for model in told["models"]:
+    for model in report["models"]:
         for layer, share in _shares(model):
             times = round(100 * share, 3), "", round(layer["seconds"] * _MICROSECONDS, 3)
             yield model["name"], layer["name"], f"{layer['type']} {layer['runs_as']}", *times
 
 
-def _threads(told: Mapping[str, Any]) -> tuple[str, Table]:
+def _threads(report: Mapping[str, Any]) -> tuple[str, Table]:
     table = data_table("threads", "processor", "waiting")
-    for threads in told["threads"]:
+    for threads in report["threads"]:
         cpu = "" if threads["cpu_seconds"] is None else f"{threads['cpu_seconds']:.2f} s"
         waiting = threads["waiting"] / max(1, threads["samples"])
         table.add_row(safe(named(threads, threads["name"])), cpu, f"{waiting:.0%}")
-    for process in told.get("workers", [told]):
+    for process in report.get("workers", [report]):
         name = named(process, "OpenVINO and other native threads")
         table.add_row(safe(name), f"{process['native_cpu_seconds']:.2f} s", "")
-    for process in told["processes"]:
+    for process in report["processes"]:
         name = named(process, f"process {process['pid']} of {process['service']}")
         table.add_row(safe(name), f"{process['cpu_seconds']:.2f} s", "not sampled" if process["problem"] else "")
-    title = f"[bold]{told['seconds']:.2f} s, in which the server took {told['cpu_seconds']:.2f} s of processors[/]"
+    title = f"[bold]{report['seconds']:.2f} s, CPU time of the server: {report['cpu_seconds']:.2f} s[/]"
     return title, table
 
 
-def _functions(told: Mapping[str, Any], threads: Mapping[str, Any]) -> tuple[str, Table]:
+def _functions(report: Mapping[str, Any], threads: Mapping[str, Any]) -> tuple[str, Table]:
     own, total = _counts(threads)
     table = data_table("own", "total", "function", "place")
     for number, count in own.most_common(_MOST_ROWS):
-        frame = told["frames"][number]
+        frame = report["frames"][number]
         shares = (f"{each / threads['samples']:.1%}" for each in (count, total[number]))
         table.add_row(*shares, safe(frame["name"]), safe(f"{Path(frame['file']).name}:{frame['line']}"))
     return f"[bold]{safe(named(threads, threads['name']))}[/]: {threads['samples']} samples", table
 
 
 def _counts(threads: Mapping[str, Any]) -> tuple[Counter[int], Counter[int]]:
-    """Count in how many samples each function was the innermost one, and in how many it was at all."""
+    """Count the samples with each function as the innermost frame, and with each function in any frame."""
     own: Counter[int] = Counter()
     total: Counter[int] = Counter()
     for stack in threads["stacks"]:
@@ -100,8 +100,8 @@ def _layers(model: Mapping[str, Any]) -> tuple[str, Table | None]:
     if "layers" not in model:
         return f"{name}: {safe(model['problem'])}", None
     title = (
-        f"{name}: the layers of an inference of {model['seconds'] * _MICROSECONDS:.0f} us, {model['runs']} on ones; "
-        f"{model['calls']} calls meanwhile"
+        f"{name}: layers of an inference of {model['seconds'] * _MICROSECONDS:.0f} us, {model['runs']} runs on ones; "
+        f"{model['calls']} calls while sampling"
     )
     table = data_table("share", "time", "layer", "type", "runs as")
     shares = sorted(_shares(model), key=lambda each: -each[1])

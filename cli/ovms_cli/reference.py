@@ -1,4 +1,4 @@
-"""The reference of the command line, ``docs/cli.md``: what typer writes of the commands, as Markdown and nothing else.
+"""Generator of the command line reference ``docs/cli.md``: the text of typer as plain Markdown, without HTML.
 
 ``python -m ovms_cli.reference FILE`` writes it.
 """
@@ -37,16 +37,16 @@ def reference() -> str:
 
 
 def cleaned(text: str) -> str:
-    """Give Markdown without HTML: bold texts are Markdown's, and characters stand for themselves."""
+    """Convert HTML in Markdown: bold spans become Markdown, entities become characters."""
     text = _OTHER_SPANS.sub("", _BOLD.sub(r"**\1**", text))
     text = _DEFAULT.sub(r"[default: \1]", _with_whole_summaries(html.unescape(text)))
-    # What looks like a tag outside of code would not be shown.
+    # Markdown viewers hide text outside of code that looks like a tag.
     parts = _CODE.split(text)
     return "".join(part if number % 2 else _TAG.sub(r"\<", part) for number, part in enumerate(parts))
 
 
 def _with_whole_summaries(text: str) -> str:
-    """Say of each command in a list what the first sentence of its section says."""
+    """Replace shortened summaries in lists of commands by the first sentence of the command's section."""
     sentences = {name: " ".join(sentence.split()) for name, sentence in _SECTION.findall(text)}
     lines, section = [], ""
     for line in text.split("\n"):

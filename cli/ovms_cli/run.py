@@ -1,4 +1,4 @@
-"""`ovms run`: a service's script, unchanged, as a server."""
+"""`ovms run`: a server for the unchanged script of a pipeline service."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 HELP = """Run a pipeline service's script, such as a [bold]web_service.py[/] of Paddle Serving, unchanged.
 
-[bold]paddle_serving_server[/] and [bold]paddle_serving_app[/] can be imported by it. [bold]-c FILE[/] takes the place
-of the configuration that the script names; all other arguments after the script are the script's.
+The script can import [bold]paddle_serving_server[/] and [bold]paddle_serving_app[/]. [bold]-c FILE[/] replaces the
+configuration that the script names. The script receives all other arguments that follow it.
 """
 _EACH: Final = "give --grpc_bind_address and --rest_bind_address"
 
@@ -47,7 +47,7 @@ def _command() -> Callable[..., None]:
         given = {name: value for name, value in options.items() if value is not None}
         if bind_address is not None:
             if "unix:" in bind_address:
-                fail(f"--bind_address: {bind_address}: gRPC and REST need a socket file each: {_EACH}", EX_USAGE)
+                fail(f"--bind_address: {bind_address}: gRPC and REST need separate socket files: {_EACH}", EX_USAGE)
             given = {"grpc_bind_address": bind_address, "rest_bind_address": bind_address, **given}
         own, left = _take_config(arguments or [])
         file = config or own
@@ -57,8 +57,10 @@ def _command() -> Callable[..., None]:
 
     parameters = [
         _parameter("script", Path, typer.Argument(help="The service's script.", exists=True, dir_okay=False), ...),
-        _parameter("arguments", list[str] | None, typer.Argument(help="-c FILE, and what the script takes.")),
-        _parameter("config", str | None, typer.Option("-c", "--config", help="In place of the script's own.")),
+        _parameter("arguments", list[str] | None, typer.Argument(help="-c FILE, and the arguments of the script.")),
+        _parameter(
+            "config", str | None, typer.Option("-c", "--config", help="Configuration that replaces the script's own.")
+        ),
         _parameter("bind_address", str | None, typer.Option(help="Addresses to listen on, comma separated.")),
         *server_parameters(without=("config_path",)),
     ]

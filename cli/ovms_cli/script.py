@@ -1,4 +1,4 @@
-"""A service's script as Python would run it, with our packages on its path."""
+"""Execution of a service's script as Python would run it, with our packages on its path."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MAIN: Final = "__main__"
 def execute_script(
     script: Path, arguments: Sequence[str], config: str | None, serve: Callable[[WebService], None]
 ) -> None:  # fmt: skip
-    """Call a script as :func:`call_script` does; exits with 1 if it raises, and says why."""
+    """Call a script as :func:`call_script` does; print the error and exit with 1 if it raises."""
     from ovmstrio.core.errors import ConfigError
 
     try:
@@ -41,21 +41,20 @@ def execute_script(
 def call_script(
     script: Path, arguments: Sequence[str], config: str | None, serve: Callable[[WebService], None]
 ) -> None:  # fmt: skip
-    """Run a script as Python would, with our packages on its path and ``run_service`` doing what it is told.
+    """Run a script as Python would, with our packages on its path and ``serve`` as its ``run_service``.
 
-    Meanwhile numpy is as programs for its first major release know it.
-
-    Exits with 1 if the script cannot be prepared, or does not call ``run_service``.
+    While the script runs, numpy has the names of numpy 1. Exits with 1 if the script cannot be prepared, or does not
+    call ``run_service``.
 
     Raises:
-        BaseException: whatever the script raises.
+        BaseException: any error of the script.
     """
     from ovmstrio.ops.numpy1_compat import numpy1_compat
     from ovmstrio.ops.prepared_service import run_as_main
     from ovmstrio.ops.web_service import set_service_runner
 
     sys.argv = [str(script), *arguments]
-    script = script.absolute()  # for a script may go elsewhere before it serves, and workers read it again
+    script = script.absolute()  # The script may change the working directory, and workers read it again.
     sys.path[0:0] = [str(script.resolve().parent), str(compat_folder())]
     _prepare_compat(config)
     served: list[str] = []
@@ -73,11 +72,11 @@ def call_script(
         set_service_runner(None)
         sys.modules[_MAIN] = main
     if not served:
-        fail(f"{script} ran no service; a script prepares a WebService and calls its run_service")
+        fail(f"{script} ran no service: the script must prepare a WebService and call its run_service")
 
 
 def _in_script(error: Exception, script: Path) -> Exception:
-    """Leave out of an error's traceback what comes before the script, which is all if the script is not Python."""
+    """Drop the frames above the script from an error's traceback: all frames if the script is not valid Python."""
     found = error.__traceback__
     while found is not None and found.tb_frame.f_code.co_filename != str(script):
         found = found.tb_next
@@ -85,19 +84,19 @@ def _in_script(error: Exception, script: Path) -> Exception:
 
 
 def let_scripts_import() -> None:
-    """Let scripts that a configuration names import the packages that come with the command."""
+    """Add the bundled compatibility packages to the path of scripts that a configuration names."""
     if str(compat_folder()) not in sys.path:
         sys.path.append(str(compat_folder()))
 
 
 def compat_folder() -> Path:
-    """Find the folder of the packages that scripts import: in the wheel beside this, in a checkout at its top."""
+    """Find the folder of the packages that scripts import: next to this module in a wheel, at the top of a checkout."""
     here = Path(__file__).resolve().parent
     return next(folder for folder in (here / "compat", here.parents[1] / "compat") if (folder / _PACKAGE).is_dir())
 
 
 def _prepare_compat(config: str | None) -> None:
-    """Import our package before the script does, so that a clash with the original is told first."""
+    """Import our package before the script does, to report a clash with the original package first."""
     try:
         from paddle_serving_server.util import CONFIG_VARIABLE
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""``ovms sequence``: what is done with one sequence of a stateful model."""
+"""``ovms sequence``: commands for one sequence of a stateful model."""
 
 from __future__ import annotations
 
@@ -19,42 +19,42 @@ _Given = Annotated[
     typer.Option(
         "--input",
         metavar="[NAME=]FILE",
-        help="NAME where the model has several inputs; - is standard input. .npy, .npz, .wav, .json, anything else "
-        "as raw bytes. May be repeated.",
+        help="NAME if the model has several inputs; - is standard input. .npy, .npz, .wav or .json; other files are "
+        "raw bytes. May be repeated.",
         show_default=False,
     ),
 ]
 _Chunk = Annotated[
     int | None,
-    typer.Option("--chunk", min=1, help="Length of a step's part; by default the input's size.", show_default=False),
+    typer.Option("--chunk", min=1, help="Length of each part; default: the input's size.", show_default=False),
 ]
-_Axis = Annotated[int, typer.Option("--axis", help="The axis to cut along, of the input as the model takes it.")]
+_Axis = Annotated[int, typer.Option("--axis", help="The axis of the model's input to cut along.")]
 _Whole = Annotated[
     list[str] | None,
-    typer.Option("--whole", metavar="NAME", help="Send this input whole at each step. May be repeated."),
+    typer.Option("--whole", metavar="NAME", help="Send all of this input at each step. May be repeated."),
 ]
 _Pad = Annotated[
     bool | None,
     typer.Option(
         "--pad/--drop_last",
-        help="Fill a last part that is too short with zeros, or leave it out. By default it is filled where the "
-        "input has a fixed size, and sent as it is elsewhere.",
+        help="Pad a short last part with zeros, or drop it. By default it is padded if the input has a fixed size, "
+        "and sent as it is otherwise.",
         show_default=False,
     ),
 ]
 _SequenceId = Annotated[
     int | None,
     typer.Option(
-        "--sequence_id", min=1, max=_LARGEST_ID, help="Id of the sequence; by default any.", show_default=False
+        "--sequence_id", min=1, max=_LARGEST_ID, help="Id of the sequence; default: a random id.", show_default=False
     ),
 ]
-_Version = Annotated[str, typer.Option("--version", help="A version other than the default.")]
+_Version = Annotated[str, typer.Option("--version", help="Version of the model; default: its default version.")]
 _Output = Annotated[
     str,
     typer.Option(
         "--output",
-        help="table or csv: what the outputs were in sum; json: a line for each step. A file, .npz, .npy or .json, "
-        "gets the outputs of all steps.",
+        help="table or csv: a summary of the outputs; json: a line for each step. A file ending in .npz, .npy or "
+        ".json receives the outputs of all steps.",
     ),
 ]
 _Join = Annotated[
@@ -62,11 +62,13 @@ _Join = Annotated[
     typer.Option(
         "--join",
         metavar="AXIS",
-        help="Join saved outputs along this axis; by default they are stacked along a new first one.",
+        help="Join saved outputs along this axis; default: stack them along a new first axis.",
         show_default=False,
     ),
 ]
-_AsJson = Annotated[bool, typer.Option("--json", help="Print a line of JSON for each step, though --output be a file.")]
+_AsJson = Annotated[
+    bool, typer.Option("--json", help="Print a line of JSON for each step, even if --output is a file.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -101,17 +103,17 @@ def run(
     cert: Cert = None,
     key: Key = None,
 ) -> None:
-    """Stream an array through a sequence: start it, go through the array part by part, and end it.
+    """Stream an array through a sequence: start the sequence, send the array part by part, and end the sequence.
 
-    Of several inputs, the longest along the axis is cut, and with it those that are as long; all others are sent whole
-    at each step. Which is which is said on standard error. Values are brought to the element type and rank that the
-    model's metadata asks for, and .wav files are decoded to -1 to 1 (16 bits as they are where the input is INT16).
+    The command cuts the inputs that are longest along the axis, and sends all other inputs completely at each step. It
+    prints which inputs it cuts on standard error. Values are converted to the datatype and rank of the model's
+    metadata. .wav files are decoded to values from -1 to 1; for an INT16 input, 16-bit samples stay unchanged.
 
-    Whatever ends the command early, Ctrl-C included, ends the sequence on the server first; a second Ctrl-C does not
-    wait for that.
+    If the command ends early, it ends the sequence on the server first, also after Ctrl-C. A second Ctrl-C does not
+    wait for the server.
 
-    Exits with 0 if every step was answered, with 1 if the server or an input says no, with 2 if nobody answers, with 64
-    if the command line is wrong, with 130 if it is interrupted.
+    Exit codes: 0 if every step succeeded, 1 if the server refuses or an input does not fit, 2 if the server does not
+    answer, 64 if the command line is wrong, 130 if it is interrupted.
     """
     from ovms_cli.sequence_run import SequenceModel, new_id, stream_steps
     from ovms_cli.sequence_show import Keeping, show

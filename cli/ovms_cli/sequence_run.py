@@ -1,4 +1,4 @@
-"""One sequence from its start to its end, which comes whatever happens in between."""
+"""Calls of one sequence, which always ends on the server, also after errors and interrupts."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 _SEQUENCE_ID: Final = "sequence_id"
 _LARGEST_INTEGER: Final = 2**63 - 1
 _IDS: Final = 2**48
-"""How many ids there are to choose from: few enough for every JSON reader to keep their digits."""
+"""Number of possible ids: small enough for JSON readers that parse numbers as doubles."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepAnswer:
-    """What came of a step, counted from 0, and after how long."""
+    """Outputs and duration of a step, counted from 0."""
 
     step: int
     seconds: float
@@ -35,7 +35,7 @@ class StepAnswer:
 
 @dataclass(frozen=True, slots=True)
 class SequenceModel:
-    """The model that is called, and how."""
+    """A model with the client and the datatypes to call it."""
 
     client: Client
     name: str
@@ -46,7 +46,7 @@ class SequenceModel:
         self, inputs: Mapping[str, Array], number: int, *, start: bool = False, end: bool = False
     ) -> dict[str, Array]:
         """Call the model in a sequence."""
-        # Over gRPC an integer has a sign; larger ids travel as text.
+        # Integer parameters of gRPC are signed; larger ids are sent as text.
         parameters: dict[str, bool | int | str] = {
             _SEQUENCE_ID: number if number <= _LARGEST_INTEGER else str(number),
             "sequence_start": start,
@@ -58,23 +58,23 @@ class SequenceModel:
 
 
 def new_id() -> int:
-    """Choose an id that hardly anybody else has.
+    """Choose a random id, which is very likely unused.
 
-    The server would choose one, too, but not tell it to a client that is interrupted while it starts the sequence.
+    If the server chose the id, a client that is interrupted during the first call could not end the sequence.
     """
     return secrets.randbelow(_IDS) + 1
 
 
 def stream_steps(model: SequenceModel, steps: Steps, number: int) -> Generator[StepAnswer]:
-    """Make one call a step, the first of which starts the sequence, and the last of which ends it.
+    """Make one call per step: the first starts the sequence, and the last ends it.
 
-    Closing the iterator, an error and Ctrl-C end the sequence on the server; Ctrl-C lets the call that is under way
-    finish first, and a second one leaves at once.
+    Closing the iterator, an error and Ctrl-C end the sequence on the server. After Ctrl-C the current call finishes
+    first; a second Ctrl-C returns at once.
 
     Raises:
-        InvalidRequest: the model keeps no sequences.
-        ServerError: the server refused a step; the message says which.
-        KeyboardInterrupt: Ctrl-C came.
+        InvalidRequest: the model is not stateful.
+        ServerError: the server refused a step; the message contains its number.
+        KeyboardInterrupt: Ctrl-C was pressed.
     """
     patience = _Patience()
     last: Mapping[str, Array] | None = None
@@ -85,7 +85,7 @@ def stream_steps(model: SequenceModel, steps: Steps, number: int) -> Generator[S
                 outputs = _step(model, inputs, number, step, len(steps))
                 last = inputs if step + 1 < len(steps) else None
                 yield StepAnswer(step, perf_counter() - began, outputs)
-                if patience.asked:
+                if patience.interrupted:
                     break
         finally:
             if last is not None:
@@ -99,43 +99,43 @@ def _step(model: SequenceModel, inputs: Mapping[str, Array], number: int, step: 
         error.message = f"step {step + 1} of {total} in sequence {number}: {error.message}"
         raise
     if outputs.pop(_SEQUENCE_ID, None) is None:
-        raise InvalidRequest(f'"{model.name}" keeps no sequences: was it served without --stateful?')
+        raise InvalidRequest(f'"{model.name}" is not stateful: was it served without --stateful?')
     return outputs
 
 
 def _end(model: SequenceModel, inputs: Mapping[str, Array], number: int, patience: _Patience) -> None:
-    """End the sequence early; only with a call, whose inputs must fit, and whose answer nobody wants."""
+    """End the sequence early. This takes a call with valid inputs, whose outputs are ignored."""
     reason = "interrupted"
     try:
         if not patience.lost:
             model.call(inputs, number, end=True)
             return
     except NotFound:
-        # It has ended without us.
+        # The sequence has already ended.
         return
     except ServerError as error:
         reason = error.message
     except KeyboardInterrupt:
-        # Whoever watches for it raises it once more.
+        # ``cancel_on_interrupt`` raises it again.
         pass
-    note(f"sequence {number} may be left on the server until it is idle for long enough: {reason}")
+    note(f"sequence {number} may remain on the server until its idle timeout: {reason}")
 
 
 class _Patience:
-    """What becomes of one Ctrl-C after the other."""
+    """State after the first and the second Ctrl-C."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.interrupted = False
         self.lost = False
 
     def lose(self) -> None:
-        """Wait for the server after the first Ctrl-C, and no more after the second.
+        """Record a Ctrl-C: after the first the sequence ends on the server, the second does not wait for that.
 
         Raises:
-            KeyboardInterrupt: it is the second one.
+            KeyboardInterrupt: this is the second Ctrl-C.
         """
-        if self.asked:
+        if self.interrupted:
             self.lost = True
             raise KeyboardInterrupt
-        self.asked = True
-        note("ending the sequence; Ctrl-C again does not wait for it")
+        self.interrupted = True
+        note("ending the sequence; press Ctrl-C again to exit at once")

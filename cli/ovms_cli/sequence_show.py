@@ -1,4 +1,4 @@
-"""How ``ovms sequence run`` shows what it does: a bar, lines of JSON, a summary; and where it keeps outputs."""
+"""Output of ``ovms sequence run``: progress bar, JSON lines, summary, and the file of outputs."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _SUFFIXES: Final = frozenset({".npy", ".npz", ".json"})
 
 @dataclass(slots=True)
 class Keeping:
-    """Outputs of all steps on their way to a file; without a file none are kept.
+    """Outputs of all steps for a file; without a file none are kept.
 
     Attributes:
-        file: its name.
-        axis: along which the outputs of the steps are joined; None stacks them along a new first one.
+        file: name of the file.
+        axis: axis along which the outputs of the steps are joined; None stacks them along a new first axis.
     """
 
     file: str = ""
@@ -49,10 +49,10 @@ class Keeping:
         """Check the options.
 
         Raises:
-            InvalidRequest: the file has no kind that is known or nowhere to be, or there is an axis without a file.
+            InvalidRequest: the file has an unknown suffix or no folder, or there is an axis without a file.
         """
         if not file:
-            raise InvalidRequest("--join says how outputs are saved: give --output, too")
+            raise InvalidRequest("--join requires --output FILE")
         if Path(file).suffix not in _SUFFIXES:
             raise InvalidRequest(
                 f"--output: expected {', '.join(Output)}, or a file ending in .npy, .npz or .json, got {file!r}"
@@ -65,15 +65,15 @@ class Keeping:
         """Keep a step's outputs.
 
         Raises:
-            InvalidRequest: an output cannot be joined to those before, or there are too many for the file.
+            InvalidRequest: an output cannot be joined to the earlier ones, or the file cannot hold several outputs.
         """
         if not self.file:
             return
         if len(outputs) > 1 and self.file.endswith(".npy"):
-            raise InvalidRequest(f"{self.file}: the model gives {', '.join(outputs)}; save several outputs as .npz")
+            raise InvalidRequest(f"{self.file}: the model returns {', '.join(outputs)}; save several outputs as .npz")
         for name, array in outputs.items():
             kept = self._kept.setdefault(name, [])
-            # Not after thousands of steps that they cannot be saved.
+            # Join now, to report an error before thousands of further steps.
             self._join(name, [*kept[-1:], array])
             kept.append(array)
 
@@ -81,7 +81,7 @@ class Keeping:
         """Write the file.
 
         Raises:
-            InvalidRequest: the outputs do not go into a file of that kind.
+            InvalidRequest: a file of this type cannot hold the outputs.
             OSError: the file cannot be written.
         """
         if self.file:
@@ -98,7 +98,7 @@ class Keeping:
 
 @dataclass(slots=True)
 class _Figures:
-    """What is known of one output so far."""
+    """Statistics of one output."""
 
     name: str
     last: Array
@@ -108,7 +108,7 @@ class _Figures:
     elements: int = 0
 
     def note(self, array: Array) -> None:
-        """Take the values of a step in."""
+        """Add the values of a step."""
         self.last = array
         if array.dtype.kind in "biuf" and array.size:
             values = array.astype(np.float64, copy=False)
@@ -117,7 +117,7 @@ class _Figures:
             self.elements += array.size
 
     def row(self) -> list[str]:
-        """Show it."""
+        """Return the row of the summary."""
         kind = "bytes" if self.last.dtype.hasobject else str(self.last.dtype)
         figures = [self.low, self.total / max(1, self.elements), self.high]
         shown = [f"{value:.6g}" for value in figures] if self.elements else ["-"] * len(figures)
@@ -127,13 +127,13 @@ class _Figures:
 
 
 def show(answers: Generator[StepAnswer], number: int, total: int, keeping: Keeping, form: Output) -> None:
-    """Show the steps of a sequence as they are answered, sum them up, and save what is to be kept.
+    """Show the steps of a sequence as they finish, print a summary, and save the outputs.
 
-    Whatever ends this early closes ``answers``, which ends the sequence on the server.
+    An early end closes ``answers``, which ends the sequence on the server.
 
     Raises:
-        InvalidRequest: outputs cannot be saved as asked.
-        ServerError: why a step failed.
+        InvalidRequest: outputs cannot be saved in the chosen file.
+        ServerError: a step failed.
     """
     figures: dict[str, _Figures] = {}
     seconds: list[float] = []
@@ -184,12 +184,12 @@ def _print_summary(figures: list[_Figures], number: int, seconds: list[float], e
 
 @contextmanager
 def _bar(total: int, *, hidden: bool) -> Iterator[Callable[[], None]]:
-    """Show a bar where people look on; gives what moves it on by a step."""
+    """Show a progress bar on terminals; yield a function that advances it by a step."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TimeRemainingColumn
     from rich.text import Text
 
     class Speed(ProgressColumn):
-        """Steps a second."""
+        """Column of the steps per second."""
 
         def render(self, task: Task) -> Text:
             return Text("" if task.speed is None else f"{task.speed:.0f} steps/s", style="progress.data.speed")

@@ -1,4 +1,4 @@
-"""The steps of a sequence: arrays cut into parts along an axis."""
+"""Steps of a sequence: arrays cut into parts along an axis."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 
 class WrongOption(Exception):
-    """An option does not go with the model or the data."""
+    """An option does not fit the model or the data."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cutting:
-    """How arrays are to be cut.
+    """Options for cutting arrays.
 
     Attributes:
         size: length of a part; None for the size of the model's input.
-        axis: of the input as the model takes it, from the end if negative.
-        pad: whether a last part that is too short is filled up, or left out; None leaves it to the input.
-        whole: names of inputs that are not cut in any case.
+        axis: axis of the model's input; negative values count from the end.
+        pad: True pads a short last part, False drops it, None pads it if the input has a fixed size.
+        whole: names of inputs that are never cut.
     """
 
     size: int | None = None
@@ -41,15 +41,15 @@ class Cutting:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """What each step sends.
+    """Inputs of each step.
 
     Attributes:
-        cut: arrays that are cut, of one length along their axes.
-        axes: their axes.
-        whole: arrays that each step sends as they are.
+        cut: arrays that are cut, all of the same length along their axes.
+        axes: axes of the arrays that are cut.
+        whole: arrays that each step sends completely.
         size: length of a part.
         total: number of steps.
-        padded: whether a short last part is filled up.
+        padded: whether a short last part is padded.
     """
 
     cut: Mapping[str, Array]
@@ -80,11 +80,11 @@ class Steps:
 
 
 def plan(given: Sequence[str], expected: Sequence[TensorInfo], cutting: Cutting, note: Callable[[str], None]) -> Steps:
-    """Read the inputs and lay out the steps; ``note`` is told what was changed, what is cut and what is sent whole.
+    """Read the inputs and plan the steps; report conversions and the cut and uncut inputs to ``note``.
 
     Raises:
-        WrongOption: the axis, the size or a name does not go with the model, or nothing is left to send.
-        InvalidRequest: a file is not what it should be, or does not fit the input.
+        WrongOption: the axis, the size or a name does not fit the model, or there is nothing to send.
+        InvalidRequest: a file cannot be parsed, or does not fit the input.
         OSError: a file cannot be read.
     """
     axes = _axes(expected, cutting)
@@ -100,7 +100,7 @@ def plan(given: Sequence[str], expected: Sequence[TensorInfo], cutting: Cutting,
     padded = cutting.pad is not False and (cutting.pad is True or any(each != -1 for each in takes.values()))
     total = longest // size if cutting.pad is False else -(-longest // size)
     if not total:
-        raise WrongOption(f"{', '.join(cut)}: no part of {size} is left of a length of {longest} along the axis")
+        raise WrongOption(f"{', '.join(cut)}: the length of {longest} along the axis is shorter than a part of {size}")
     steps = Steps(cut, {name: axes[name] for name in cut}, whole, size, total, padded)
     _tell(steps, longest, note)
     return steps
@@ -111,10 +111,10 @@ def _axes(expected: Sequence[TensorInfo], cutting: Cutting) -> dict[str, int]:
     strangers = sorted(cutting.whole - {tensor.name for tensor in expected})
     if strangers:
         names = ", ".join(tensor.name for tensor in expected)
-        raise WrongOption(f"--whole {strangers[0]}: no input is called so; the model takes {names}")
+        raise WrongOption(f"--whole {strangers[0]}: unknown input; the model takes {names}")
     candidates = [tensor for tensor in expected if tensor.name not in cutting.whole]
     if not candidates:
-        raise WrongOption("--whole names every input: nothing is left to cut")
+        raise WrongOption("--whole names every input, so no input can be cut")
     axes = {
         tensor.name: range(len(tensor.shape))[cutting.axis]
         for tensor in candidates
@@ -127,7 +127,7 @@ def _axes(expected: Sequence[TensorInfo], cutting: Cutting) -> dict[str, int]:
 
 
 def _open(tensor: TensorInfo, axis: int | None) -> TensorInfo:
-    """Let an input be of any length along the axis."""
+    """Make the length of an input along the axis dynamic."""
     if axis is None:
         return tensor
     return replace(tensor, shape=(*tensor.shape[:axis], -1, *tensor.shape[axis + 1 :]))
@@ -139,20 +139,20 @@ def _check_whole(whole: Mapping[str, Array], known: Mapping[str, TensorInfo]) ->
         if any(each not in {-1, size} for each, size in zip(wanted, array.shape, strict=True)):
             expected = f"{known[name].datatype} {list(wanted)}"
             raise InvalidRequest(
-                f'input "{name}" is not the longest along the axis, and is sent whole: expected {expected}, '
+                f'input "{name}" is not the longest along the axis and is sent completely: expected {expected}, '
                 f"got {list(array.shape)}"
             )
 
 
 def _size(takes: Mapping[str, int], cutting: Cutting) -> int:
-    """Settle the length of a part, which every input that is cut must take."""
+    """Return the length of a part, which must fit every input that is cut."""
     fixed = [(name, size) for name, size in takes.items() if size != -1]
     size = cutting.size or (fixed[0][1] if fixed else 0)
     if not size:
-        raise WrongOption(f"{', '.join(takes)}: any length along axis {cutting.axis} will do; say which: --chunk")
+        raise WrongOption(f"{', '.join(takes)}: the length along axis {cutting.axis} is dynamic; set it with --chunk")
     for name, taken in fixed:
         if taken != size:
-            raise WrongOption(f'input "{name}" takes {taken} along axis {cutting.axis}, and not {size}')
+            raise WrongOption(f'input "{name}": expected {taken} along axis {cutting.axis}, got {size}')
     return size
 
 
@@ -160,10 +160,10 @@ def _tell(steps: Steps, length: int, note: Callable[[str], None]) -> None:
     for name, axis in steps.axes.items():
         note(f"input {name}: {length} along axis {axis}, in {count(len(steps), 'step')} of {steps.size}")
     for name, array in steps.whole.items():
-        note(f"input {name}: {list(array.shape)} whole at each step")
+        note(f"input {name}: all of {list(array.shape)} at each step")
     rest = length % steps.size
     if rest:
-        short = f"the last {rest} are fewer than {steps.size}"
+        short = f"the last part has {rest} of {steps.size} elements"
         dropped = steps.total * steps.size < length
-        fate = "left out" if dropped else "filled up with zeros" if steps.padded else "sent as they are"
+        fate = "dropped" if dropped else "padded with zeros" if steps.padded else "sent as it is"
         note(f"{short}: {fate}")

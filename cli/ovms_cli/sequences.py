@@ -1,4 +1,4 @@
-"""`ovms sequences`: the live sequences of a stateful model."""
+"""`ovms sequences`: list of the live sequences of a stateful model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
 def sequences(
     name: Annotated[str, typer.Argument(help="The model.", show_default=False)],
     *,
-    version: Annotated[str, typer.Option("--version", help="Its version; by default the highest.")] = "",
+    version: Annotated[str, typer.Option("--version", help="Version of the model; default: the highest.")] = "",
     output: OutputOption = Output.TABLE,
     as_json: JsonOption = False,
     url: Url = "",
@@ -36,8 +36,8 @@ def sequences(
 ) -> None:
     """List the live sequences of a stateful model: age, time since the last request, and number of requests.
 
-    Asks the REST port. Exits with 0 if the server answered, with 1 if it knows no such model or says no, with 2 if
-    nobody answers, with 64 if the command line is wrong.
+    Uses the REST port. Exit codes: 0 on success, 1 if the model does not exist or the server refuses, 2 if the server
+    does not answer, 64 if the command line is wrong.
     """
     with asking(url, rest=True, timeout=timeout, ca=ca, cert=cert, key=key) as client:
         listed = client.sequences(name, version)

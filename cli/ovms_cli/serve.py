@@ -1,6 +1,6 @@
-"""`ovms serve`: settings from the command line, the server, and what is seen of it on a terminal.
+"""`ovms serve`: settings from the command line, the server, and its terminal output.
 
-The options are made from the fields of ``ServerSettings``, so that a setting is described in one place.
+The options are generated from the fields of ``ServerSettings``, so that a setting is described in one place.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 HELP = """Serve models over gRPC and REST, a handler project, or a pipeline of Ops.
 
-Give the folder or the [bold]nucleus.yaml[/] of a project, a pipeline's [bold]config.yml[/] with [bold]--service[/],
+Pass the folder or the [bold]nucleus.yaml[/] of a project, a pipeline's [bold]config.yml[/] with [bold]--service[/],
 [bold]--config_path[/] for many models, [bold]--model_name[/] and [bold]--model_path[/] for one, or nothing for the
-embedded samples. The first Ctrl-C or SIGTERM drains, the second stops at once. Options may be spelled with _ or with -.
+embedded samples. The first Ctrl-C or SIGTERM drains, the second stops at once. Option names accept _ or -.
 """
 
 
@@ -59,9 +59,7 @@ def _command() -> Callable[..., None]:
 
 
 def _project_parameter() -> inspect.Parameter:
-    help_text = (
-        "A handler project: its folder, or its nucleus.yaml. With --service, the config.yml of a pipeline of Ops."
-    )
+    help_text = "Folder or nucleus.yaml of a handler project. With --service, the config.yml of a pipeline of Ops."
     argument = typer.Argument(help=help_text, show_default=False)
     kind = Annotated[Path | None, argument]
     return inspect.Parameter("project", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=kind)
@@ -75,7 +73,7 @@ def _service_parameter() -> inspect.Parameter:
 
 
 def run_server(options: dict[str, Any]) -> None:
-    """Run a server until it is told to stop; exits with 64 for a wrong command line, with 1 for a failure."""
+    """Run a server until a signal stops it; exit with 64 for a wrong command line, with 1 for a failure."""
     from ovmstrio.server.command_line import ignored_options, read_settings
     from ovmstrio.server.gc_tuning import freeze_imports
     from ovmstrio.server.plan import read_plan
@@ -97,7 +95,7 @@ def run_server(options: dict[str, Any]) -> None:
     async def run() -> bool:
         from ovms_cli.startup import show_startup
 
-        # Whoever reads the log as JSON has nothing else on standard error; the log tells the same.
+        # Readers of the JSON log get nothing else on standard error; the log contains the same message.
         show = show_startup if settings.log_format == "pretty" else None
         return await serve_in_processes(await read_plan(settings), show=show)
 

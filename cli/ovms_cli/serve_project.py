@@ -1,4 +1,4 @@
-"""`ovms serve PROJECT`: a handler project alone, with JSON lines on standard output."""
+"""`ovms serve PROJECT`: server for one handler project, with JSON lines on standard output."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from ovmstrio.handlers.config.project_spec import ProjectSpec
 
 _OF_PIPELINES: Final = re.compile(rb"(?m)^(rpc_port|http_port|dag|op)\s*:")
-"""Keys of the configuration of a pipeline of Ops, which no project has."""
+"""Keys that only the configuration of a pipeline of Ops has, not that of a project."""
 
 
 def run_project(path: Path, options: dict[str, Any]) -> None:
-    """Serve a project until it is told to stop; exits with 64 for a wrong command line, with 1 for a failure."""
+    """Serve a project until a signal stops it; exit with 64 for a wrong command line, with 1 for a failure."""
     from ovmstrio.server.plan import own_port, plan_project
     from ovmstrio.server.project_logs import enter_project
     from ovmstrio.server.start_failures import log_failures
@@ -39,7 +39,7 @@ def run_project(path: Path, options: dict[str, Any]) -> None:
 
 
 def _read(path: Path) -> ProjectSpec:
-    """Read a project; shows its problems, and exits with 1 if one is an error."""
+    """Read a project; print its problems, and exit with 1 if one is an error."""
     from ovmstrio.core.errors import ConfigError
     from ovmstrio.handlers.config.project_file import read_project
 
@@ -54,11 +54,11 @@ def _read(path: Path) -> ProjectSpec:
 
 
 def _refuse_pipeline(path: Path) -> None:
-    """Tell how a pipeline of Ops is served, if that is what was given in a project's place."""
+    """Fail with a hint if the given file configures a pipeline of Ops instead of a project."""
     config = path / "config.yml" if path.is_dir() else path
     if config.is_file() and _OF_PIPELINES.search(read_regular_bytes(config)):
-        way_out = "add --service SCRIPT, with the script that makes the Ops, such as web_service.py"
-        fail(f"{config} configures a pipeline of Ops; {way_out}", EX_USAGE)
+        hint = "add --service SCRIPT with the script that creates the Ops, such as web_service.py"
+        fail(f"{config} configures a pipeline of Ops; {hint}", EX_USAGE)
 
 
 def _warn(problems: Iterable[Problem]) -> None:

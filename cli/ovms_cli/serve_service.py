@@ -1,4 +1,4 @@
-"""`ovms serve CONFIG --service SCRIPT`: a pipeline of Ops with the script that makes them."""
+"""`ovms serve CONFIG --service SCRIPT`: server for a pipeline of Ops and the script that creates them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def run_pipeline_service(config: Path | None, script: Path, options: dict[str, Any]) -> None:
-    """Serve a script's pipeline until it is told to stop; exits with 64 for a wrong command line, 1 for a failure."""
+    """Serve a script's pipeline until a signal stops it; exit with 64 for a wrong command line, 1 for a failure."""
     if not script.is_file():
         fail(f"--service: {script}: no such file", EX_USAGE)
     if config is not None and not config.is_file():
@@ -26,7 +26,7 @@ def run_pipeline_service(config: Path | None, script: Path, options: dict[str, A
 
 
 def serve_script(script: Path, arguments: list[str], config: str | None, options: dict[str, Any]) -> None:
-    """Run a script, and serve the service that it runs; exits with 64 for a wrong command line, 1 for a failure."""
+    """Run a script, and serve the service that it runs; exit with 64 for a wrong command line, 1 for a failure."""
     from ovmstrio.server.service_plan import service_settings
 
     with usage():

@@ -1,4 +1,4 @@
-"""The options by which commands reach a server, and what they do when it says no."""
+"""Connection options of client commands, and the exit codes for refused or unanswered calls."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from ovmstrio.client import Client, ClientTls
 
 Url = Annotated[
-    str, typer.Option("--url", help="HOST:PORT of the server; by default 127.0.0.1:9000, with --rest 127.0.0.1:8000.")
+    str, typer.Option("--url", help="HOST:PORT of the server; default: 127.0.0.1:9000, with --rest 127.0.0.1:8000.")
 ]
-Rest = Annotated[bool, typer.Option("--rest/--grpc", help="The protocol to speak.")]
-Timeout = Annotated[float, typer.Option("--timeout", min=0.001, max=86_400, help="Seconds that each call may take.")]
+Rest = Annotated[bool, typer.Option("--rest/--grpc", help="Protocol of the calls.")]
+Timeout = Annotated[float, typer.Option("--timeout", min=0.001, max=86_400, help="Timeout of each call in seconds.")]
 Ca = Annotated[Path | None, typer.Option("--ca", help="TLS: trust this CA (PEM).")]
 Cert = Annotated[Path | None, typer.Option("--cert", help="TLS: the client's certificate (PEM).")]
 Key = Annotated[Path | None, typer.Option("--key", help="TLS: the certificate's key (PEM).")]
 
 
 def open_tls(url: str, ca: Path | None, cert: Path | None, key: Path | None) -> ClientTls | None:
-    """Give what a client needs to speak TLS, None where nothing asks for it."""
+    """Return the TLS settings of a client, None without TLS options."""
     from ovmstrio.client import ClientTls
 
     if (cert is None) != (key is None):
-        fail("--cert and --key belong together", EX_USAGE)
+        fail("--cert and --key require each other", EX_USAGE)
     secure = url.startswith(("https://", "grpcs://")) or ca is not None or cert is not None
     return ClientTls(ca, cert, key) if secure else None
 
@@ -40,7 +40,7 @@ def open_tls(url: str, ca: Path | None, cert: Path | None, key: Path | None) -> 
 def asking(
     url: str, *, rest: bool, timeout: float, ca: Path | None = None, cert: Path | None = None, key: Path | None = None
 ) -> Iterator[Client]:
-    """Give a client; what the server refuses ends the command with 1, a server that does not answer with 2."""
+    """Yield a client; exit with 1 if the server refuses a call, with 2 if it does not answer."""
     from ovmstrio.client import Unreachable, open_client
     from ovmstrio.core.errors import ServerError
 
@@ -51,7 +51,7 @@ def asking(
         with opened as client:
             yield client
     except Unreachable as error:
-        fail(f"{error.message}; is the server running? --url says where to look", EX_UNREACHABLE)
+        fail(f"{error.message}; is the server running? --url sets its address", EX_UNREACHABLE)
     except ServerError as error:
         fail(error.message)
     except OSError as error:

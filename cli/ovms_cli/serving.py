@@ -1,4 +1,4 @@
-"""What the commands that serve have in common: wrong options, logs, and how a server's end becomes an exit code."""
+"""Common parts of the commands that serve: option errors, logs, and exit codes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 def server_parameters(*, without: Collection[str] = ()) -> list[inspect.Parameter]:
-    """Make an option of each setting of a server, for the signature of a command."""
+    """Create an option for each setting of a server, for the signature of a command."""
     from ovmstrio.server.settings import ServerSettings
 
     return [_parameter(name, field) for name, field in ServerSettings.model_fields.items() if name not in without]
 
 
 def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
-    """Make an option of a setting; a flag stays one, anything else is read as text and judged by the settings."""
+    """Create an option for a setting: a flag stays a flag, other values are text that the settings validate."""
     flag = field.annotation is bool or bool in get_args(field.annotation)
     extra = field.json_schema_extra
     option = typer.Option(
@@ -45,7 +45,7 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
 
 @contextmanager
 def usage() -> Iterator[None]:
-    """Exit with 64 for options that cannot be used; says everything that is wrong with them."""
+    """Exit with 64 for invalid options, and print all problems."""
     from ovmstrio.server.command_line import UsageError
 
     try:
@@ -55,13 +55,13 @@ def usage() -> Iterator[None]:
 
 
 def set_up_logs(settings: ServerSettings, project: ProjectSpec | None = None) -> None:
-    """Log as the settings say, and a project as it says itself; exits with 1 if the log's file cannot be opened."""
+    """Configure the logs by the settings or the project; exit with 1 if the log file cannot be opened."""
     from ovmstrio.server.project_logs import configure_project_logs
     from ovmstrio.telemetry.log_levels import LOG_LEVEL, parse_log_levels
     from ovmstrio.telemetry.logs import configure_logs
     from ovmstrio.util.stdio import ignore_failed_writes
 
-    # A server goes on where nothing can be printed.
+    # The server must continue if standard error is closed.
     ignore_failed_writes("stdout")
     try:
         if project is None:
@@ -78,10 +78,10 @@ def run_to_the_end(
     settings: ServerSettings,
     tell: Callable[[BaseExceptionGroup[Any]], None] | None = None,
 ) -> int:
-    """Run a server to its end, and return the exit code: 0 if it ended gently, 1 if it could not start or was cut.
+    """Run a server to its end, and return the exit code: 0 after a drain, 1 if it failed to start or was stopped hard.
 
-    A reader of the log as JSON gets nothing else.  ``tell`` reports why the server could not start; by default the
-    reason is printed, and a log in a file has it, too: standard error may be closed.
+    With a JSON log, only the log is printed. ``tell`` reports why the server could not start. By default the reason
+    is printed and also written to a log file, because standard error may be closed.
     """
     import structlog
     import trio

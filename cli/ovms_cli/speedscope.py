@@ -1,4 +1,4 @@
-"""A profile in the file format of speedscope: a profile for the threads of each sort, and one for each model."""
+"""Profiles in speedscope's file format: one for each kind of thread, and one for each model."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 _SCHEMA: Final = "https://www.speedscope.app/file-format-schema.json"
-_WAITS: Final = "waits for something to do"
+_WAITS: Final = "idle"
 _MICROSECONDS: Final = 1e6
 
 
-def speedscope_document(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Make the document of what a server has told."""
-    frames = [dict(frame) for frame in told["frames"]]
+def speedscope_document(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert the profile of a server to a speedscope document."""
+    frames = [dict(frame) for frame in report["frames"]]
     waits = len(frames)
     frames.append({"name": _WAITS})
     profiles = []
-    for threads in told["threads"]:
-        pause = told["seconds"] / max(1, threads["samples"])
+    for threads in report["threads"]:
+        pause = report["seconds"] / max(1, threads["samples"])
         stacks = [(stack["frames"], stack["samples"] * pause) for stack in threads["stacks"]]
         stacks.append(([waits], threads["waiting"] * pause))
         profiles.append(_profile(named(threads, threads["name"]), "seconds", stacks))
-    for model in told["models"]:
+    for model in report["models"]:
         layers = model.get("layers", ())
         first = len(frames)
         frames += [{"name": f"{layer['name']} ({layer['type']}, {layer['runs_as']})"} for layer in layers]

@@ -1,4 +1,4 @@
-"""What `ovms serve` shows of a starting server."""
+"""Terminal output of `ovms serve` while the server starts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 async def show_startup(running: Running) -> None:
-    """Show a line of what is loading while it loads, on a terminal, and then a panel of all that is served.
+    """Show the loading progress on a terminal, and then a panel of all servables.
 
     Cancellation: at any checkpoint; the line disappears.
     """
@@ -53,7 +53,7 @@ def _progress(running: Running) -> RenderableType:
 
 
 def _print_lines(running: Running, console: Console) -> None:
-    """Print the same where nobody's window ends: a line for each row, however long."""
+    """Print the panel for a pipe: one line for each row, without wrapping."""
     print_table(_services(running), console)
     console.print(_addresses(running), _state(running), soft_wrap=True, sep="")
 

@@ -1,4 +1,4 @@
-"""`ovms stop`: ends pipeline services that run in the background."""
+"""`ovms stop`: command that ends pipeline services that run in the background."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ def register(app: typer.Typer) -> None:
 def stop(
     folder: Annotated[
         Path | None,
-        typer.Argument(help="Where they were started; $SERVING_HOME or the current folder by default."),
+        typer.Argument(help="Folder where they were started; default: $SERVING_HOME or the current folder."),
     ] = None,
     *,
-    port: Annotated[int | None, typer.Option("--port", help="Only the service that has this port.")] = None,
-    kill: Annotated[bool, typer.Option("--kill", help="At once, without waiting for requests.")] = False,
-    timeout: Annotated[float, typer.Option("--timeout", min=0, help="How many seconds to wait for the end.")] = 60.0,
+    port: Annotated[int | None, typer.Option("--port", help="Stop only the service with this port.")] = None,
+    kill: Annotated[bool, typer.Option("--kill", help="Stop at once, without waiting for requests.")] = False,
+    timeout: Annotated[float, typer.Option("--timeout", min=0, help="Seconds to wait for the services to end.")] = 60.0,
 ) -> None:
     """Stop the pipeline services of a folder's [bold]ProcessInfo.json[/], and wait until they have ended.
 
-    Exits with 1 if there is none, or one does not end in time.
+    Exits with 1 if there is no such service, or if a service does not end in time.
     """
     from ovmstrio.ops.process_info import FILE_NAME, serving_home, signal_processes, wait_for_exit
 
     where = folder or serving_home()
     if not where.is_dir():
-        fail(f"{where}: no such folder; give the one that has the service's {FILE_NAME}", EX_USAGE)
+        fail(f"{where}: no such folder; give the folder of the service's {FILE_NAME}", EX_USAGE)
     sent, _ = signal_processes(signal.SIGKILL if kill else signal.SIGINT, port, where)
     if not sent:
         of_port = f" of port {port}" if port is not None else ""
-        fail(f"no running service{of_port} is known in {where.absolute()}; services note themselves where they start")
+        fail(f"no running service{of_port} found in {where.absolute()}; services are listed where they start")
     late = []
     for process in sent:
         if wait_for_exit(process, timeout):

@@ -1,4 +1,4 @@
-"""``ovms stream``: stream to a graph, and watch what it answers grow."""
+"""``ovms stream``: stream to a graph, and show its responses as they arrive."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _Given = Annotated[
     typer.Option(
         "--input",
         metavar="[NAME=]VALUE",
-        help="TEXT, or a FILE that exists (@FILE in any case; .npy as an array). NAME where the graph has several "
-        "inputs. May be repeated.",
+        help="TEXT, or a FILE that exists (@FILE always names a file; .npy as an array). NAME if the graph has "
+        "several inputs. May be repeated.",
     ),
 ]
 _Requests = Annotated[
@@ -33,25 +33,25 @@ _Requests = Annotated[
     typer.Option(
         "--requests",
         metavar="FILE",
-        help='Lines of JSON, a request each: {"inputs": {NAME: TEXT or numbers}, "timestamp": .., '
+        help='JSON lines with one request each: {"inputs": {NAME: TEXT or numbers}, "timestamp": .., '
         '"parameters": {..}}; - is standard input.',
     ),
 ]
 _Timestamp = Annotated[
-    int | None, typer.Option("--timestamp", help="Timestamp of the request; the server's own by default.")
+    int | None, typer.Option("--timestamp", help="Timestamp of the request; default: set by the server.")
 ]
 _Parameter = Annotated[
     list[str] | None,
     typer.Option(
         "--parameter",
         metavar="NAME=VALUE",
-        help="A request parameter: an integer, true, false, or text, which may stand in quotes: '\"5\"'.",
+        help="A request parameter: an integer, true, false, or text, which may be quoted: '\"5\"'.",
     ),
 ]
 _Output = Annotated[
     Output,
     typer.Option(
-        "--output", help="table: texts as they grow; json: a line for each reply; csv: a row for each output."
+        "--output", help="table: texts as they grow; json: a line for each response; csv: a row for each output."
     ),
 ]
 _Verbose = Annotated[
@@ -80,10 +80,10 @@ def stream(
     cert: Cert = None,
     key: Key = None,
 ) -> None:
-    """Stream to a graph, and show its answer while it grows.  Ctrl-C cancels the stream on the server at once.
+    """Stream to a graph, and show its responses as they arrive. Ctrl-C cancels the stream on the server at once.
 
-    Exits with 0 if the stream ended well, with 1 if it or a request failed, with 2 if nobody answers, with 64 if the
-    command line is wrong, with 130 if it is interrupted.
+    Exit codes: 0 on success, 1 if the stream or a request failed, 2 if the server does not answer, 64 if the command
+    line is wrong, 130 if it is interrupted.
     """
     from ovms_cli.stream_requests import are_typed, one_request, read_lines
     from ovmstrio.core.errors import InvalidRequest
@@ -91,21 +91,24 @@ def stream(
     if bool(given) == bool(requests):
         fail("give either --input or --requests", EX_USAGE)
     if requests and (timestamp is not None or parameter):
-        fail("--timestamp and --parameter belong to --input; lines of --requests have their own", EX_USAGE)
+        fail("--timestamp and --parameter require --input; lines of --requests contain their own", EX_USAGE)
     with asking(url, rest=rest, timeout=_METADATA_SECONDS, ca=ca, cert=cert, key=key) as client:
         names = [tensor.name for tensor in client.metadata(model).inputs]
         with ending_with(EX_USAGE, InvalidRequest):
             if requests:
-                asked = read_lines(requests, names)
+                stream_requests = read_lines(requests, names)
             else:
-                asked = iter([one_request(given or [], names, timestamp, parameter or [])])
+                stream_requests = iter([one_request(given or [], names, timestamp, parameter or [])])
         _show(
-            client.stream(model, asked), chosen(output, as_json=as_json), verbose=verbose, live=not are_typed(requests)
+            client.stream(model, stream_requests),
+            chosen(output, as_json=as_json),
+            verbose=verbose,
+            live=not are_typed(requests),
         )
 
 
 def _show(replies: Generator[StreamReply], form: Output, *, verbose: bool, live: bool) -> None:
-    """Show a stream; one that failed, or a request of which did, ends the command with 1."""
+    """Show a stream; end the command with 1 if the stream or one of its requests failed."""
     from ovms_cli.stream_show import show
     from ovms_cli.stream_text import Seen, safe_for_terminals
     from ovmstrio.core.errors import ServerError

@@ -1,4 +1,4 @@
-"""Texts that grow on a terminal, redrawn a few times a second, however fast they come."""
+"""Live display of growing texts on a terminal, with a limited refresh rate."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FOOTER_LINES: Final = 2
 
 
 def show_live(replies: Iterator[StreamReply], seen: Seen) -> None:
-    """Show the texts grow, one below the other, and leave them standing at the end."""
+    """Show the texts one below the other while they grow, and print them at the end."""
     growing, texts = _Growing(seen), TextReader()
     live = Live(
         console=stdout(),
@@ -43,24 +43,24 @@ def show_live(replies: Iterator[StreamReply], seen: Seen) -> None:
 
 
 class _Growing:
-    """The texts so far, by the outputs that they came from; drawn in the thread of the live display."""
+    """Texts received so far, by output; drawn in the thread of the live display."""
 
     def __init__(self, seen: Seen) -> None:
         self._seen = seen
         self._pieces: dict[str, list[str]] = {}
 
     def add(self, name: str, text: str) -> None:
-        """Let a text grow."""
+        """Append to a text."""
         if text:
             self._pieces.setdefault(name, []).append(safe_for_terminals(text))
 
     def texts(self) -> list[str]:
-        """Give the texts with their names, which one text alone does not need."""
+        """Return the texts, with the names of their outputs if there are several."""
         found = {name: "".join(pieces).rstrip("\n") for name, pieces in list(self._pieces.items())}
         return list(found.values()) if len(found) == 1 else [f"{name}: {text}" for name, text in found.items()]
 
     def draw(self) -> Text:
-        """Draw as much of the end of each text as the terminal has room for, above a line of figures."""
+        """Draw the end of each text, as far as it fits the terminal, above a line of statistics."""
         texts = self.texts()
         width, height = stdout().size
         room = max(1, (height - _FOOTER_LINES) // max(1, len(texts)))
@@ -71,5 +71,5 @@ class _Growing:
 
 
 def _end(text: str, least: int) -> str:
-    """Cut a long text at a place that stays where it is for a while, so that its lines do not flow at each drawing."""
+    """Cut a long text at a position that rarely moves, so that its lines do not rewrap at each refresh."""
     return text[max(0, len(text) // least - 1) * least :]

@@ -1,4 +1,4 @@
-"""The requests of ``ovms stream``: out of its options, or out of lines of JSON."""
+"""Requests of ``ovms stream``, from its options or from JSON lines."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _SHOWN: Final = 60
 def one_request(
     given: Sequence[str], names: Sequence[str], timestamp: int | None, parameters: Sequence[str]
 ) -> StreamRequest:
-    """Make the request that the options describe.
+    """Create the request that the options describe.
 
     Raises:
-        InvalidRequest: an input is unknown, given twice or cannot be read, a parameter has no name, or a number is
-            too large.
+        InvalidRequest: an input is unknown, repeated or cannot be read, a parameter has no name, or a number is too
+            large.
     """
     inputs: dict[str, Value] = {}
     for argument in given:
@@ -49,19 +49,17 @@ def one_request(
 
 
 def _split(argument: str, names: Sequence[str]) -> tuple[str, str]:
-    """Take ``NAME=VALUE`` apart; the name of the only input may be left out."""
+    """Split ``NAME=VALUE``; the name of the only input may be omitted."""
     name, equals, rest = argument.partition("=")
     if equals and name in names:
         return name, rest
     if len(names) == 1 and not (equals and _NAME.fullmatch(name) and not _is_file(argument)):
         return names[0], argument
     if equals and _NAME.fullmatch(name):
-        way_out = f"; for a text that begins so, write {names[0]}={argument[:_SHOWN]}" if len(names) == 1 else ""
-        raise InvalidRequest(f'no input is called "{name}"; the graph takes {", ".join(names) or "none"}{way_out}')
+        hint = f"; to send it as text, write {names[0]}={argument[:_SHOWN]}" if len(names) == 1 else ""
+        raise InvalidRequest(f'unknown input "{name}"; the graph takes {", ".join(names) or "none"}{hint}')
     known = ", ".join(f"--input {each}=..." for each in names)
-    raise InvalidRequest(
-        f"{argument[:_SHOWN]}: the graph has {len(names)} inputs; say which this is{known and ': '}{known}"
-    )
+    raise InvalidRequest(f"{argument[:_SHOWN]}: the graph has {len(names)} inputs; name one{known and ': '}{known}")
 
 
 def _is_file(text: str) -> bool:
@@ -97,24 +95,24 @@ def _parameter(argument: str) -> tuple[str, Parameter]:
 
 def _int64(what: str, number: int) -> int:
     if number not in _INT64:
-        raise InvalidRequest(f"{what}: {number} is no integer of 64 bits")
+        raise InvalidRequest(f"{what}: {number} is not a 64-bit integer")
     return number
 
 
 def are_typed(source: str) -> bool:
-    """Tell whether someone types the requests at a terminal."""
+    """Return whether a user types the requests at a terminal."""
     return source == _STANDARD_INPUT and sys.stdin.isatty()
 
 
 def read_lines(source: str, names: Sequence[str]) -> Iterator[StreamRequest]:
-    """Read a request of each line of a file, or of standard input, when the stream asks for it.
+    """Read one request per line of a file or of standard input, when the stream requests it.
 
     Raises:
-        InvalidRequest: the file cannot be opened; while it is read, a line is not a request.
+        InvalidRequest: the file cannot be opened; while iterating, a line is not a request.
     """
     try:
         if source == _STANDARD_INPUT:
-            # Python ends badly when a thread waits in its own reader of standard input.
+            # Python crashes at exit if a thread is blocked in ``sys.stdin``.
             return _read(open(sys.stdin.fileno(), "rb", closefd=False), names)
         return _read(Path(source).open("rb"), names)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""How ``ovms stream`` shows replies: growing text on a terminal, plain text in a pipe, lines of JSON."""
+"""Output of ``ovms stream``: growing text on a terminal, plain text in a pipe, JSON lines or CSV."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 def show(replies: Generator[StreamReply], seen: Seen, form: Output, *, verbose: bool, live: bool) -> None:
-    """Show replies as they come; ``live`` lets texts be redrawn as they grow, on a terminal that can.
+    """Show responses as they arrive; ``live`` redraws growing texts if the terminal supports it.
 
-    Whatever ends this early closes the stream, which cancels it on the server; so does whoever reads the text no more.
+    An early end, such as a closed output pipe, closes the stream, which cancels it on the server.
 
     Raises:
-        ServerError: why the stream failed; what came before it has been shown.
+        ServerError: the stream failed; the responses before the failure have been shown.
     """
     try:
         with broken_pipe_ends(), closing(replies):
@@ -86,7 +86,7 @@ def _escaped(text: str) -> str:
 
 
 def _print_text(replies: Iterator[StreamReply], seen: Seen) -> None:
-    """Print texts as they come, one after the other; another output, and what is no text, begins a line."""
+    """Print texts as they arrive; a change of output, and values that are not text, start a new line."""
     texts, writer = TextReader(), _Writer()
     try:
         for reply in replies:
@@ -102,14 +102,14 @@ def _print_text(replies: Iterator[StreamReply], seen: Seen) -> None:
 
 
 class _Writer:
-    """Writes to standard output at once, and knows whether a line is under way, and which output's."""
+    """Unbuffered writer to standard output that tracks the current line and its output."""
 
     def __init__(self) -> None:
         self._name = ""
         self._in_line = False
 
     def write(self, name: str, text: str) -> None:
-        """Go on with the text of an output."""
+        """Append to the text of an output."""
         if not text:
             return
         if self._name and name != self._name:
@@ -119,12 +119,12 @@ class _Writer:
         self._put(text)
 
     def write_line(self, text: str) -> None:
-        """Write a line of its own."""
+        """Write a separate line."""
         self.end_line()
         self._put(f"{text}\n")
 
     def end_line(self) -> None:
-        """End the line that is under way, if there is one."""
+        """End the current line, if there is one."""
         if self._in_line:
             self._put("\n")
 

@@ -1,4 +1,4 @@
-"""What comes of a stream: its figures, and its outputs as text, where they are one, and as values."""
+"""Statistics of a stream, and its outputs as text or as values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _TEXT_TYPES: Final = frozenset({"UINT8", "BYTES"})
 _NOT_TEXT: Final = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
-"""Characters that no text has; bytes that hold one are numbers."""
+"""Characters that do not occur in text; bytes with one of them are numbers."""
 _LINE_BREAKS: Final = {0x0D: None, 0x0B: "\n", 0x0C: "\n"}
 _SHOWN: Final = 8
 
@@ -31,7 +31,7 @@ _Utf8: Final = getincrementaldecoder("utf-8")
 
 @dataclass(slots=True)
 class Seen:
-    """What has come of a stream so far."""
+    """Statistics of a stream so far."""
 
     started: float = field(default_factory=perf_counter)
     first: float = 0.0
@@ -40,7 +40,7 @@ class Seen:
     problem: str = ""
 
     def note(self, reply: StreamReply) -> None:
-        """Count a reply, and tell of a problem."""
+        """Count a response, and print its error."""
         if reply.outputs:
             self.last = perf_counter()
             self.first = self.first or self.last
@@ -50,7 +50,7 @@ class Seen:
             note(f"error: {safe_for_terminals(reply.error)}", style="red")
 
     def summary(self) -> str:
-        """Say how long the first output took, and how fast the others came."""
+        """Return the time to the first output and the rate of the others as a text."""
         if not self.outputs:
             return "no output"
         seconds = self.last - self.first
@@ -60,13 +60,13 @@ class Seen:
 
 
 class TextReader:
-    """Reads the outputs of one stream; a letter of a text may end in the output that follows."""
+    """Decoder of the outputs of one stream; a UTF-8 character may span two outputs."""
 
     def __init__(self) -> None:
         self._decoders: dict[str, IncrementalDecoder] = {}
 
     def read(self, output: StreamOutput) -> str | None:
-        """Give an output as text, None if it is none."""
+        """Return an output as text, None if it is not text."""
         if not _is_encoded(output):
             return output.data if isinstance(output.data, str) else None
         decoder = self._decoders.get(output.name) or _Utf8()
@@ -79,12 +79,12 @@ class TextReader:
             return None
         if text:
             self._decoders[output.name] = decoder
-        # A part of a letter is taken for one only where text came before.
+        # Accept a part of a character only after earlier text.
         return text if output.name in self._decoders or not output.data else None
 
 
 def text_of(output: StreamOutput) -> str | None:
-    """Give an output as text, None if it is none, or not a whole one."""
+    """Return an output as text, None if it is not complete UTF-8 text."""
     if not _is_encoded(output):
         return output.data if isinstance(output.data, str) else None
     try:
@@ -95,17 +95,17 @@ def text_of(output: StreamOutput) -> str | None:
 
 
 def _is_encoded(output: StreamOutput) -> bool:
-    """Tell whether it is bytes of a type that Python nodes give to texts."""
+    """Return whether the output is bytes with a datatype that Python nodes use for texts."""
     return isinstance(output.data, bytes) and (output.datatype in _TEXT_TYPES or output.datatype not in BY_NAME)
 
 
 def safe_for_terminals(text: str) -> str:
-    """Escape what a terminal would obey instead of showing it, and make one line break of all kinds."""
+    """Escape terminal control characters, and normalize line breaks."""
     return escape_controls(text.translate(_LINE_BREAKS), keep="\n\t")
 
 
 def values_of(output: StreamOutput) -> Any:
-    """Give an output as JSON can hold it; bytes that are not what their datatype says are a list of numbers."""
+    """Convert an output for JSON; bytes that do not fit their datatype become a list of numbers."""
     if not isinstance(output.data, bytes):
         return output.data
     try:
@@ -115,7 +115,7 @@ def values_of(output: StreamOutput) -> Any:
 
 
 def line_of(output: StreamOutput) -> str:
-    """Sum an output up: its type, its shape, and its first values."""
+    """Summarize an output: datatype, shape and first values."""
     values = _flat(values_of(output))
     shown = ", ".join(f"{each:.6g}" if isinstance(each, float) else str(each) for each in values[:_SHOWN])
     more = ", ..." if len(values) > _SHOWN else ""

@@ -1,8 +1,8 @@
-"""The one way in which commands show data: as a table for people, as CSV or as JSON for programs.
+"""Output of data by all commands: a table for people, CSV or JSON for programs.
 
-On a terminal a table is as wide as it; below sixty columns each row is a block of lines.  In a pipe every row is one
-line, however long, so that names stay whole for ``grep`` and ``awk``.  A command that shows data takes ``--output``,
-and ``--json`` as a short form of it.
+On a terminal a table has the width of the terminal; below 60 columns each row is a block of lines. In a pipe every row
+is one line, so that ``grep`` and ``awk`` find complete names. A command that shows data takes ``--output``, and
+``--json`` as its short form.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ _WIDEST: Final = 10_000
 
 
 class Output(StrEnum):
-    """How data is shown."""
+    """Output format of data."""
 
     TABLE = "table"
     JSON = "json"
     CSV = "csv"
 
 
-OutputOption = Annotated[Output, typer.Option("--output", help="How to show it.")]
+OutputOption = Annotated[Output, typer.Option("--output", help="Output format.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="The same as --output json.")]
 
 
 def chosen(output: Output, *, as_json: bool) -> Output:
-    """Give the form that is asked for in either way."""
+    """Return the form that ``--output`` or ``--json`` selects."""
     return Output.JSON if as_json else output
 
 
 def show_data(table: Table, facts: Any, output: Output, *, as_json: bool = False) -> None:
-    """Show data in the form that was asked for.
+    """Show data in the selected form.
 
     Args:
-        table: the data for people; its plain texts are those of CSV as well.
-        facts: the same for programs.
+        table: the data for people; CSV contains its plain texts.
+        facts: the data for JSON.
         output: the form.
-        as_json: JSON is asked for in the other way.
+        as_json: use JSON instead of ``output``.
     """
     form = chosen(output, as_json=as_json)
     if form is Output.JSON:
@@ -63,17 +63,17 @@ def show_data(table: Table, facts: Any, output: Output, *, as_json: bool = False
 
 
 def print_csv(rows: Iterable[Sequence[object]]) -> None:
-    """Print rows, the first of which names the columns."""
+    """Print rows; the first row contains the names of the columns."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(rows)
-    # Programs get the values as they are.
+    # Programs get unescaped values.
     (echo if sys.stdout.isatty() else typer.echo)(out.getvalue(), nl=False)
 
 
 def print_table(table: Table, console: Console | None = None) -> None:
-    """Print a table so that it can be read where it goes, which is standard output by default."""
+    """Print a table in a form that suits the terminal or pipe; default: standard output."""
     console = console or stdout()
-    # Not through rich, which would break lines where nobody's window ends.
+    # rich would wrap lines at the width of a terminal that a pipe does not have.
     if not console.is_terminal:
         echo(_lines(plain_rows(table)), file=console.file)
     else:
@@ -83,7 +83,7 @@ def print_table(table: Table, console: Console | None = None) -> None:
 
 
 def fitted(table: Table, console: Console) -> RenderableType:
-    """Give a table as it can be read on a terminal: a narrow one gets a text with a block for each row."""
+    """Return the table for a terminal; for a narrow terminal, return a text with a block for each row."""
     if console.width >= _NARROW:
         return table
     natural = console.measure(table, options=console.options.update(max_width=_WIDEST)).maximum
@@ -91,7 +91,7 @@ def fitted(table: Table, console: Console) -> RenderableType:
 
 
 def plain_rows(table: Table) -> list[list[str]]:
-    """Give header and rows as plain texts, each on one line."""
+    """Return header and rows as plain texts without line breaks."""
     columns = [[str(column.header), *map(_plain, column.cells)] for column in table.columns]
     return [list(row) for row in zip(*columns, strict=True)]
 

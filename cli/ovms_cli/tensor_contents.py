@@ -1,4 +1,4 @@
-"""What files hold, by their kinds: numpy's arrays, JSON, packed elements."""
+"""Parsers of file contents: numpy arrays, JSON, packed elements."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ZIP_MAGIC: Final = b"PK"
 
 
 def sniff(content: bytes) -> str:
-    """Tell the ending that content would have as a file; empty for none that is known."""
+    """Return the file suffix of the content's format; empty if unknown."""
     if content.startswith(_NPY_MAGIC):
         return ".npy"
     if content.startswith(_ZIP_MAGIC):
@@ -34,13 +34,13 @@ def sniff(content: bytes) -> str:
 
 
 def load_numpy(content: bytes, file: str) -> dict[str, Array]:
-    """Read the arrays of an .npz file, or the one of an .npy file under an empty name.
+    """Read the arrays of an .npz file, or the array of an .npy file under an empty name.
 
     Raises:
-        InvalidRequest: the content is neither.
+        InvalidRequest: the content has neither format.
     """
     if not content.startswith((_NPY_MAGIC, _ZIP_MAGIC)):
-        raise InvalidRequest(f"{file}: not a file of numpy arrays: it begins as neither .npy nor .npz does")
+        raise InvalidRequest(f"{file}: not a file of numpy arrays: its first bytes are neither .npy nor .npz")
     try:
         loaded: Any = np.load(io.BytesIO(content), allow_pickle=False)
         return dict(loaded.items()) if isinstance(loaded, np.lib.npyio.NpzFile) else {"": loaded}
@@ -49,9 +49,9 @@ def load_numpy(content: bytes, file: str) -> dict[str, Array]:
 
 
 def choose(name: str, values: dict[str, Any], file: str) -> dict[str, Any]:
-    """Take the value of one name out of a file of several; a file of one may call it otherwise."""
+    """Return the value of a name in a file of several values; a single value may have any name."""
     if name not in values and len(values) != 1:
-        raise InvalidRequest(f'{file}: has no "{name}", but {", ".join(values) or "nothing"}')
+        raise InvalidRequest(f'{file}: expected "{name}", got {", ".join(values) or "nothing"}')
     return {name: values[name] if name in values else next(iter(values.values()))}
 
 
@@ -69,15 +69,15 @@ def read_json(content: bytes, file: str) -> Any:
     return value
 
 
-_PACKED: Final = "; what is no array, image or JSON is taken for packed elements"
+_PACKED: Final = "; files other than arrays, images and JSON are read as packed elements"
 
 
 def read_packed(content: bytes, file: str, tensor: TensorInfo) -> Array:
-    """Take bytes as one element of a BYTES input, or as packed little-endian elements."""
+    """Parse bytes as one element of a BYTES input, or as packed little-endian elements."""
     if tensor.datatype == BYTES.name:
         return bytes_array([content], (1,))
     if len(content) % BY_NAME[tensor.datatype].itemsize:
-        raise InvalidRequest(f"{file}: {len(content)} bytes are no whole number of {tensor.datatype} elements{_PACKED}")
+        raise InvalidRequest(f"{file}: {len(content)} bytes are not a multiple of {tensor.datatype} elements{_PACKED}")
     array = from_raw(content, tensor.datatype, (-1,))
     shape = _complete(tensor.shape, array.size)
     if shape is None:
@@ -87,7 +87,7 @@ def read_packed(content: bytes, file: str, tensor: TensorInfo) -> Array:
 
 
 def _complete(shape: tuple[int, ...], size: int) -> tuple[int, ...] | None:
-    """Fill the open dimensions of a shape so that it has ``size`` elements: 1 for all but the last open one."""
+    """Set the dynamic dimensions of a shape so that it has ``size`` elements: 1 for all but the last of them."""
     known = int(np.prod([dim for dim in shape if dim >= 0]))
     if -1 not in shape:
         return shape if known == size else None

@@ -1,4 +1,4 @@
-"""Files of every kind as the tensors that a model takes."""
+"""Conversion of files of all formats to the input tensors of a model."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def read_inputs(
 ) -> dict[str, Any]:
     """Read ``file`` or ``name=file`` arguments into the inputs of a model: arrays, or bytes.
 
-    ``note`` is told what was changed to make a value fit.  With ``images.encoded``, files that hold no arrays are
-    given as ``BYTES`` of one element, for the server to decode.  Where an input has no type, as a graph's, its values
-    say it, and what is neither an array nor JSON goes as bytes, as does a text that is no file; where a service names
-    no inputs, the arguments do.
+    Conversions are reported to ``note``. With ``images.encoded``, files without arrays become ``BYTES`` of one element
+    for the server to decode. If an input has no datatype, such as a graph's, its values determine the datatype. Files
+    that are neither arrays nor JSON are then sent as bytes, and so is an argument that is not a file. If the service
+    has no named inputs, the arguments name them.
 
     Raises:
-        InvalidRequest: a file is not what its kind should be, or does not fit the input.
+        InvalidRequest: a file does not have the format of its suffix, or does not fit the input.
         OSError: a file cannot be read.
     """
     found: dict[str, Any] = {}
@@ -49,12 +49,12 @@ def read_inputs(
         name, file = _split(argument, expected)
         if file == _STANDARD_INPUT:
             if piped:
-                raise InvalidRequest(f"{argument}: standard input was read for {piped}, and can be read but once")
+                raise InvalidRequest(f"{argument}: standard input was read for {piped} and can be read only once")
             piped = argument
         more = _read(name, file, expected, images, note)
         twice = sorted(set(more) & set(found))
         if twice:
-            raise InvalidRequest(f"{file}: given twice: {', '.join(twice)}")
+            raise InvalidRequest(f"{file}: duplicate inputs: {', '.join(twice)}")
         found |= more
     if not expected:
         return {name: _of_service(value, _untyped(name)) for name, value in found.items()}
@@ -70,13 +70,13 @@ def read_inputs(
 
 
 def _of_service(value: Any, tensor: TensorInfo) -> Array:
-    """Give the value of a service that names no inputs, to which a text is one element."""
+    """Convert a value for a service without named inputs, where a text is one element."""
     made = value if isinstance(value, bytes) else to_own_type(value, tensor)
     return bytes_array([made], (1,)) if isinstance(made, bytes) else made
 
 
 def is_typed(tensor: TensorInfo) -> bool:
-    """Tell whether metadata says of which type a tensor is."""
+    """Return whether the metadata has the datatype of a tensor."""
     return tensor.datatype in BY_NAME
 
 
@@ -87,7 +87,7 @@ def _untyped(name: str) -> TensorInfo:
 
 
 def _fit_all(found: dict[str, Any], known: dict[str, TensorInfo], note: Callable[[str], None]) -> dict[str, Any]:
-    """Fit every value, and tell of all that do not fit at once; bytes go as they are, whatever the input's type."""
+    """Convert all values and report all errors together; bytes are sent unchanged for any datatype."""
     inputs: dict[str, Any] = {}
     refusals = []
     for name, value in found.items():
@@ -105,13 +105,13 @@ def _fit_all(found: dict[str, Any], known: dict[str, TensorInfo], note: Callable
 
 
 def _split(argument: str, expected: Sequence[TensorInfo]) -> tuple[str, str]:
-    """Take ``name=file`` apart; the name of the only input may be left out."""
+    """Split ``name=file``; the name of the only input may be omitted."""
     name, equals, file = argument.partition("=")
     if equals and (name in {tensor.name for tensor in expected} or (name and not expected)):
         return name, file
     if equals and not _is_file(argument):
         names = ", ".join(tensor.name for tensor in expected)
-        raise InvalidRequest(f'no input is called "{name}"; the model takes {names}')
+        raise InvalidRequest(f'unknown input "{name}"; the model takes {names}')
     return "", argument
 
 
@@ -119,25 +119,25 @@ def _is_file(text: str) -> bool:
     try:
         return Path(text).exists()
     except (OSError, ValueError):
-        # Too long for a name, or with a zero in it.
+        # The name is too long or contains a null character.
         return False
 
 
 def _only(expected: Sequence[TensorInfo], file: str) -> TensorInfo:
     if not expected:
-        raise InvalidRequest(f"{file}: the service names no inputs; say which this is: --input NAME={file}")
+        raise InvalidRequest(f"{file}: the service has no named inputs; name it: --input NAME={file}")
     if len(expected) != 1:
         names = ", ".join(f"--input {tensor.name}=..." for tensor in expected)
-        raise InvalidRequest(f"{file}: the model has {len(expected)} inputs; say which this is: {names}")
+        raise InvalidRequest(f"{file}: the model has {len(expected)} inputs; name one: {names}")
     return expected[0]
 
 
 def _read(
     name: str, file: str, expected: Sequence[TensorInfo], images: ImageOptions, note: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Read one file, which may hold one input or, as .npz and JSON can, several."""
+    """Read one file, which contains one input, or several if it is .npz or JSON."""
     if file != _STANDARD_INPUT and not _is_file(file) and (texted := _text_instead(name, file, expected)) is not None:
-        note(f"input {texted.name}: no file is called so; sent as text")
+        note(f"input {texted.name}: no such file; sent as text")
         return {texted.name: os.fsencode(file)}
     content = sys.stdin.buffer.read() if file == _STANDARD_INPUT else Path(file).read_bytes()
     suffix = Path(file).suffix.lower() if file != _STANDARD_INPUT else sniff(content)
@@ -154,7 +154,7 @@ def _read(
 
 
 def _value(content: bytes, suffix: str, file: str, tensor: TensorInfo, images: ImageOptions) -> Array | bytes:
-    """Read a file that holds one value."""
+    """Read a file with one value."""
     if suffix == ".npy":
         return next(iter(load_numpy(content, file).values()))
     if images.encoded or not is_typed(tensor):
@@ -167,24 +167,24 @@ def _value(content: bytes, suffix: str, file: str, tensor: TensorInfo, images: I
 
 
 def _named(name: str, expected: Sequence[TensorInfo]) -> TensorInfo | None:
-    """Give the input of a name; a service that names no inputs takes any."""
+    """Return the input with a name; a service without named inputs takes any."""
     if name and not expected:
         return _untyped(name)
     return next((each for each in expected if each.name == name), None)
 
 
 def _text_instead(name: str, file: str, expected: Sequence[TensorInfo]) -> TensorInfo | None:
-    """Give the input that takes what is no file as a text; None where it has a type, or the text looks like a file."""
+    """Return the input that takes the argument as text; None if it has a datatype, or the text looks like a file."""
     tensor = _named(name, expected) or (expected[0] if len(expected) == 1 else None)
     is_taken = tensor is not None and not is_typed(tensor) and Path(file).suffix.lower() not in _READ_SUFFIXES
     return tensor if is_taken else None
 
 
 def fit(value: Any, tensor: TensorInfo, note: Callable[[str], None]) -> Array:
-    """Bring a value to an input's element type and rank.
+    """Convert a value to an input's datatype and rank.
 
     Raises:
-        InvalidRequest: values would change, or the shape cannot be the input's.
+        InvalidRequest: values would change, or the shape does not fit the input.
     """
     array = to_type(value, tensor, note)
     if array.ndim == len(tensor.shape) - 1 and tensor.shape[0] in {1, -1}:

@@ -1,4 +1,4 @@
-"""Image files as the pixels that a model takes."""
+"""Conversion of image files to the pixels of a model input."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _RANK: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class ImageOptions:
-    """What becomes of image files: sent as they are, or decoded, with values of (pixel - mean) / scale."""
+    """Options for image files: sent encoded, or decoded to values of (pixel - mean) / scale."""
 
     encoded: bool = False
     mean: float | None = None
@@ -34,35 +34,35 @@ class ImageOptions:
 
     @property
     def scaled(self) -> bool:
-        """Tell whether pixels are to be changed."""
+        """Return whether pixel values are changed."""
         return self.mean is not None or self.scale is not None
 
     def check(self, arguments: Iterable[str]) -> None:
-        """Refuse options that contradict each other, or the arguments that name files, before anything is read.
+        """Check the options for contradictions, and against the file arguments, before any file is read.
 
         Raises:
-            InvalidRequest: they do.
+            InvalidRequest: the options contradict each other or the arguments.
         """
         if not self.scaled:
             return
         if self.encoded:
-            raise InvalidRequest("--mean and --scale change decoded pixels, and --encoded sends none")
+            raise InvalidRequest("--mean and --scale apply to decoded images: remove --encoded")
         if self.scale == 0 or not all(map(math.isfinite, (self.mean or 0, self.scale or 0))):
             raise InvalidRequest("--mean and --scale: expected finite numbers, and a scale other than 0")
         if not any(is_image(Path(argument).suffix.lower()) for argument in arguments):
-            raise InvalidRequest("--mean and --scale are for images, and no --input is one")
+            raise InvalidRequest("--mean and --scale apply to images, but no --input is an image")
 
 
 def is_image(suffix: str) -> bool:
-    """Tell whether a file's ending, in lower case, is an image's."""
+    """Return whether a lower-case file suffix is that of an image."""
     return suffix in _SUFFIXES
 
 
 def decode_image(content: bytes, file: str, tensor: TensorInfo, options: ImageOptions) -> Array:
-    """Decode an image to the layout and size of a rank-4 input, RGB, values 0 to 255 unless they are scaled.
+    """Decode an image to the layout and size of a rank-4 input: RGB, values from 0 to 255 before scaling.
 
     Raises:
-        InvalidRequest: the input takes no images, or the file holds none.
+        InvalidRequest: the input does not take images, or the file is not an image.
     """
     if len(tensor.shape) != _RANK or not {tensor.shape[1], tensor.shape[3]} & set(_CHANNELS):
         raise InvalidRequest(f"{file}: input {tensor.name} {list(tensor.shape)} does not look like an image")
@@ -75,7 +75,7 @@ def decode_image(content: bytes, file: str, tensor: TensorInfo, options: ImageOp
 
 
 def _pixels(content: bytes, file: str, wanted: tuple[int, int, int]) -> Array:
-    """Give height, width, channels; a size that is not positive is the image's own."""
+    """Return an array of height, width, channels; a size of 0 or less keeps the image's size."""
     from PIL import Image, UnidentifiedImageError
 
     channels, height, width = wanted

@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from ovmstrio.core.tensor import Array
 
 FORMS: Final = tuple(Output)
-"""How outputs are printed."""
+"""Formats of printed outputs."""
 FILES: Final = (".npy", ".npz", ".json")
-"""What files they are saved in."""
+"""Suffixes of output files."""
 
 _NOT_NUMBERS: Final = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 _SHOWN: Final = 8
 _TOP: Final = 5
 _TOP_FROM: Final = 20
-"""Number of scores from which on the highest are shown instead of the first."""
+"""Minimum number of scores for which the highest are shown instead of the first."""
 
 
 def check_target(target: str) -> None:
-    """Refuse a target before anything is called.
+    """Check a target before any call.
 
     Raises:
-        InvalidRequest: it is neither a form nor a file of a known kind.
+        InvalidRequest: the target is neither a format nor a file with a known suffix.
     """
     if target not in FORMS and Path(target).suffix not in FILES:
         raise InvalidRequest(
@@ -47,14 +47,14 @@ def write_outputs(outputs: Mapping[str, Array], target: str) -> None:
     """Show or save outputs.
 
     Raises:
-        InvalidRequest: the outputs do not go into a file of that kind.
+        InvalidRequest: a file of this type cannot hold the outputs.
         OSError: the file cannot be written.
     """
     if target == "table":
         _print_table(outputs)
         return
     if target == "json":
-        # Not through rich, which takes minutes over a million numbers.
+        # rich takes minutes to print a million numbers.
         typer.echo(json.dumps(as_json(outputs)))
         return
     if target == "csv":
@@ -68,13 +68,13 @@ def write_outputs(outputs: Mapping[str, Array], target: str) -> None:
         path.write_text(json.dumps(as_json(outputs)))
     else:
         if len(outputs) != 1:
-            raise InvalidRequest(f"{path}: the model gave {', '.join(outputs)}; save several outputs as .npz")
+            raise InvalidRequest(f"{path}: the model returned {', '.join(outputs)}; save several outputs as .npz")
         np.save(path, _savable(next(iter(outputs.values()))))
     stderr().print(f"saved {path}", highlight=False)
 
 
 def _rows(outputs: Mapping[str, Array]) -> Iterator[tuple[object, ...]]:
-    """Give a row for each value: its output, its place there and the value."""
+    """Yield a row for each value: its output, its index and the value."""
     yield "output", "index", "value"
     for name, array in outputs.items():
         for index, value in zip(np.ndindex(array.shape), plain(array.reshape(-1)), strict=True):
@@ -85,20 +85,20 @@ def _savable(array: Array) -> Array:
     if not array.dtype.hasobject:
         return array
     if any(element.endswith(b"\0") for element in array.flat):
-        raise InvalidRequest("an output has BYTES that end in zeros, which numpy's files cut off; save it as .json")
+        raise InvalidRequest("an output has BYTES that end in zeros, which numpy files cannot store; save it as .json")
     return array.astype("S")
 
 
 def as_json(outputs: Mapping[str, Array]) -> dict[str, Any]:
-    """Give nested lists by output name.
+    """Return nested lists by output name.
 
-    BYTES that are not UTF-8 have their bytes replaced; NaN and infinities, which JSON has no numbers for, are texts.
+    Invalid UTF-8 in BYTES is replaced. NaN and infinities become texts, because JSON has no numbers for them.
     """
     return {name: plain(array) for name, array in outputs.items()}
 
 
 def plain(array: Array) -> Any:
-    """Give an array as JSON can hold it."""
+    """Convert an array for JSON."""
     if array.dtype.hasobject:
         decoded = [element.decode(errors="replace") for element in array.flat]
         return np.array(decoded, object).reshape(array.shape).tolist()
@@ -125,4 +125,4 @@ def _values(array: Array) -> str:
         return "highest: " + ", ".join(f"[{index}] {flat[index]:.4g}" for index in best)
     else:
         shown = ", ".join(f"{value:.6g}" if array.dtype.kind == "f" else str(value) for value in flat[:_SHOWN])
-    return shown + (f", ... ({flat.size} in all)" if flat.size > _SHOWN else "")
+    return shown + (f", ... ({flat.size} values)" if flat.size > _SHOWN else "")

@@ -1,4 +1,4 @@
-"""Recordings as arrays of samples."""
+"""Conversion of WAV files to arrays of samples."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _DTYPES: Final = {2: "<i2", 4: "<i4"}
 
 
 def is_wave(content: bytes) -> bool:
-    """Tell a WAV file by its beginning."""
+    """Return whether the content begins like a WAV file."""
     return (content[:4], content[8:12]) == _HEAD
 
 
 def decode_wave(content: bytes, file: str, tensor: TensorInfo) -> Array:
-    """Decode a WAV file of whole numbers: [samples], or [channels, samples] where there are several channels.
+    """Decode a WAV file of integer samples to [samples], or to [channels, samples] for several channels.
 
-    Samples are ``float32`` of -1 to 1; for an ``INT16`` input, those of a file of 16 bits are given as they are.
+    Samples are ``float32`` from -1 to 1; for an ``INT16`` input, 16-bit samples stay unchanged.
 
     Raises:
-        InvalidRequest: the file is damaged, or of another encoding.
+        InvalidRequest: the file is damaged, or has another encoding.
     """
     try:
         with wave.open(io.BytesIO(content)) as recording:
@@ -46,7 +46,7 @@ def decode_wave(content: bytes, file: str, tensor: TensorInfo) -> Array:
 
 
 def _samples(frames: bytes, width: int, file: str) -> Array:
-    """Give whole numbers with a sign that fill their type."""
+    """Convert frames to signed integers that use the full range of their type."""
     if width == _UNSIGNED_BYTES:
         return (np.frombuffer(frames, np.uint8) ^ 0x80).view(np.int8)
     if width == _THREE_BYTES:

@@ -1,4 +1,4 @@
-"""Values from files as arrays of the element type that an input asks for, unchanged or not at all."""
+"""Lossless conversion of values from files to arrays of an input's datatype."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 _ROUNDING: Final = {"BF16": 2**-8}
 _USUAL_ROUNDING: Final = 1e-3
-"""How far a narrower floating-point type may be from the value, relative to it."""
+"""Maximum relative error of conversion to a narrower floating-point type."""
 _NOT_NUMBERS: Final = {"NaN": np.nan, "Infinity": np.inf, "-Infinity": -np.inf}
-"""The texts that stand for what JSON has no numbers for, as the server writes them."""
+"""Texts that the server writes for values that JSON numbers cannot express."""
 _LARGEST_SIGNED: Final = 2**63
 _MOST_DIMENSIONS: Final = 32
-"""Above these, numpy makes arrays that it cannot walk through."""
+"""Maximum rank of arrays that numpy can iterate over."""
 
 
 def to_type(value: Any, tensor: TensorInfo, note: Callable[[str], None]) -> Array:
-    """Convert an array, or nested lists from JSON; ``BF16`` is given as ``float32``.
+    """Convert an array, or nested lists from JSON; ``BF16`` becomes ``float32``.
 
     Raises:
-        InvalidRequest: values would change, or are of another kind.
+        InvalidRequest: values would change, or have an incompatible type.
     """
     of_file = isinstance(value, np.ndarray) and not value.dtype.hasobject
     if tensor.datatype == BYTES.name:
@@ -46,16 +46,16 @@ def to_type(value: Any, tensor: TensorInfo, note: Callable[[str], None]) -> Arra
         converted = array.astype(wanted)
         survived = _survived(array, _as_sent(converted, tensor.datatype), tensor.datatype)
     if not survived:
-        raise _refused(tensor, f"got {array.dtype}, whose values do not survive conversion")
+        raise _refused(tensor, f"got {array.dtype}, whose values would change")
     if of_file:
         note(f"input {tensor.name}: converted {array.dtype} to {tensor.datatype}")
     return converted
 
 
 def to_own_type(value: Any, tensor: TensorInfo) -> Value:
-    """Give an array as it is, a text as its bytes, and other JSON as an array of the type that its values have.
+    """Return an array unchanged, a text as bytes, and other JSON as an array of the type of its values.
 
-    Whole numbers are ``INT64``, others ``FP64``, as ``/generate`` takes them; a single number is a list of one.
+    As in ``/generate``, integers are ``INT64``, other numbers ``FP64``; a single number becomes a list.
 
     Raises:
         InvalidRequest: the values have no common type.
@@ -77,24 +77,24 @@ def _refused(tensor: TensorInfo, found: str) -> InvalidRequest:
 
 
 def _as_sent(converted: Array, datatype: str) -> Array:
-    """Give the values that arrive: ``BF16`` is rounded only on its way."""
+    """Return the values that the server receives: encoding rounds ``BF16``."""
     return from_raw(to_raw(converted, datatype), datatype, converted.shape) if datatype == "BF16" else converted
 
 
 def _survived(array: Array, converted: Array, datatype: str) -> bool:
-    """Tell whether values are the same, or between floating-point types as nearly as the narrower can say."""
+    """Return whether values are equal, or equal within rounding between floating-point types."""
     if array.dtype.kind == converted.dtype.kind == "f":
         exact, near = array.astype(np.float64), converted.astype(np.float64)
         return bool(np.allclose(near, exact, rtol=_ROUNDING.get(datatype, _USUAL_ROUNDING), equal_nan=True))
-    # Between signed and unsigned, a value that wrapped around comes back as what it was: only its sign tells.
+    # A value that wraps around between signed and unsigned wraps back, so only its sign shows the difference.
     same_sign = np.array_equal(converted < 0, array < 0)
-    # What infinity becomes among integers is left to the machine.
+    # The conversion of infinity to integers depends on the CPU.
     is_finite = converted.dtype.kind != "f" or bool(np.isfinite(converted).all())
     return same_sign and is_finite and bool(np.array_equal(converted.astype(array.dtype), array))
 
 
 def _elements(value: Any) -> Array:
-    """Lay nested lists out as an array of objects; lists that make no array stay lists inside it."""
+    """Convert nested lists to an array of objects; ragged lists stay lists inside the array."""
     try:
         elements: Array = np.array(value, object)
         if elements.ndim <= _MOST_DIMENSIONS:
@@ -107,7 +107,7 @@ def _elements(value: Any) -> Array:
 
 
 def _numbers(elements: Array, tensor: TensorInfo) -> Array:
-    """Give what JSON holds the narrowest kind that holds all of it."""
+    """Convert JSON values to the narrowest of BOOL, integers and FP64 that holds all of them."""
     kinds = {type(each) for each in elements.flat}
     if kinds == {bool}:
         return elements.astype(bool)

@@ -1,4 +1,4 @@
-"""`ovms top`: what a running server does, as one looks on."""
+"""`ovms top`: live view of a running server."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def register(app: typer.Typer) -> None:
 
 def top(
     *,
-    once: Annotated[bool, typer.Option("--once", help="Show one interval and end, as it is done in a pipe.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Show one interval and exit; default in a pipe.")] = False,
     interval: Annotated[
-        float, typer.Option("--interval", min=0.1, max=3600, help="Seconds between two looks at the server.")
+        float, typer.Option("--interval", min=0.1, max=3600, help="Seconds between two requests to the server.")
     ] = 1.0,
     sort: Annotated[
         str,
-        typer.Option("--sort", help="Column by which rows are sorted, such as p99 or memory.", show_default="req/s"),
+        typer.Option("--sort", help="Column to sort by, such as p99 or memory.", show_default="req/s"),
     ] = "",
     stages: Annotated[
         str, typer.Option("--stages", help="Show the stages of the Ops of this pipeline, as ovms trace does.")
@@ -43,16 +43,15 @@ def top(
     cert: Cert = None,
     key: Key = None,
 ) -> None:
-    """Watch a server: for each servable its state, requests and errors a second, calls under way and waiting, times.
+    """Watch a server: state, requests and errors per second, running and queued calls, and latency of each servable.
 
-    Times are the median and that of the slowest hundredth, of the calls that ended in the last interval; memory is what
-    the load took, and what its worker processes have. Stateful models have their live sequences, models of text the
-    tokens that they make in a second and how full their cache is. The server's own line has its processor time, memory
-    and connections. s sorts by the next column, r the other way round, q or Ctrl-C ends it. A server that goes away is
-    asked again until it comes back.
+    Latencies are the median and the 99th percentile of the calls that ended in the last interval. Memory is that of the
+    load plus that of worker processes. Stateful models also show live sequences; text models show tokens per second and
+    the usage of their KV cache. The first line shows CPU time, memory and connections of the server. Keys: s sorts by
+    the next column, r reverses the order, q or Ctrl-C quits. If the server does not answer, the command retries.
 
-    Asks the REST port for metrics and the list of models. Exits with 0 after q or --once, with 1 if the server says no,
-    with 2 if nobody answers with --once, with 64 if the command line is wrong, with 130 after Ctrl-C.
+    Uses the metrics and the list of models of the REST port. Exit codes: 0 after q or --once, 1 if the server refuses,
+    2 if the server does not answer with --once, 64 if the command line is wrong, 130 after Ctrl-C.
     """
     from ovms_cli.top_view import BUSIEST, SORTS
 
@@ -75,7 +74,7 @@ def _look(client: Client) -> Look:
     try:
         return read_look(client.metrics(FAMILIES), client.models(), time.monotonic())
     except ValueError as error:
-        fail(f"what answers has no metrics that can be read: {error}")
+        fail(f"the server's metrics cannot be parsed: {error}")
 
 
 def _show_once(client: Client, interval: float, output: Output, by: str) -> None:
@@ -90,7 +89,7 @@ def _show_once(client: Client, interval: float, output: Output, by: str) -> None
 
 
 def _watch(client: Client, interval: float, address: str, by: str) -> None:
-    """Show figures until somebody has seen enough."""
+    """Show figures until the user quits."""
     from rich.live import Live
 
     from ovms_cli.pressed_keys import pressed_keys

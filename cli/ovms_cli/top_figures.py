@@ -1,4 +1,4 @@
-"""What `ovms top` shows, computed of two looks at a server's metrics.
+"""Figures of `ovms top`, computed from two snapshots of a server's metrics.
 
 ::
 
@@ -41,10 +41,10 @@ FAMILIES: Final = (
     "process_resident_memory_bytes",
     "process_cpu_seconds",
 )
-"""The families that are asked for."""
+"""Metric families that are requested."""
 
 Key = tuple[str, str]
-"""Name and version; graphs, which have one, are counted without it."""
+"""Name and version; metrics of graphs have no version."""
 
 _TIMES: Final = frozenset({"ovms_request_time_us", "ovms_graph_processing_time_us"})
 _FAILURES: Final = frozenset({"ovms_requests_fail", "ovms_graph_error", "ovms_requests_rejected"})
@@ -61,9 +61,9 @@ _AT_WORK: Final = frozenset({"ovms_current_requests", "ovms_current_graphs"})
 
 @dataclass(slots=True)
 class Look:
-    """What a server told at one moment, on a clock in seconds.
+    """Snapshot of a server's metrics; ``at`` is its time on a clock in seconds.
 
-    ``times`` are histograms: how many calls took at most so many microseconds, by upper bound.
+    ``times`` are cumulative histograms: the number of calls by upper bound in microseconds.
     """
 
     at: float
@@ -85,10 +85,10 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class ServableFigures:
-    """One version of one servable: rates a second, times in milliseconds; None is what nobody can tell.
+    """Figures of one version of a servable; unknown figures are None.
 
-    ``queued`` are calls that wait for a place, a thread or a batch; ``memory_bytes`` what the load took, and
-    what its worker processes have; ``cache_usage`` is from 0 to 1.
+    ``queued`` is the number of calls that wait for admission, a thread or a batch. ``memory_bytes`` is the memory of
+    the load plus that of worker processes. ``cache_usage`` is from 0 to 1.
     """
 
     name: str
@@ -108,7 +108,7 @@ class ServableFigures:
 
 @dataclass(frozen=True, slots=True)
 class ServerFigures:
-    """A server and all that it serves; ``cpu`` is in processors."""
+    """Figures of a server and its servables; ``cpu`` is the average number of busy CPUs."""
 
     ready: bool | None
     resident_bytes: int | None
@@ -118,10 +118,10 @@ class ServerFigures:
 
 
 def read_look(text: str, states: Iterable[ModelState], at: float) -> Look:
-    """Read metrics in Prometheus's text format.
+    """Parse metrics in Prometheus's text format.
 
     Raises:
-        ValueError: they are in another one.
+        ValueError: the text has another format.
     """
     from prometheus_client.parser import text_string_to_metric_families
 
@@ -169,7 +169,7 @@ def _read_server(look: Look, name: str, labels: Mapping[str, str], value: float)
 
 
 def figures_between(before: Look, now: Look) -> ServerFigures:
-    """Compute what happened between two looks; a server that was started again meanwhile began at zero."""
+    """Compute the figures between two snapshots; after a restart of the server counters start at zero."""
     seconds = max(now.at - before.at, 1e-9)
     cpu = None
     if now.cpu_seconds is not None:
@@ -209,7 +209,7 @@ def _servable(state: ModelState, before: Look, now: Look, seconds: float) -> Ser
 
 
 def _rate(now: float | None, before: float, seconds: float) -> float | None:
-    """Give what came a second; a counter that has become smaller began at zero."""
+    """Return the rate per second; a counter that has decreased was reset to zero."""
     if now is None:
         return None
     return (now - before if now >= before else now) / seconds
@@ -223,16 +223,16 @@ def _sum(times: Mapping[Key, Counter[float]], keys: Iterable[Key]) -> Counter[fl
 
 
 def _since(now: Counter[float], before: Counter[float]) -> dict[float, int]:
-    """Give what came between; of counters that have become smaller, all that they have."""
+    """Return the differences; if a counter has decreased, all counters were reset to zero."""
     if any(now[bound] < number for bound, number in before.items()):
         return dict(now)
     return {bound: number - before[bound] for bound, number in now.items()}
 
 
 def quantile(times: Mapping[float, int], part: float) -> float | None:
-    """Tell below which time a part of the calls is, in milliseconds; None if there are none.
+    """Return a quantile of the calls' times in milliseconds; None if there are no calls.
 
-    Within a bucket, calls are taken to be spread evenly; above the last bound that bound is what is known.
+    Calls are assumed to be distributed evenly within a bucket. Above the last finite bound the result is that bound.
     """
     bounds = sorted(times)
     if not bounds or not times[bounds[-1]]:

@@ -1,4 +1,4 @@
-"""How `ovms top` looks: a line or two of the server, and a table of what it serves that fits the terminal."""
+"""View of `ovms top`: one or two lines about the server, and a table of its servables that fits the terminal."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _TEN: Final = 10
 _NAMES: Final = "servable"
 _LEAST_NAME: Final = 12
 _GAP: Final = 1
-"""On either side of a line between columns, which nobody sees."""
+"""Width on either side of the invisible line between columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A column; those of the lowest ``rank`` are the last to give way to the width of the terminal.
+    """A column; a narrow terminal drops columns with a high ``rank`` first.
 
-    One that ``is_optional`` is there where any servable has something in it; rows are sorted by ``value``.
+    An optional column is shown only if a servable has a value for it. Rows are sorted by ``value``.
     """
 
     title: str
@@ -70,13 +70,13 @@ _COLUMNS: Final = (
 
 
 SORTS: Final = (_NAMES, *(column.title for column in _COLUMNS))
-"""What rows can be sorted by."""
+"""Sort keys of rows."""
 BUSIEST: Final = "req/s"
 _SORTED: Final = "\N{BLACK DOWN-POINTING SMALL TRIANGLE}"
 
 
 def in_order(figures: ServerFigures, by: str, *, is_reversed: bool = False) -> ServerFigures:
-    """Sort the rows: texts from their beginning, numbers from the largest, what nobody can tell last; or reversed."""
+    """Sort the rows: texts ascending, numbers descending with unknown ones last; or the reverse."""
     column = next((each for each in _COLUMNS if each.title == by), None)
 
     def value(each: ServableFigures) -> float | str:
@@ -89,12 +89,12 @@ def in_order(figures: ServerFigures, by: str, *, is_reversed: bool = False) -> S
 
 
 def _columns_of(servables: Sequence[ServableFigures]) -> list[_Column]:
-    """Leave out the columns in which no servable has anything."""
+    """Return the columns without empty optional ones."""
     return [each for each in _COLUMNS if not each.is_optional or any(map(each.cell, servables))]
 
 
 def exact_table(figures: ServerFigures) -> Table:
-    """Give everything as programs want it, by the names of :class:`ServableFigures`."""
+    """Return a table of exact values for programs, with the fields of :class:`ServableFigures` as columns."""
     names = [each.name for each in fields(ServableFigures)]
     table = data_table(*names)
     for servable in figures.servables:
@@ -104,7 +104,7 @@ def exact_table(figures: ServerFigures) -> Table:
 
 
 def figures_table(figures: ServerFigures) -> Table:
-    """Give all columns, however wide."""
+    """Return a table of all columns, without regard to the width of the terminal."""
     columns = _columns_of(figures.servables)
     table = data_table("servable", *(column.title for column in columns))
     for each in figures.servables:
@@ -115,15 +115,15 @@ def figures_table(figures: ServerFigures) -> Table:
 def draw(
     figures: ServerFigures | None, address: str, trouble: str, width: int, height: int, *, by: str = ""
 ) -> RenderableType:
-    """Draw what fits a terminal.
+    """Draw the view, cut to the size of the terminal.
 
     Args:
-        figures: the last that were told, None before there are any.
-        address: of the server.
-        trouble: why there are none of the moment, empty if there are.
-        width: columns.
-        height: lines.
-        by: what the rows are sorted by, which is marked; empty for nothing.
+        figures: the latest figures, None before the first ones.
+        address: address of the server.
+        trouble: why there are no current figures, empty if there are.
+        width: columns of the terminal.
+        height: lines of the terminal.
+        by: the sort key, whose column is marked; empty for none.
     """
     head = Text(_shown(address), style="bold")
     if figures is not None:
@@ -138,7 +138,7 @@ def draw(
     shown = figures.servables[:room]
     left_out = len(figures.servables) - len(shown)
     foot = Text(f"{left_out} more; " if left_out else "", style="dim").append(
-        f"sorted by {by}; s sorts by the next, r the other way round; q quits" if by else "q quits"
+        f"sorted by {by}; s sorts by the next column, r reverses; q quits" if by else "q quits"
     )
     foot.truncate(width)
     return Group(*wrapped, _fitting(shown, width, "dim" if trouble else "", by), foot)
@@ -160,7 +160,7 @@ def _server(figures: ServerFigures) -> Text:
 
 
 def _fitting(servables: list[ServableFigures], width: int, style: str, by: str) -> Table:
-    """Make a table of the columns for which there is room beside names of a useful length."""
+    """Create a table of the columns that fit next to names of a useful length."""
     every = _columns_of(servables)
     titles = {column.title: column.title + (_SORTED if column.title == by else "") for column in every}
     cells = {column.title: [titles[column.title], *map(column.cell, servables)] for column in every}
@@ -185,7 +185,7 @@ def _fitting(servables: list[ServableFigures], width: int, style: str, by: str) 
 
 
 def _shown(text: str) -> str:
-    """Leave out of a text what a terminal would obey, or break lines at."""
+    """Replace control characters and line breaks in a text."""
     return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
 
 

@@ -1,4 +1,4 @@
-"""``ovms trace``: what the Ops of a running pipeline do, live."""
+"""``ovms trace``: live view of the Ops of a running pipeline."""
 
 from __future__ import annotations
 
@@ -23,27 +23,31 @@ def register(app: typer.Typer) -> None:
 
 def trace(
     target: Annotated[
-        str, typer.Argument(help="config.yml, the directory that it is in, or HOST:PORT of HTTP", metavar="TARGET")
+        str, typer.Argument(help="config.yml, its directory, or HOST:PORT of the HTTP port", metavar="TARGET")
     ] = ".",
     *,
-    once: Annotated[bool, typer.Option("--once", help="Show the figures of now, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Show the current figures and exit.")] = False,
     output: Annotated[
         Output,
-        typer.Option("--output", help="How to show it; json: a line each time, csv: rows for the stages of each Op."),
+        typer.Option(
+            "--output", help="Output format; json: a line per interval, csv: a row for each stage of each Op."
+        ),
     ] = Output.TABLE,
     as_json: JsonOption = False,
-    interval: Annotated[float, typer.Option("--interval", min=0.05, max=3600, help="Seconds between looks.")] = 1.0,
+    interval: Annotated[
+        float, typer.Option("--interval", min=0.05, max=3600, help="Seconds between two requests to the server.")
+    ] = 1.0,
     timeout: Timeout = 5.0,
 ) -> None:
-    """Show each stage's times, what waits between Ops and how large batches are, until it is interrupted.
+    """Show the times of each stage, the queues between Ops and the sizes of batches, until interrupted.
 
-    Exits with 1 if the server has no such figures, with 2 if it does not answer, with 64 if the command line is wrong.
+    Exit codes: 1 if the server has no such figures, 2 if it does not answer, 64 if the command line is wrong.
     """
     watch_stages(target, "", timeout, None if once else interval, chosen(output, as_json=as_json))
 
 
 def watch_stages(target: str, service: str, patience: float, interval: float | None, form: Output) -> None:
-    """Show the stages of a pipeline, once without an interval; ``service`` is its name in a server of several."""
+    """Show the stages of a pipeline, once without an interval; ``service`` names it if the server has several."""
     import trio
 
     from ovms_cli.trace_figures import NoFigures, NoServer, NoTarget, find_url
@@ -56,7 +60,7 @@ def watch_stages(target: str, service: str, patience: float, interval: float | N
 
 
 async def _watch(url: str, service: str, patience: float, interval: float | None, form: Output) -> None:
-    """Show the figures again and again, once if there is no interval; owns a client, may be cancelled at any time."""
+    """Show the figures at each interval, or once without an interval."""
     from rich.live import Live
 
     from ovms_cli.trace_figures import HEADER, draw, open_source, print_figures, rows

@@ -1,4 +1,4 @@
-"""The figures of a running pipeline: from its HTTP port, which its ``config.yml`` can tell, into tables."""
+"""Figures of a running pipeline: read from the HTTP port in its ``config.yml``, and shown as tables."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _DEFAULT_NAME: Final = "config.yml"
 _STAGES: Final = ("in", "prep", "midp", "postp", "out")
 _PERCENTS: Final = ("50", "90", "99")
 _SHOWN: Final = (_PERCENTS, ("50", "99"), ("50",))
-"""Which percentiles of stages are shown, the first of these for which there is room."""
+"""Alternatives for the percentiles of stages; the first that fits the terminal is shown."""
 _ANY_WIDTH: Final = 10_000
 _BAR: Final = 10
 
 HEADER: Final = ("op", "stage", "samples", *(f"p{percent}_ms" for percent in _PERCENTS), "idle", "died")
-"""The columns of :func:`rows`."""
+"""Columns of :func:`rows`."""
 
 
 class NoTarget(Exception):
-    """The command line names nothing that figures could come from."""
+    """The command line names no valid source of figures."""
 
 
 class NoServer(Exception):
-    """Nobody answers."""
+    """The server does not answer."""
 
 
 class NoFigures(Exception):
@@ -46,7 +46,7 @@ class NoFigures(Exception):
 
 
 def find_url(target: str) -> str:
-    """Give the address of a server: that of a configuration file or its directory on this machine, or as it is given.
+    """Return the address of a server: the given one, or that in a configuration file or its directory.
 
     Raises:
         NoTarget: there is no HTTP port in the file, or the target is neither.
@@ -71,7 +71,7 @@ def _http_port(file: Path) -> int:
     except ConfigError as error:
         raise NoTarget(str(error)) from None
     if not settings.http_port:
-        raise NoTarget(f"{file}: there is no http_port in it; give HOST:PORT of the HTTP port")
+        raise NoTarget(f"{file}: no http_port set; give HOST:PORT of the HTTP port")
     return settings.http_port
 
 
@@ -79,9 +79,9 @@ def _http_port(file: Path) -> int:
 async def open_source(
     url: str, patience: float, service: str = ""
 ) -> AsyncIterator[Callable[[], Awaitable[dict[str, Any]]]]:
-    """Give what reads the figures, of a service in a server of several if one is named, waiting for so long each time.
+    """Yield a function that reads the figures, of the named service if the server has several, with a timeout per read.
 
-    Owns the connection until the block is left; may be cancelled at any time.
+    Closes the connection at the end of the block.
     """
     path = f"/{quote(service, safe='')}{_TRACE_PATH}" if service else _TRACE_PATH
     key = os.environ.get("OVMS_API_KEY")
@@ -89,7 +89,7 @@ async def open_source(
     async with httpx.AsyncClient(base_url=url, timeout=patience, trust_env=False, headers=headers) as client:
 
         async def read() -> dict[str, Any]:
-            """Read the figures of now; raises NoServer or NoFigures, and may be cancelled."""
+            """Read the current figures; raises NoServer or NoFigures."""
             try:
                 answer = await client.get(path)
             except httpx.TransportError as error:
@@ -122,7 +122,7 @@ def draw(figures: Mapping[str, Any], console: Console) -> Group:
 
 
 def print_figures(figures: Mapping[str, Any]) -> None:
-    """Print the same once; in a pipe a line for each row, with all that is known."""
+    """Print the figures once; in a pipe one line for each row, with all columns."""
     console = stdout()
     if console.is_terminal:
         console.print(draw(figures, console))
@@ -133,7 +133,7 @@ def print_figures(figures: Mapping[str, Any]) -> None:
 
 
 def rows(figures: Mapping[str, Any]) -> Iterator[Sequence[object]]:
-    """Give a row for each stage of each Op; :data:`HEADER` names the columns."""
+    """Return a row for each stage of each Op; :data:`HEADER` names the columns."""
     for name, op in figures["ops"].items():
         for stage in _STAGES:
             times = op["stages"][stage]
@@ -182,7 +182,7 @@ def _channels(channels: list[Mapping[str, Any]]) -> Table:
 
 
 def _depth(channel: Mapping[str, Any]) -> Text:
-    """Give how much waits, with a bar where it is limited, red when nothing more fits."""
+    """Return the size of a queue, with a bar if it has a limit; red if it is full."""
     size, capacity = channel["size"], channel["capacity"]
     if not capacity:
         return Text(str(size))
@@ -192,7 +192,7 @@ def _depth(channel: Mapping[str, Any]) -> Text:
 
 
 def _batch(batches: Mapping[str, int]) -> str:
-    """Give the average size of batches and the largest one."""
+    """Return the average and the maximum size of batches."""
     count = sum(batches.values())
     if not count:
         return "-"

@@ -1,4 +1,4 @@
-"""A conformance test of the Open Inference Protocol, version 2, for any server that speaks it.
+"""A conformance test of the Open Inference Protocol, version 2, for any server that implements it.
 
 ::
 

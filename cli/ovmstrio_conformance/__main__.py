@@ -13,14 +13,14 @@ from ovmstrio_conformance.target import TriedServer
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Try a server and print a line a rule; 0 if it keeps all that were tried, 1 if not, 2 for wrong usage."""
+    """Test a server and print a line per rule; return 0 if no case failed, 1 if one failed, 2 for wrong usage."""
     options = _parser().parse_args(arguments)
     rest, grpc = options.url.rstrip("/"), options.grpc
     if rest.startswith("grpc://"):
         rest, grpc = "", rest.removeprefix("grpc://")
     model = options.model or _first_model(rest)
     if not model:
-        print("which model? Give --model: the server has no index that tells one", file=sys.stderr)  # noqa: T201 - what a command says
+        print("no model found in the server's repository index: give --model", file=sys.stderr)  # noqa: T201 - what a command says
         return 2
     with TriedServer(rest, grpc, model, options.open_size) as target:
         results = list(run_cases(target))
@@ -36,18 +36,20 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m ovmstrio_conformance", description="Try a server of the Open Inference Protocol (v2)."
+        prog="python -m ovmstrio_conformance", description="Test a server of the Open Inference Protocol (v2)."
     )
-    parser.add_argument("url", help="base URL of REST, or grpc://host:port for gRPC alone")
-    parser.add_argument("--grpc", default="", help="host:port of gRPC, to try it as well")
-    parser.add_argument("--model", default="", help="a model that takes zeros; by default the first of the index")
-    parser.add_argument("--open_size", type=int, default=1, help="size of dimensions that the model leaves open")
+    parser.add_argument("url", help="base URL of REST, or grpc://host:port to test only gRPC")
+    parser.add_argument("--grpc", default="", help="host:port of gRPC, to test it in addition")
+    parser.add_argument(
+        "--model", default="", help="a model that accepts zeros; default: the first of the repository index"
+    )
+    parser.add_argument("--open_size", type=int, default=1, help="size of dynamic dimensions")
     parser.add_argument("--output", choices=("text", "json"), default="text", help="form of the results")
     return parser
 
 
 def _first_model(rest: str) -> str:
-    """Ask the repository extension, which not every server has."""
+    """Return the first model of the repository index, which is an optional extension; empty without one."""
     try:
         index = httpx.post(f"{rest}/v2/repository/index", json={"ready": True}, trust_env=False).json()
         return str(index[0]["name"])

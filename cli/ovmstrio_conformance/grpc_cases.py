@@ -1,4 +1,4 @@
-"""What the specification says of gRPC, a line a rule, each with what tries it."""
+"""Rules of the specification for gRPC, each with its check."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def _is_true(method: str, field: str, *, names_model: bool = False) -> Callable[
 
 
 def _unready_model(target: TriedServer) -> None:
-    asked = message("ModelReadyRequest", name=_MISSING)
+    request = message("ModelReadyRequest", name=_MISSING)
     try:
-        answer = target.call("ModelReady", asked, "ModelReadyResponse")
+        answer = target.call("ModelReady", request, "ModelReadyResponse")
     except grpc.RpcError as error:
         code = error.code()
         expect(code in _BLAME, "NOT_FOUND, or ready: false", code)
@@ -63,7 +63,7 @@ def _infers(*, raw: bool) -> Callable[[TriedServer], None]:
 
 
 def _elements(answer: Any) -> list[Any]:
-    """Give the elements of every output, wherever they are, and see that there are as many as the shapes have."""
+    """Return the elements of all outputs, from raw or typed contents, and check their number against the shapes."""
     found = []
     for number, output in enumerate(answer.outputs):
         numpy_type, contents = DATATYPES.get(output.datatype, ("<u2", ""))
@@ -92,10 +92,10 @@ def _echoes_id(target: TriedServer) -> None:
 
 
 def _obeys_outputs(target: TriedServer) -> None:
-    asked = message("ModelMetadataRequest", name=target.model)
-    names = [each.name for each in target.call("ModelMetadata", asked, "ModelMetadataResponse").outputs]
+    request = message("ModelMetadataRequest", name=target.model)
+    names = [each.name for each in target.call("ModelMetadata", request, "ModelMetadataResponse").outputs]
     if not names:
-        raise Unsuitable("the model does not tell its outputs")
+        raise Unsuitable("the metadata of the model has no outputs")
     request = target.request(raw=True)
     request.outputs.add(name=names[-1])
     found = [each.name for each in target.infer(request).outputs]
@@ -111,7 +111,7 @@ def _takes_parameters(target: TriedServer) -> None:
 
 
 def _refuses(change: Callable[[Any], Any]) -> Callable[[TriedServer], None]:
-    """Make a case of a request that is wrong in one way."""
+    """Create a case of a request with one error."""
 
     def check(target: TriedServer) -> None:
         request = target.request(raw=True)
@@ -157,22 +157,22 @@ GRPC_CASES: Final[tuple[tuple[str, str, Callable[[TriedServer], None]], ...]] = 
     ("health", "ServerLive is true", _is_true("ServerLive", "live")),
     ("health", "ServerReady is true", _is_true("ServerReady", "ready")),
     ("health", "ModelReady is true", _is_true("ModelReady", "ready", names_model=True)),
-    ("health", "ModelReady of a model that is not there is not", _unready_model),
-    ("server metadata", "name and version are told", _server_metadata),
-    ("model metadata", "name, inputs and outputs are told", _model_metadata),
-    ("model metadata", "a model that is not there is an error", _unknown_metadata),
-    ("inference", "raw contents are answered, with as many elements as the shapes have", _infers(raw=True)),
-    ("inference", "typed contents are answered, with as many elements as the shapes have", _infers(raw=False)),
-    ("inference", "typed contents are the same as raw ones", _typed_is_raw),
-    ("inference", "the id of the request is the id of the answer", _echoes_id),
-    ("inference", "only outputs that are named are answered", _obeys_outputs),
-    ("inference", "parameters that the server does not know are passed over", _takes_parameters),
+    ("health", "ModelReady of an unknown model is not true", _unready_model),
+    ("server metadata", "metadata has name and version", _server_metadata),
+    ("model metadata", "metadata has name, inputs and outputs", _model_metadata),
+    ("model metadata", "an unknown model is an error", _unknown_metadata),
+    ("inference", "raw contents are accepted, and outputs have as many elements as their shapes", _infers(raw=True)),
+    ("inference", "typed contents are accepted, and outputs have as many elements as their shapes", _infers(raw=False)),
+    ("inference", "typed and raw contents give the same outputs", _typed_is_raw),
+    ("inference", "the response has the id of the request", _echoes_id),
+    ("inference", "the response has only the requested outputs", _obeys_outputs),
+    ("inference", "unknown parameters are ignored", _takes_parameters),
     ("errors", "an unknown model is refused", _refuses(_rename_model)),
-    ("errors", "an input that is not the model's is refused", _refuses(_rename_input)),
+    ("errors", "an unknown input is refused", _refuses(_rename_input)),
     ("errors", "a missing input is refused", _refuses(_drop_inputs)),
     ("errors", "an unknown datatype is refused", _refuses(_change_datatype)),
     ("errors", "contents that do not fill the shape are refused", _refuses(_cut_contents)),
     ("errors", "more raw contents than inputs are refused", _refuses(_one_buffer_more)),
-    ("errors", "typed contents beside raw ones are refused", _refuses(_both_styles)),
+    ("errors", "typed together with raw contents are refused", _refuses(_both_styles)),
 )
-"""The part of the protocol, the rule, and what tries it."""
+"""Part of the protocol, rule and check of each case."""

@@ -1,4 +1,4 @@
-"""What the specification says of REST, a line a rule, each with what tries it."""
+"""Rules of the specification for REST, each with its check."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _succeeds(path: str) -> Callable[[TriedServer], None]:
 
 
 def _is_refused(answer: httpx.Response) -> None:
-    """See that an answer is an error of the client's, in the protocol's form."""
+    """Check that a response is a client error in the protocol's form."""
     expect(answer.status_code in _CLIENT_ERRORS, "a status of 400 to 499", f"{answer.status_code} {answer.text}")
     document = _document(answer)
     expect(isinstance(document.get("error"), str), 'an object with a text "error"', answer.text)
@@ -112,7 +112,7 @@ def _echoes_id(target: TriedServer) -> None:
 def _obeys_outputs(target: TriedServer) -> None:
     names = [each["name"] for each in target.ask("GET", f"/v2/models/{target.model}").json()["outputs"]]
     if not names:
-        raise Unsuitable("the model does not tell its outputs")
+        raise Unsuitable("the metadata of the model has no outputs")
     document = _document(target.infer_json(outputs=[{"name": names[-1]}]))
     found = [each["name"] for each in document.get("outputs", [])]
     expect(found == names[-1:], f"the one output {names[-1]}", found)
@@ -140,7 +140,7 @@ def _takes_versions(target: TriedServer) -> None:
 
 
 def _refuses(change: Callable[[list[dict[str, Any]]], Any]) -> Callable[[TriedServer], None]:
-    """Make a case of inputs that are wrong in one way."""
+    """Create a case of inputs with one error."""
 
     def check(target: TriedServer) -> None:
         inputs = [target.json_input(each) for each in target.inputs_by_rest()]
@@ -171,28 +171,28 @@ def _unknown_infer(target: TriedServer) -> None:
 
 
 REST_CASES: Final[tuple[tuple[str, str, Callable[[TriedServer], None]], ...]] = (
-    ("health", "a server that lives answers 200", _succeeds("/v2/health/live")),
-    ("health", "a server that is ready answers 200", _succeeds("/v2/health/ready")),
-    ("health", "a model that is ready answers 200", _succeeds("/v2/models/{model}/ready")),
-    ("health", "a model that is not there answers 4xx", _unready_model),
-    ("server metadata", "name, version and extensions are told", _server_metadata),
-    ("model metadata", "name, versions, platform, inputs and outputs are told", _model_metadata),
-    ("model metadata", "a model that is not there is an error object with 4xx", _unknown_metadata),
-    ("inference", "flat data is answered, each output with name, shape, datatype and data", _infers),
-    ("inference", "nested data is the same as flat data", _nested_is_flat),
-    ("inference", "the id of the request is the id of the answer", _echoes_id),
-    ("inference", "only outputs that are named are answered", _obeys_outputs),
-    ("inference", "parameters that the server does not know are passed over", _takes_parameters),
-    ("inference", "a version may be named in the path", _takes_versions),
+    ("health", "a live server answers 200", _succeeds("/v2/health/live")),
+    ("health", "a ready server answers 200", _succeeds("/v2/health/ready")),
+    ("health", "a ready model answers 200", _succeeds("/v2/models/{model}/ready")),
+    ("health", "an unknown model answers 4xx", _unready_model),
+    ("server metadata", "metadata has name, version and extensions", _server_metadata),
+    ("model metadata", "metadata has name, versions, platform, inputs and outputs", _model_metadata),
+    ("model metadata", "an unknown model is an error object with 4xx", _unknown_metadata),
+    ("inference", "flat data is accepted, and each output has name, shape, datatype and data", _infers),
+    ("inference", "nested and flat data give the same outputs", _nested_is_flat),
+    ("inference", "the response has the id of the request", _echoes_id),
+    ("inference", "the response has only the requested outputs", _obeys_outputs),
+    ("inference", "unknown parameters are ignored", _takes_parameters),
+    ("inference", "the path may contain a version", _takes_versions),
     ("errors", "an unknown model is refused", _unknown_infer),
-    ("errors", "an input that is not the model's is refused", _refuses(_with(name="there-is-no-such-input"))),
+    ("errors", "an unknown input is refused", _refuses(_with(name="there-is-no-such-input"))),
     ("errors", "a missing input is refused", _refuses(lambda _: [])),
-    ("errors", "more elements than the shape has are refused", _refuses(_one_less)),
+    ("errors", "too many elements for the shape are refused", _refuses(_one_less)),
     ("errors", "an unknown datatype is refused", _refuses(_with(datatype="FP31"))),
-    ("errors", "a shape that is no list is refused", _refuses(_with(shape="1"))),
-    ("errors", "data that is no list is refused", _refuses(_with(data={"a": 1}))),
+    ("errors", "a shape that is not a list is refused", _refuses(_with(shape="1"))),
+    ("errors", "data that is not a list is refused", _refuses(_with(data={"a": 1}))),
     ("errors", "a body that is not JSON is refused", _refuses_body(b"{")),
-    ("errors", "a body that is no object is refused", _refuses_body(b"[]")),
+    ("errors", "a body that is not an object is refused", _refuses_body(b"[]")),
     ("errors", "a body without inputs is refused", _refuses_body(b"{}")),
 )
-"""The part of the protocol, the rule, and what tries it."""
+"""Part of the protocol, rule and check of each case."""

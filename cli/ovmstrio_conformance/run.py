@@ -1,4 +1,4 @@
-"""Trying every case against a server, and telling what came of it."""
+"""Runner of all cases against a server, and its results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ovmstrio_conformance.target import Disagreement, TriedServer, Unsuitable
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """What came of one case; ``detail`` says what was expected and what came, or why it was not tried."""
+    """Result of one case; ``detail`` has the expected and actual values, or why the case was skipped."""
 
     interface: Literal["REST", "gRPC"]
     part: str
@@ -26,7 +26,7 @@ class CaseResult:
 
 
 def run_cases(target: TriedServer) -> Iterator[CaseResult]:
-    """Try the cases of the interfaces that the target has, one after the other."""
+    """Run the cases of the target's interfaces one after the other."""
     interfaces: tuple[tuple[Literal["REST", "gRPC"], Any, Any], ...] = (
         ("REST", REST_CASES, target.rest),
         ("gRPC", GRPC_CASES, target.grpc_address),
@@ -42,7 +42,7 @@ def run_cases(target: TriedServer) -> Iterator[CaseResult]:
             except grpc.RpcError as error:
                 yield CaseResult(interface, part, rule, "failed", f"expected success, got {_status(error)}")
             except (ValueError, LookupError, TypeError, AttributeError) as error:
-                text = f"expected the protocol's form, got what cannot be read: {type(error).__name__}: {error}"
+                text = f"expected the protocol's form, got an unreadable response: {type(error).__name__}: {error}"
                 yield CaseResult(interface, part, rule, "failed", text)
             else:
                 yield CaseResult(interface, part, rule, "passed")
@@ -53,11 +53,11 @@ def _status(error: Any) -> str:
 
 
 def summary(results: list[CaseResult]) -> str:
-    """Count the outcomes in a line."""
+    """Return a line with the number of each outcome."""
     counts = Counter(each.outcome for each in results)
     return f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped"
 
 
 def as_document(results: list[CaseResult]) -> list[dict[str, str]]:
-    """Give results as JSON has them."""
+    """Convert results for JSON."""
     return [asdict(each) for each in results]

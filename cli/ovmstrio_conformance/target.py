@@ -1,4 +1,4 @@
-"""The server under test: its addresses, the model that is asked, and tensors that fit it."""
+"""The server under test: addresses, model, and tensors that fit the model."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ DATATYPES: Final = {
     "FP64": ("<f8", "fp64_contents"),
     "BYTES": ("O", "bytes_contents"),
 }
-"""The datatypes of the protocol: numpy's, and the field of typed contents, which FP16 has none of."""
+"""Datatypes of the protocol: numpy type and field of typed contents, which FP16 does not have."""
 
 _SERVICE: Final = "/inference.GRPCInferenceService/"
 _SECONDS: Final = 30
 
 
 class Disagreement(Exception):
-    """The server does something else than the protocol says."""
+    """The server violates the protocol."""
 
 
 class Unsuitable(Exception):
-    """A case cannot be tried with this model, or this server has no such address."""
+    """A case does not apply to this model, or the server has no such interface."""
 
 
 def expect(fits: bool, expected: str, got: object) -> None:
-    """Note what the protocol says and what came instead.
+    """Check a condition of the protocol.
 
     Raises:
-        Disagreement: it does not fit.
+        Disagreement: the condition is false.
     """
     if not fits:
         raise Disagreement(f"expected {expected}, got {str(got)[:300]}")
@@ -54,13 +54,13 @@ def expect(fits: bool, expected: str, got: object) -> None:
 
 @dataclass
 class TriedServer:
-    """One server and one model of it, called over either interface; closed by leaving its ``with`` block.
+    """One server and one of its models, called over either interface; a context manager that closes the connections.
 
     Attributes:
-        rest: the base URL; empty where REST is not tried.
-        grpc_address: ``host:port``; empty where gRPC is not tried.
-        model: the name of the model.
-        open_size: what dimensions of open size are given.
+        rest: base URL; empty to skip REST.
+        grpc_address: ``host:port``; empty to skip gRPC.
+        model: name of the model.
+        open_size: size of dynamic dimensions.
     """
 
     rest: str
@@ -91,8 +91,8 @@ class TriedServer:
         """Make a call over REST.
 
         Raises:
-            Unsuitable: there is no REST.
-            Disagreement: the server does not answer at all.
+            Unsuitable: there is no REST address.
+            Disagreement: the server does not answer.
         """
         if not self.rest:
             raise Unsuitable("no URL was given")
@@ -107,18 +107,18 @@ class TriedServer:
         return self.ask("POST", f"/v2/models/{self.model}/infer", json=body)
 
     def inputs_by_rest(self) -> list[dict[str, Any]]:
-        """Give the inputs of the model's metadata over REST."""
+        """Return the inputs of the model's metadata over REST."""
         inputs: list[dict[str, Any]] = self.ask("GET", f"/v2/models/{self.model}").json()["inputs"]
         return inputs
 
     def json_input(self, described: dict[str, Any]) -> dict[str, Any]:
-        """Make an input of zeros of its metadata, flat."""
+        """Create a flat input of zeros from its metadata."""
         shape, datatype = self.shape_of(described["shape"]), described["datatype"]
         zero: Any = {"BOOL": False, "BYTES": "0"}.get(datatype, 0)
         return {"name": described["name"], "shape": shape, "datatype": datatype, "data": [zero] * prod(shape)}
 
     def shape_of(self, shape: list[Any]) -> list[int]:
-        """Give a shape in which no dimension is open."""
+        """Return a shape without dynamic dimensions."""
         return [self.open_size if int(size) < 0 else int(size) for size in shape]
 
     # gRPC
@@ -127,7 +127,7 @@ class TriedServer:
         """Make a unary call of the protocol's service.
 
         Raises:
-            Unsuitable: there is no gRPC.
+            Unsuitable: there is no gRPC address.
             grpc.RpcError: the server refuses it.
         """
         if self._channel is None:
@@ -138,10 +138,10 @@ class TriedServer:
         return stub(message.SerializeToString(), timeout=_SECONDS)
 
     def request(self, *, raw: bool) -> Any:
-        """Make a request of zeros, in raw or in typed contents.
+        """Create a request of zeros, in raw or typed contents.
 
         Raises:
-            Unsuitable: an input has no typed contents.
+            Unsuitable: the datatype of an input has no typed contents.
         """
         described = self.call(
             "ModelMetadata", message("ModelMetadataRequest", name=self.model), "ModelMetadataResponse"
@@ -169,10 +169,10 @@ class TriedServer:
         return self.call("ModelInfer", request, "ModelInferResponse")
 
     def refusal(self, method: str, message: Any, answer: str) -> grpc.StatusCode:
-        """Make a call that must fail, and give its status.
+        """Make a call that must fail, and return its status.
 
         Raises:
-            Disagreement: it succeeds.
+            Disagreement: the call succeeds.
         """
         try:
             found = self.call(method, message, answer)
@@ -183,5 +183,5 @@ class TriedServer:
 
 
 def message(kind: str, /, **fields: Any) -> Any:
-    """Make a message of the protocol."""
+    """Create a message of the protocol."""
     return message_class(f"inference.{kind}")(**fields)

@@ -114,7 +114,7 @@ def test_an_unreachable_server_fails_every_conformance_case_and_needs_a_model(
     counts = f"0 passed, {len(REST_CASES) + len(GRPC_CASES)} failed, 0 skipped"
     assert counts in capsys.readouterr().out
     assert main(["http://127.0.0.1:9"]) == 2
-    assert "Give --model" in capsys.readouterr().err
+    assert "give --model" in capsys.readouterr().err
 
 
 NAME = "\x1b]0;t\x07\x9b2J\u202e[red]a\x7f[/red]\u2028"

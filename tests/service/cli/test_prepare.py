@@ -73,12 +73,12 @@ def test_defaults_of_an_entry_and_its_description_in_json(source: str) -> None:
         (("m.onnx", "--state", "a=b"), "give both"),
         (("m.onnx", "--stateful", "--state", "ab"), "expected INPUT=OUTPUT, got 'ab'"),
         (("m.onnx", "--name", "../up"), "got '../up'"),
-        (("--sample", "iris", "--fp16"), "leave out the other options"),
-        (("--sample", "iris", "--calibration", "."), "leave out the other options"),
-        (("m.onnx", "--quantize", "int8"), "needs --calibration DIR"),
-        (("m.onnx", "--calibration", "."), "needs --calibration DIR"),
-        (("m.onnx", "--quantize", "int8", "--calibration", "no"), "no is no folder"),
-        (("m.onnx", "--quantize", "int8", "--calibration", ".", "--stateful"), "samples say nothing of states"),
+        (("--sample", "iris", "--fp16"), "remove the other options"),
+        (("--sample", "iris", "--calibration", "."), "remove the other options"),
+        (("m.onnx", "--quantize", "int8"), "--calibration DIR require each other"),
+        (("m.onnx", "--calibration", "."), "--calibration DIR require each other"),
+        (("m.onnx", "--quantize", "int8", "--calibration", "no"), "expected a folder with .npy files, got no"),
+        (("m.onnx", "--quantize", "int8", "--calibration", ".", "--stateful"), "samples contain no state"),
         (("m.onnx", "--input", "x"), "expected NAME=TYPE[SIZES]"),
     ],
 )
@@ -154,9 +154,9 @@ def test_a_second_run_prepares_only_new_models_of_a_folder(zoo: Path, tmp_path: 
     config.write_text(config.read_text().replace('"base_path": "relu"', '"base_path": "relu", "nireq": 3'))
     (zoo / "tanh.onnx").write_bytes(onnx_file("Tanh"))
     result = _prepared("zoo")
-    assert re.search(r"^relu +relu\.onnx +is there already models/relu/1$", result.stdout, re.MULTILINE)
+    assert re.search(r"^relu +relu\.onnx +already exists models/relu/1$", result.stdout, re.MULTILINE)
     assert re.search(r"^tanh .* prepared models/tanh/1$", result.stdout, re.MULTILINE)
-    assert "left as it is; --force replaces it" in result.stderr
+    assert "existing versions were kept; --force replaces them" in result.stderr
     entries = [entry["config"] for entry in json.loads(config.read_text())["model_config_list"]]
     assert [entry["name"] for entry in entries] == ["relu", "tanh", "adder", "fc"]
     assert entries[0]["nireq"] == 3
@@ -168,7 +168,7 @@ def test_a_second_run_prepares_only_new_models_of_a_folder(zoo: Path, tmp_path: 
 def test_options_of_one_model_are_refused_for_several(zoo: Path, options: tuple[str, ...]) -> None:
     result = prepare("zoo", *options)
     assert result.exit_code == 64
-    assert f"zoo holds 3 models, and {options[0]} is for one" in result.stderr
+    assert f"zoo holds 3 models, but {options[0]} is for one" in result.stderr
     assert not Path("models").exists()
 
 
@@ -215,7 +215,7 @@ def test_a_sample_project_is_copied_with_its_next_commands(sample: ProjectSample
     assert str(sample.folder) not in result.output
     again = prepare("--sample", sample.name, "--json")
     assert json.loads(again.stdout)["project"] == str(folder)
-    assert "is there already" in prepare("--sample", sample.name).stdout
+    assert "already exists" in prepare("--sample", sample.name).stdout
 
 
 def test_samples_write_only_to_the_given_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,7 +244,7 @@ def test_a_sample_graph_is_a_folder(tmp_path: Path) -> None:
     (folder / "graph.pbtxt").write_text("")
     again = prepare("--sample", "incrementer")
     assert again.exit_code == 0
-    assert "is there already models/incrementer" in again.stdout
+    assert "already exists: models/incrementer" in again.stdout
     assert not (folder / "graph.pbtxt").read_text()
     assert prepare("--sample", "incrementer", "--force").exit_code == 0
     assert (folder / "graph.pbtxt").read_text()
@@ -274,7 +274,7 @@ def test_a_sample_pipeline_has_models_and_a_configuration(tmp_path: Path) -> Non
 def test_text_samples_are_served_by_task_and_missing_wheels_are_named(tmp_path: Path) -> None:
     (tmp_path / "models" / "chat").mkdir(parents=True)
     result = _prepared("--sample", "chat")
-    assert "is there already models/chat" in result.stdout
+    assert "already exists: models/chat" in result.stdout
     assert "ovms serve --model_name chat --model_path models/chat --task text_generation" in result.stderr
     assert "ovms chat chat" in result.stderr
     (sample,) = [each for each in SAMPLES if each.name == "chat"]

@@ -260,7 +260,7 @@ def test_a_failed_step_ends_the_sequence(server: ServedInThread, tmp_path: Path,
     assert answer.exit_code == 1
     assert len(answer.stdout.splitlines()) == 2
     assert f"step 3 of {len(shapes)} in sequence" in answer.stderr
-    assert "may be left" not in answer.stderr
+    assert "may remain" not in answer.stderr
     assert _open_sequences(server, "reshape") == []
 
 
@@ -323,7 +323,7 @@ def test_inputs_and_requests_of_a_stream_are_read_from_files(server: ServedInThr
         ('{"inputs": {"text": "\\ud800"}}', "line 1: text"),
         ('{"inputs": ["text"]}', 'line 1: expected {"inputs"'),
         ('{"timestamp": "5"}', 'line 1: timestamp: expected an integer, got "5"'),
-        ('{"timestamp": 9223372036854775808}', "line 1: timestamp: 9223372036854775808 is no integer of 64 bits"),
+        ('{"timestamp": 9223372036854775808}', "line 1: timestamp: 9223372036854775808 is not a 64-bit integer"),
         ('{"parameters": {"x": 1.5}}', "line 1: parameters: expected an object"),
     ],
 )
@@ -378,11 +378,11 @@ def test_a_profile_is_printed_in_every_form_and_written_for_speedscope(server: S
         (64, "infer --model dummy --input b.npy --url 127.0.0.1:99999", "99999"),
         (64, "infer --model dummy --input b.npy --timeout inf", "--timeout"),
         (64, "infer --model dummy --input b.npy --scale 2", "--scale"),
-        (64, "infer --model dummy --input b.npy --cert c.pem", "belong together"),
+        (64, "infer --model dummy --input b.npy --cert c.pem", "require each other"),
         (1, "sequence run --model unknown --input rows.npy", "Model with requested name is not found"),
-        (1, "sequence run --model dummy --input ten.npy", '"dummy" keeps no sequences'),
+        (1, "sequence run --model dummy --input ten.npy", '"dummy" is not stateful'),
         (1, "sequence run --model sum --input nowhere.npy", "nowhere.npy: No such file"),
-        (1, "sequence run --model sum --input z=none.npy", 'no input is called "z"; the model takes x'),
+        (1, "sequence run --model sum --input z=none.npy", 'unknown input "z"; the model takes x'),
         (1, "sequence run --model sum --input complex.npy", "expected FP32, got complex64"),
         (2, "sequence run --model sum --input rows.npy --url {free}", "is the server running?"),
         (
@@ -391,23 +391,23 @@ def test_a_profile_is_printed_in_every_form_and_written_for_speedscope(server: S
             "--axis 2 is out of range: the model takes x [1, 2]",
         ),
         (64, "sequence run --model sum --input rows.npy --output sums.txt", "a file ending in"),
-        (64, "sequence run --model sum --input rows.npy --join 0", "give --output, too"),
+        (64, "sequence run --model sum --input rows.npy --join 0", "--join requires --output FILE"),
         (64, "sequence run --model sum --input rows.npy --sequence_id 0", "--sequence_id"),
         (64, "sequence run --model sum --input rows.npy --chunk 0", "--chunk"),
         (1, "stream --model unknown --input a", "not found"),
         (2, "stream --model words --input a --url {free}", "is the server running?"),
         (64, "stream --model words", "either --input or --requests"),
-        (64, "stream --model words --requests - --timestamp 3", "belong to --input"),
+        (64, "stream --model words --requests - --timestamp 3", "require --input"),
         (64, "stream --model words --input x --parameter limit", "expected NAME=VALUE"),
         (64, "stream --model words --requests /no/such/file", "No such file"),
         (64, "stream --model words --input text=a --input text=b", "given twice"),
         (
             64,
             "stream --model words --input txt=a",
-            'no input is called "txt"; the graph takes text; for a text that begins so',
+            'unknown input "txt"; the graph takes text; to send it as text',
         ),
-        (64, f"stream --model words --input a --timestamp {2**63}", "no integer of 64 bits"),
-        (64, f"stream --model words --input a --parameter x={2**63}", "no integer of 64 bits"),
+        (64, f"stream --model words --input a --timestamp {2**63}", "not a 64-bit integer"),
+        (64, f"stream --model words --input a --parameter x={2**63}", "not a 64-bit integer"),
         (1, "profile --seconds 0.2 --url {rest} --model nothing", "nothing"),
         (1, "profile --seconds 0.2 --url {rest} --speedscope /no/such/p.json", "No such file or directory"),
         (2, "profile --seconds 0.2 --url {free}", "is the server running?"),

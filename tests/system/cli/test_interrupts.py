@@ -88,7 +88,7 @@ def test_a_second_interrupt_does_not_wait_for_the_server(server: ServedInThread,
         command.interrupt()
         code, errors = command.end()
     assert code == 130
-    assert f"sequence {sequence} may be left on the server until it is idle for long enough: interrupted" in errors
+    assert f"sequence {sequence} may remain on the server until its idle timeout: interrupted" in errors
     assert "Traceback" not in errors
 
 
@@ -98,7 +98,7 @@ def test_sequence_run_reports_a_lost_server(server: ServedInThread, many: str) -
         relay.cut()
         code, errors = command.end()
     assert code == 2
-    assert "may be left on the server" in errors
+    assert "may remain on the server" in errors
     assert "is the server running?" in errors
 
 

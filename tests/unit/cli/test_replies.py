@@ -196,7 +196,7 @@ def test_outputs_that_cannot_be_saved_end_the_sequence(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="cannot be joined along axis 5"):
         show(answers(), 1, 4, Keeping.of(str(tmp_path / "y.npz"), 5), Output.JSON)
     assert closed == [2, 1]
-    with pytest.raises(InvalidRequest, match=r"the model gives y, word; save several outputs as \.npz"):
+    with pytest.raises(InvalidRequest, match=r"the model returns y, word; save several outputs as \.npz"):
         show(_answers(1, 2), 1, 2, Keeping.of(str(tmp_path / "y.npy"), None), Output.JSON)
 
 

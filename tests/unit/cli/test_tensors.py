@@ -119,7 +119,7 @@ def test_an_input_without_a_type_is_sent_as_bytes_or_text() -> None:
     assert read_inputs(["x.bin"], [UNTYPED], _ignore)["untyped"] == b"\0\1"
     notes: list[str] = []
     assert read_inputs(["untyped=two words"], [UNTYPED], notes.append)["untyped"] == b"two words"
-    assert notes == ["input untyped: no file is called so; sent as text"]
+    assert notes == ["input untyped: no such file; sent as text"]
 
 
 @pytest.mark.parametrize(("tensor", "where"), [(IMAGE_FIRST, (0, 0, 1, 2)), (IMAGE_LAST, (0, 1, 2, 0))])
@@ -133,7 +133,7 @@ def test_pixels_are_scaled_or_left_to_the_server() -> None:
     _write({"i.png": _png(Image.new("RGB", (8, 8), (200, 100, 50)))})
     options = ImageOptions(mean=100, scale=50)
     assert read_inputs(["i.png"], [IMAGE_LAST], _ignore, options)["image"][0, 0, 0].tolist() == [2, 0, -1]
-    with pytest.raises(InvalidRequest, match="do not survive"):
+    with pytest.raises(InvalidRequest, match="would change"):
         read_inputs(["i.png"], [IMAGE_FIRST], _ignore, options)
     encoded = read_inputs(["i.png"], [IMAGE_LAST], _ignore, ImageOptions(encoded=True))["image"]
     assert encoded.tolist() == [Path("i.png").read_bytes()]
@@ -159,9 +159,9 @@ def test_image_options_without_effect_are_refused(options: ImageOptions, files: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["x.json", "x=x.json"], "given twice: x"),
+        (["x.json", "x=x.json"], "duplicate inputs: x"),
         (["x=-", "text=-"], "text=-: standard input was read for x=-"),
-        (["x=both.json"], 'has no "x", but a, b'),
+        (["x=both.json"], 'expected "x", got a, b'),
     ],
 )
 def test_arguments_that_contradict_each_other_are_refused(
@@ -189,8 +189,8 @@ HUGE_DIMENSION = NUMBERS.replace(b"(3,), }" + b" " * 9, b"(" + b"9" * 12 + b",)}
         ("x.json", b"[1, 2]", "expected FP32 [1, 3], got [1, 2]"),
         ("x.json", b'["a", "b", "c"]', "expected FP32"),
         ("x.png", b"no image", "does not look like an image"),
-        ("x.bin", b"12345", "no whole number of FP32"),
-        ("x.bin", b"1234", "expected the bytes of FP32 [1, 3], got 1 elements; what is no array, image or JSON is"),
+        ("x.bin", b"12345", "not a multiple of FP32"),
+        ("x.bin", b"1234", "expected the bytes of FP32 [1, 3], got 1 elements; files other than arrays, images and JSON are"),
     ],
 )
 def test_a_file_that_does_not_fit_is_refused_with_a_reason(name: str, content: bytes, message: str) -> None:
@@ -272,17 +272,17 @@ def test_integers_of_json_are_exact_or_refused(values: list[int], target: str) -
 @pytest.mark.parametrize(
     ("value", "datatype", "text"),
     [
-        (np.array([-1], np.int8), "UINT8", "int8, whose values do not survive"),
-        (np.array([255], np.uint8), "INT8", "do not survive"),
-        (np.array([2**24 + 1]), "FP32", "do not survive"),
-        (np.array([1e300]), "FP32", "do not survive"),
-        (np.array([257]), "BF16", "do not survive"),
-        ([257], "BF16", "do not survive"),
-        (np.array([3.4e38]), "BF16", "do not survive"),
+        (np.array([-1], np.int8), "UINT8", "int8, whose values would change"),
+        (np.array([255], np.uint8), "INT8", "would change"),
+        (np.array([2**24 + 1]), "FP32", "would change"),
+        (np.array([1e300]), "FP32", "would change"),
+        (np.array([257]), "BF16", "would change"),
+        ([257], "BF16", "would change"),
+        (np.array([3.4e38]), "BF16", "would change"),
         (np.array([1j]), "FP32", "got complex128"),
         (np.array([1, 2]), "BYTES", "values of type int"),
-        ([1.5], "INT32", "do not survive"),
-        (np.array([1.5], object), "INT32", "do not survive"),
+        ([1.5], "INT32", "would change"),
+        (np.array([1.5], object), "INT32", "would change"),
         (["no"], "BOOL", "values of type str"),
         ([None], "FP32", "values of type NoneType"),
         ([[1], [2, 3]], "FP32", "differing lengths"),
@@ -384,7 +384,7 @@ def test_an_input_is_split_by_the_size_of_the_axis_and_padded() -> None:
     assert len(steps) == 3
     assert notes[1:] == [
         "input audio: 10 along axis 1, in 3 steps of 4",
-        "the last 2 are fewer than 4: filled up with zeros",
+        "the last part has 2 of 4 elements: padded with zeros",
     ]
     words = TensorInfo("words", "BYTES", (2,))
     steps = _plan({"words": np.array([b"a", b"b", b"c"])}, [words], Cutting())
@@ -394,10 +394,10 @@ def test_an_input_is_split_by_the_size_of_the_axis_and_padded() -> None:
 @pytest.mark.parametrize(
     ("tensor", "pad", "last", "note"),
     [
-        (AUDIO, False, [[5, 6, 7, 8]], "left out"),
-        (OPEN, None, [[9, 10]], "sent as they are"),
-        (OPEN, True, [[9, 10, 0, 0]], "filled up with zeros"),
-        (OPEN, False, [[5, 6, 7, 8]], "left out"),
+        (AUDIO, False, [[5, 6, 7, 8]], "dropped"),
+        (OPEN, None, [[9, 10]], "sent as it is"),
+        (OPEN, True, [[9, 10, 0, 0]], "padded with zeros"),
+        (OPEN, False, [[5, 6, 7, 8]], "dropped"),
     ],
 )
 def test_a_short_last_step_is_padded_dropped_or_sent(
@@ -406,7 +406,7 @@ def test_a_short_last_step_is_padded_dropped_or_sent(
     notes: list[str] = []
     steps = _plan({"audio": _numbers(10)}, [tensor], Cutting(4, axis=-1, pad=pad), notes)
     assert [each["audio"].tolist() for each in steps][-1] == last
-    assert notes[-1] == f"the last 2 are fewer than 4: {note}"
+    assert notes[-1] == f"the last part has 2 of 4 elements: {note}"
 
 
 def test_the_longest_inputs_are_split_unless_the_option_names_them() -> None:
@@ -426,7 +426,7 @@ def test_the_longest_inputs_are_split_unless_the_option_names_them() -> None:
         "row": [[1, 2, 3]],
         "rate": 16_000,
     }
-    assert "input row: [1, 3] whole at each step" in notes
+    assert "input row: all of [1, 3] at each step" in notes
     expected = [TensorInfo("a", "FP32", (1, 2)), TensorInfo("table", "FP32", (-1, 2))]
     arrays = {name: np.ones((3, 2), np.float32) for name in ("a", "table")}
     assert [each["table"].shape for each in _plan(arrays, expected, Cutting())] == [(1, 2)] * 3
@@ -439,12 +439,12 @@ def test_the_longest_inputs_are_split_unless_the_option_names_them() -> None:
     [
         (AUDIO, 8, Cutting(axis=2), r"--axis 2 is out of range: the model takes audio \[1, 4\]"),
         (AUDIO, 8, Cutting(axis=-3), "--axis -3 is out of range"),
-        (AUDIO, 8, Cutting(3, axis=1), 'input "audio" takes 4 along axis 1, and not 3'),
-        (OPEN, 8, Cutting(axis=1), "any length along axis 1 will do; say which: --chunk"),
-        (AUDIO, 3, Cutting(axis=1, pad=False), "no part of 4 is left of a length of 3"),
-        (OPEN, 0, Cutting(2, axis=1), "no part of 2 is left of a length of 0"),
-        (AUDIO, 8, Cutting(whole=frozenset({"aduio"})), "--whole aduio: no input is called so; the model takes audio"),
-        (AUDIO, 8, Cutting(whole=frozenset({"audio"})), "nothing is left to cut"),
+        (AUDIO, 8, Cutting(3, axis=1), 'input "audio": expected 4 along axis 1, got 3'),
+        (OPEN, 8, Cutting(axis=1), "the length along axis 1 is dynamic; set it with --chunk"),
+        (AUDIO, 3, Cutting(axis=1, pad=False), "the length of 3 along the axis is shorter than a part of 4"),
+        (OPEN, 0, Cutting(2, axis=1), "the length of 0 along the axis is shorter than a part of 2"),
+        (AUDIO, 8, Cutting(whole=frozenset({"aduio"})), "--whole aduio: unknown input; the model takes audio"),
+        (AUDIO, 8, Cutting(whole=frozenset({"audio"})), "no input can be cut"),
     ],
 )
 def test_options_that_do_not_fit_the_model_are_refused(

@@ -390,7 +390,7 @@ def test_the_speedscope_document_has_the_time_of_each_stack_and_its_schema() -> 
     names = [frame["name"] for frame in made["shared"]["frames"]]
     loop, layers = made["profiles"]
     stacks = [[names[number] for number in stack] for stack in loop["samples"]]
-    assert stacks == [["outer", "inner"], ["outer"], ["waits for something to do"]]
+    assert stacks == [["outer", "inner"], ["outer"], ["idle"]]
     assert loop["weights"] == pytest.approx([1.0, 0.2, 0.8])
     assert (loop["unit"], loop["endValue"]) == ("seconds", pytest.approx(2.0))
     assert [names[number] for (number,) in layers["samples"]] == ["a (MatMul, brgemm)", "b (Relu, jit)"]
@@ -413,7 +413,7 @@ def test_each_worker_has_its_own_profile() -> None:
         "[bold]worker 0: event loop[/]: 10 samples",
         "[bold]worker 1: event loop[/]: 10 samples",
     ]
-    assert "Worker 2 did not answer in time, and is not in it" in titles
+    assert "Worker 2 did not answer in time and is not included" in titles
     assert {row[0] for row in profile_rows(report)} == {"worker 0: event loop", "worker 1: event loop", "m"}
     names = [profile["name"] for profile in speedscope_document(report)["profiles"]]
     assert names == ["worker 0: event loop", "worker 1: event loop", "layers of m"]
