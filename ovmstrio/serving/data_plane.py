@@ -419,7 +419,7 @@ class DataPlane:
     # Calls
 
     def has_limits(self) -> bool:
-        """Whether any concurrency limit is configured or set by a service itself."""
+        """Return whether any concurrency limit is configured or set by a service itself."""
         return self._has_limit or self.registry.has_limits or bool(self._own_limits.limited)
 
     async def admit(

@@ -439,7 +439,7 @@ class RowBuilder:
         max_length: int | None = None,
         padding: Padding | None = None,
     ) -> list[TokenArray]:
-        """See :class:`ovmstrio.core.generation.Tokenizer`.
+        """Tokenize texts; implements :class:`ovmstrio.core.generation.Tokenizer`.
 
         Raises:
             InvalidRequest: ``max_length`` is less than the special tokens, or the padded rows are too large.

@@ -36,7 +36,7 @@ class DiamondService(WebService):
     """Pipeline of the sample."""
 
     def get_pipeline_response(self, read_op: Op) -> Op:
-        """Let two Ops work on the same input at once."""
+        """Run two Ops on the same input at once."""
         read = ReadOp(name="read", input_ops=[read_op])
         models = [EstimateOp(name=name, input_ops=[read]) for name in ("all_sizes", "petal_only")]
         return JoinOp(name="join", input_ops=models)

@@ -16,7 +16,7 @@ __all__ = ["ask_about", "questions"]
 _ANGLES: Final = ("0", "90", "180", "270")
 _TEXT: Final = (
     "A page can lie in four ways, and a scanner",
-    "does not mind which of them it gets. Whoever",
+    "does not mind which of them it gets. A reader",
     "wants to read it afterwards does: letters are",
     "not the same upside down, and so a small model",
     "looks at the page first, and says by how far it",

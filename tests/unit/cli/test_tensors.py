@@ -190,7 +190,11 @@ HUGE_DIMENSION = NUMBERS.replace(b"(3,), }" + b" " * 9, b"(" + b"9" * 12 + b",)}
         ("x.json", b'["a", "b", "c"]', "expected FP32"),
         ("x.png", b"no image", "does not look like an image"),
         ("x.bin", b"12345", "not a multiple of FP32"),
-        ("x.bin", b"1234", "expected the bytes of FP32 [1, 3], got 1 elements; files other than arrays, images and JSON are"),
+        (
+            "x.bin",
+            b"1234",
+            "expected the bytes of FP32 [1, 3], got 1 elements; files other than arrays, images and JSON are",
+        ),
     ],
 )
 def test_a_file_that_does_not_fit_is_refused_with_a_reason(name: str, content: bytes, message: str) -> None:
