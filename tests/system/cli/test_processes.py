@@ -160,7 +160,7 @@ def _note(pid: int) -> None:
 def test_stop_ends_the_service_of_a_port(server: subprocess.Popen[bytes]) -> None:
     other = run("--port", "1")
     assert other.exit_code == 1
-    assert "no running service of port 1 is known" in " ".join(other.stderr.split())
+    assert "no running service of port 1 found" in " ".join(other.stderr.split())
     late = run("--port", "9998", "--timeout", "0.1")
     assert late.exit_code == 1
     message = " ".join(late.stderr.split())
