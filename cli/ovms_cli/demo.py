@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from ovms_cli.console import EX_USAGE, fail, stderr, stdout
+from ovms_cli.exits import EX_INTERRUPTED
 from ovms_cli.tables import JsonOption, Output, OutputOption, chosen, show_data
 
 if TYPE_CHECKING:
@@ -61,14 +62,17 @@ def demo(
         _refuse_taken(number, option)
     with stderr().status("preparing the embedded samples ..."):
         config = prepare_repository(user_cache_path("ovmstrio"))
-    right, problem = False, ""
+    answers: Sequence[Answer] = ()
+    problem = ""
     try:
-        right = trio.run(_demo, config, port, rest_port, once, chosen(output, as_json=as_json))
+        answers = trio.run(_demo, config, port, rest_port, once, chosen(output, as_json=as_json))
     except* OSError as group:
         problem = _first_reason(group)
     if problem:
         fail(f"the server cannot start: {problem}")
-    if not right:
+    if not answers:
+        raise typer.Exit(EX_INTERRUPTED)
+    if not all(answer.right for answer in answers):
         raise typer.Exit(1)
 
 
@@ -91,8 +95,8 @@ def _first_reason(error: BaseException) -> str:
     return str(error)
 
 
-async def _demo(config: Path, port: int, rest_port: int, once: bool, form: Output) -> bool:
-    """Run the server and the calls in one nursery, and return whether every answer was right.
+async def _demo(config: Path, port: int, rest_port: int, once: bool, form: Output) -> Sequence[Answer]:
+    """Run the server and the calls in one nursery, and return the answers; none if the server was stopped before.
 
     Ownership: the server has ended when this function returns.
 
@@ -109,21 +113,26 @@ async def _demo(config: Path, port: int, rest_port: int, once: bool, form: Outpu
     options = {"config_path": config, "port": port, "rest_port": rest_port, "trial_load": "off"}
     settings = read_settings({**options, **addresses})
     configure_logs(level="WARNING")
-    answers: list[Answer] = []
+    answers: Sequence[Answer] = ()
 
     async def serve_until_stopped(*, task_status: trio.TaskStatus[Running]) -> None:
         await serve(settings, task_status=task_status)
         nursery.cancel_scope.cancel()
+        # A server that was stopped before it started ends this task by the cancellation, not as a failed start.
+        await trio.lowlevel.checkpoint()
 
     async with trio.open_nursery() as nursery:
         running: Running = await nursery.start(serve_until_stopped)
-        answers = await _interview(running, port, rest_port)
+        received = await _interview(running, port, rest_port)
+        if running.plane.is_draining:
+            await trio.sleep_forever()
+        answers = received
         _show(answers, form)
         if once:
             nursery.cancel_scope.cancel()
         else:
             _show_next_steps(config, port, rest_port)
-    return bool(answers) and all(answer.right for answer in answers)
+    return answers
 
 
 async def _interview(running: Running, port: int, rest_port: int) -> list[Answer]:

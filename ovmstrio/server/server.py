@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
@@ -84,7 +84,8 @@ from ovmstrio.telemetry.trace_context import is_export_configured
 from ovmstrio.util.cores import CORES
 from ovmstrio.util.deadline_sweeper import watch_overdue
 from ovmstrio.util.extras import Extra, way_to_install
-from ovmstrio.util.lazy_import import import_aside
+from ovmstrio.util.lazy_import import import_aside, import_limiter
+from ovmstrio.util.placement import load_limiter
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -266,6 +267,7 @@ def _has_user_code(kind: str) -> bool:
 
 # Server
 
+_ABANDONED_LOADS_SECONDS: Final = 5.0
 _POLL_SECONDS: Final = 1.0
 """Poll interval for credentials and certificates if file polling is disabled."""
 
@@ -340,8 +342,22 @@ async def serve_plan(
             server = _Server(
                 plan, hosting or WorkerProcessContext(), access, replace(traces, requests=(*traces.requests, *lines))
             )
-            await server.live(hosting, handle_signals=handle_signals, task_status=task_status)
+            try:
+                await server.live(hosting, handle_signals=handle_signals, task_status=task_status)
+            finally:
+                await _wait_for_abandoned_loads()
     return server.ended_gently
+
+
+async def _wait_for_abandoned_loads() -> None:
+    """Wait for the threads of cancelled loads and imports, as the exit of the interpreter under native code crashes."""
+    with trio.move_on_after(_ABANDONED_LOADS_SECONDS, shield=True):
+        for limiter in (import_limiter(), load_limiter()):
+            with ExitStack() as acquired:
+                for _ in range(int(limiter.total_tokens)):
+                    borrower = object()
+                    await limiter.acquire_on_behalf_of(borrower)
+                    acquired.callback(limiter.release_on_behalf_of, borrower)
 
 
 class _Server:

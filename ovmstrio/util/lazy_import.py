@@ -5,8 +5,22 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from types import ModuleType
+from typing import Final
 
 import trio
+
+_IMPORTS_AT_ONCE: Final = 8
+_limiter: Final = trio.lowlevel.RunVar[trio.CapacityLimiter]("import limiter")
+
+
+def import_limiter() -> trio.CapacityLimiter:
+    """Return the limiter of imports in this trio run."""
+    try:
+        return _limiter.get()
+    except LookupError:
+        limiter = trio.CapacityLimiter(_IMPORTS_AT_ONCE)
+        _limiter.set(limiter)
+        return limiter
 
 
 async def import_aside(name: str) -> ModuleType:
@@ -19,5 +33,5 @@ async def import_aside(name: str) -> ModuleType:
     """
     known = sys.modules.get(name)
     if known is None or getattr(known.__spec__, "_initializing", False):
-        return await trio.to_thread.run_sync(import_module, name, abandon_on_cancel=True)
+        return await trio.to_thread.run_sync(import_module, name, abandon_on_cancel=True, limiter=import_limiter())
     return known

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ovmstrio_samples import prepare_repository
 from tests.support.command_server import CLOSED
 from tests.support.commands import on_terminal, piped
 from tests.support.plain_http import ChatServer, chat_server, relaying
 from tests.support.ports import free_ports
 from tests.support.served_in_thread import ServedInThread
+from tests.support.waits import until
 
 both_protocols = pytest.mark.parametrize("protocol", ["--grpc", "--rest"])
 
@@ -49,6 +52,11 @@ def _url(server: ServedInThread, protocol: str) -> str:
 def _open_sequences(server: ServedInThread) -> list[dict[str, Any]]:
     listed: list[dict[str, Any]] = server.ask("GET", "/v2/models/sum/sequences").json()["sequences"]
     return listed
+
+
+def _is_listening(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_an_interrupted_infer_ends_without_a_message(server: ServedInThread, tmp_path: Path) -> None:
@@ -212,6 +220,29 @@ main()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_demo_that_is_interrupted_before_its_answers_exits_as_interrupted() -> None:
+    grpc, rest = free_ports(2)
+    with piped("demo", "--port", str(grpc), "--rest_port", str(rest)) as command:
+        until(lambda: _is_listening(rest))
+        command.interrupt()
+        code, errors = command.end()
+    assert (code, "Traceback" in errors, "not running" in errors) == (130, False, False), errors
+
+
+@pytest.mark.parametrize("number", range(1, 6))
+def test_a_server_that_is_stopped_while_it_loads_models_exits_with_success(tmp_path: Path, number: int) -> None:
+    config = prepare_repository(tmp_path)
+    grpc, rest = free_ports(2)
+    ports = ("--port", str(grpc), "--rest_port", str(rest), "--trial_load", "off")
+    with piped("serve", "--config_path", str(config), *ports) as command:
+        for _ in range(number):
+            while "service loading" not in (line := command.stderr.readline()):
+                assert line
+        command.interrupt()
+        code, errors = command.end()
+    assert code == 0, errors
 
 
 def test_demo_serves_until_it_is_interrupted() -> None:
