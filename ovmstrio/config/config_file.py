@@ -10,18 +10,10 @@ from typing import Any, ClassVar, Final, Protocol
 
 from pydantic import create_model
 
-from ovmstrio.config.documents import (
-    OPTIONAL,
-    Findings,
-    Schema,
-    check_members,
-    did_you_mean,
-    list_items,
-    load_document,
-    sorted_by_line,
-)
+from ovmstrio.config.documents import Findings, did_you_mean, load_document, sorted_by_line
 from ovmstrio.config.located import Located, Place
 from ovmstrio.config.model_entries import KnownModel, ModelEntries
+from ovmstrio.config.schema import OPTIONAL, Schema, check_members, list_items
 from ovmstrio.config.service_options import apply_entry_options
 from ovmstrio.config.specs import MetricsSpec, ServableSpec, ServerSpec
 from ovmstrio.core.errors import ConfigError, Problem

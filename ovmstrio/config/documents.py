@@ -1,19 +1,17 @@
-"""Configuration documents with source positions: JSON and YAML parsers, schemas and diagnostics."""
+"""Configuration documents with source positions: JSON and YAML parsers, and diagnostics."""
 
 from __future__ import annotations
 
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, Final, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
-from pydantic_core import ErrorDetails
 
 from ovmstrio.config.located import NO_LINE, Document, InvalidSyntax, Located, member_path
 from ovmstrio.core.errors import ConfigError, Problem
@@ -36,14 +34,18 @@ def to_short_json(value: Any) -> str:
 
 def did_you_mean(found: str, known: Iterable[str], *, otherwise: str = "") -> str:
     """Return a "did you mean" hint for a close match, else ``otherwise``."""
-    close = get_close_matches(found, list(known), 1, 0.6) if len(found) <= _MAX_WORD_CHARACTERS else ()
+    known = list(known)
+    if len(found) > _MAX_WORD_CHARACTERS:
+        return otherwise
+    words = {word.lower(): word for word in known}
+    close = get_close_matches(found, known, 1) or [words[word] for word in get_close_matches(found.lower(), words, 1)]
     return f"did you mean {close[0]!r}?" if close else otherwise
 
 
 def suggest_key(found: Any, known: Iterable[str]) -> str:
     """Return a "did you mean" hint for a key, else the list of known keys."""
     known = list(known)
-    return did_you_mean(str(found), known, otherwise=f"known are {', '.join(known)}")
+    return did_you_mean(str(found), known, otherwise=f"known are {', '.join(known)}" if known else "remove it")
 
 
 def invalid_value_error(
@@ -89,7 +91,7 @@ class Findings:
 
     def place(self, node: Located, problem: Problem) -> Problem:
         """Return the problem of a part of ``node`` with its file position."""
-        at = node.find(*problem.path.split("."))
+        at = node.at(problem.path)
         return replace(problem, file=self.file, line=_line(at), path=at.path)
 
     @property
@@ -353,34 +355,7 @@ def _yaml_line(node: yaml.Node) -> int:
     return line + 1
 
 
-# Schemas
-
-OPTIONAL: Final[Any] = None
-"""Default of optional keys; schemas only validate, so the value is unused."""
-
-_EXPECTED: Final = {
-    "bool_type": "true or false",
-    "bool_parsing": "true or false",
-    "dict_type": "an object",
-    "float_type": "a number",
-    "float_parsing": "a number",
-    "int_type": "an integer",
-    "int_parsing": "an integer",
-    "list_type": "a list",
-    "model_type": "an object",
-    "path_type": "a path",
-    "string_type": "a string",
-    "string_too_short": "a text that is not empty",
-}
-
-
-class Schema(BaseModel):
-    """Schema of a JSON object: no unknown keys, no type conversion."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    hints: ClassVar[Mapping[str, str]] = {}
-    """Suggestions for unknown keys."""
+# Files
 
 
 def load_document(content: bytes, file: str) -> Document:
@@ -418,75 +393,3 @@ def load_yaml(file: Path, subject: str = "the file ") -> Document:
         message = f"the file is not usable YAML: {error.message}"
         problem = Problem(message, str(file), error.line, suggestion=error.suggestion)
     raise ConfigError([problem])
-
-
-def check_members(node: Located, schema: type[Schema], findings: Findings) -> dict[str, Located]:
-    """Validate an object against a schema and return its valid members.
-
-    All violations are fatal.  Nested objects are not validated.
-    """
-    if not isinstance(node.value, dict):
-        findings.refuse(node, "wrong type", expected="an object", found=to_short_json(node.plain()))
-        return {}
-    try:
-        schema.model_validate(node.plain())
-    except ValidationError as error:
-        bad = _report_errors(node, schema, error.errors(include_url=False), findings)
-    else:
-        bad = set()
-    return {key: member for key, member in node.value.items() if key not in bad}
-
-
-def is_whole(node: Located, members: Mapping[str, Located], schema: type[Schema]) -> bool:
-    """Return whether :func:`check_members` found the object complete and valid."""
-    required = {key for key, field in schema.model_fields.items() if field.is_required()}
-    return isinstance(node.value, dict) and members.keys() == node.value.keys() and members.keys() >= required
-
-
-def list_items(members: Mapping[str, Located], key: str) -> list[Located]:
-    """Return the items of an optional list member."""
-    return members[key].value if key in members else []
-
-
-def expected_text(error: ErrorDetails) -> str:
-    """Return a description of the expected value."""
-    if error["type"] in _EXPECTED:
-        return _EXPECTED[error["type"]]
-    bounds = error.get("ctx", {})
-    if "ge" in bounds:
-        return f"{bounds['ge']} or more"
-    if "le" in bounds:
-        return f"{bounds['le']} or less"
-    return error["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-
-
-def _report_errors(node: Located, schema: type[Schema], errors: list[ErrorDetails], findings: Findings) -> set[str]:
-    # Suggest the schema's own keys before inherited ones.
-    known = sorted(schema.model_fields, key=lambda name: name not in schema.__annotations__)
-    unknown = [str(error["loc"][0]) for error in errors if error["type"] == "extra_forbidden"]
-    for key in unknown:
-        suggestion = schema.hints.get(key) or suggest_key(key, known)
-        findings.refuse(node.find(key), f"unknown key {key!r}", suggestion=suggestion)
-    wrong_types: dict[str, tuple[Located, list[str]]] = {}
-    for error in errors:
-        key = str(error["loc"][0])
-        if error["type"] == "missing":
-            # A misspelt key is reported once.
-            if not get_close_matches(key, unknown):
-                findings.refuse(node, f"the key {key!r} is missing", suggestion="add it")
-        elif error["type"] != "extra_forbidden":
-            place = _deepest(node, error["loc"])
-            wrong_types.setdefault(place.path, (place, []))[1].append(expected_text(error))
-    for path, (place, expected) in wrong_types.items():
-        # Every alternative of a union reports errors; the deepest ones are those of the intended alternative.
-        if not any(other.startswith((f"{path}.", f"{path}[")) for other in wrong_types):
-            words = " or ".join(dict.fromkeys(expected))
-            findings.refuse(place, "wrong type or value", expected=words, found=to_short_json(place.plain()))
-    return {str(error["loc"][0]) for error in errors}
-
-
-def _deepest(node: Located, location: tuple[int | str, ...]) -> Located:
-    """Follow a pydantic location, which contains union member names between keys."""
-    for step in location:
-        node = node.find(step)
-    return node

@@ -13,8 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ovmstrio.config.documents import OPTIONAL, to_short_json
+from ovmstrio.config.documents import to_short_json
 from ovmstrio.config.model_options import check_local_path, check_name
+from ovmstrio.config.schema import OPTIONAL
 from ovmstrio.config.service_options import PythonEntry, ServiceEntry
 from ovmstrio.core.errors import Problem
 

@@ -19,7 +19,7 @@ class Place(NamedTuple):
 
     def of(self, problem: Problem) -> Problem:
         """Return the problem with the file position of its option path."""
-        at = self.settings.find(*problem.path.split("."))
+        at = self.settings.at(problem.path)
         return replace(problem, file=self.file, line=at.line, path=at.path)
 
 
@@ -27,6 +27,7 @@ NO_LINE: Final = 0
 """Line of values that are in no file."""
 
 
+_STEP: Final = re.compile(r'\[("(?:[^"\\]|\\.)*"|\d+)\]|([^.\[]+)')
 _PLAIN_KEY: Final = re.compile(r"[\w-]+")
 
 
@@ -63,12 +64,12 @@ class Located:
         """Members of an object; empty for other values."""
         return self.value if isinstance(self.value, dict) else {}
 
-    def plain(self) -> Any:
-        """Return the value without positions."""
+    def plain(self, sequence: type[list[Any] | tuple[Any, ...]] = list) -> Any:
+        """Return the value without positions, its lists as ``sequence``."""
         if isinstance(self.value, dict):
-            return {key: member.plain() for key, member in self.value.items()}
+            return {key: member.plain(sequence) for key, member in self.value.items()}
         if isinstance(self.value, list):
-            return [item.plain() for item in self.value]
+            return sequence(item.plain(sequence) for item in self.value)
         return self.value
 
     def find(self, *steps: str | int) -> Located:
@@ -80,6 +81,11 @@ class Located:
                 break
             node = members[step]
         return node
+
+    def at(self, path: str) -> Located:
+        """Return the deepest existing value along a path such as ``shape["a b"][0]``."""
+        steps = _STEP.findall(path)
+        return self.find(*(json.loads(quoted) if quoted else key for quoted, key in steps))
 
     def items(self, key: str) -> list[Located]:
         """Return the items of a list member; empty if missing."""

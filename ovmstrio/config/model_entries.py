@@ -11,10 +11,11 @@ from typing import Annotated, Any, ClassVar, Final, NamedTuple
 
 from pydantic import Field
 
-from ovmstrio.config.documents import OPTIONAL, Findings, Schema, check_members, did_you_mean, invalid_value_error
+from ovmstrio.config.documents import Findings, did_you_mean, invalid_value_error
 from ovmstrio.config.graph_entries import is_graph
 from ovmstrio.config.located import Located, Place
 from ovmstrio.config.model_options import MODEL_OPTIONS, check_base_path, check_name, parse_model_options
+from ovmstrio.config.schema import OPTIONAL, Schema, check_members
 from ovmstrio.config.service_options import ServiceEntry
 from ovmstrio.config.shapes import parse_json_object
 from ovmstrio.config.specs import ModelSpec

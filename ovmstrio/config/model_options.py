@@ -13,9 +13,8 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any, Final
 
-from pydantic import ValidationError
-
-from ovmstrio.config.documents import did_you_mean, expected_text, invalid_value_error, to_short_json
+from ovmstrio.config.documents import did_you_mean, invalid_value_error, to_short_json
+from ovmstrio.config.schema import parse_value
 from ovmstrio.config.shapes import (
     bucket_conflicts,
     format_batch_size,
@@ -142,7 +141,11 @@ def _numbers(option: str, value: Any) -> tuple[float, ...]:
 
 _POLICY: Final = "model_version_policy"
 _POLICY_FORM: Final = '{"latest": {"num_versions": 2}}, {"all": {}} or {"specific": {"versions": [1, 3]}}'
-_MAX_VERSION: Final = 2**63 - 1
+_POLICIES: Final[Mapping[str, type[VersionPolicy]]] = {
+    "latest": LatestVersions,
+    "all": AllVersions,
+    "specific": SpecificVersions,
+}
 
 
 def parse_version_policy(value: Any) -> VersionPolicy:
@@ -154,15 +157,13 @@ def parse_version_policy(value: Any) -> VersionPolicy:
     if len(value) != 1:
         raise invalid_value_error(_POLICY, value, _POLICY_FORM, message="exactly one policy must be named")
     kind, details = next(iter(value.items()))
-    read = _POLICY_PARSERS.get(kind)
-    if read is None:
-        suggestion = did_you_mean(str(kind), _POLICY_PARSERS)
+    policy = _POLICIES.get(kind)
+    if policy is None:
+        suggestion = did_you_mean(str(kind), _POLICIES)
         raise invalid_value_error(
             _POLICY, value, _POLICY_FORM, message=f"unknown policy {kind!r}", suggestion=suggestion
         )
-    if not isinstance(details, Mapping):
-        raise invalid_value_error(f"{_POLICY}.{kind}", details, "an object")
-    return read(details)
+    return parse_value(f"{_POLICY}.{kind}", details, policy)
 
 
 def format_version_policy(policy: VersionPolicy) -> dict[str, Any]:
@@ -170,54 +171,6 @@ def format_version_policy(policy: VersionPolicy) -> dict[str, Any]:
     if isinstance(policy, LatestVersions):
         return {"latest": {"num_versions": policy.num_versions}}
     return {"all": {}} if isinstance(policy, AllVersions) else {"specific": {"versions": list(policy.versions)}}
-
-
-def _latest(details: Mapping[str, Any]) -> VersionPolicy:
-    _refuse_unknown_keys("latest", details, "num_versions")
-    number = details.get("num_versions", 1)
-    if not _is_positive(number):
-        raise invalid_value_error(f"{_POLICY}.latest.num_versions", number, "an integer of 1 or more")
-    return LatestVersions(num_versions=number)
-
-
-def _all(details: Mapping[str, Any]) -> VersionPolicy:
-    if details:
-        raise invalid_value_error(f"{_POLICY}.all", details, "an empty object")
-    return AllVersions()
-
-
-def _specific(details: Mapping[str, Any]) -> VersionPolicy:
-    _refuse_unknown_keys("specific", details, "versions")
-    versions = details.get("versions")
-    if not isinstance(versions, list) or not versions or not all(map(_is_positive, versions)):
-        raise invalid_value_error(
-            f"{_POLICY}.specific.versions", versions, "a list of integers of 1 or more, such as [1, 3]"
-        )
-    return SpecificVersions(versions=tuple(versions))
-
-
-_POLICY_PARSERS: Final[Mapping[str, Callable[[Mapping[str, Any]], VersionPolicy]]] = {
-    "latest": _latest,
-    "all": _all,
-    "specific": _specific,
-}
-
-
-def _is_positive(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MAX_VERSION
-
-
-def _refuse_unknown_keys(kind: str, details: Mapping[str, Any], known: str) -> None:
-    others = [str(key) for key in details if key != known]
-    if others:
-        raise _unknown_key(kind, others[0], known)
-
-
-def _unknown_key(kind: str, key: str, known: str) -> ConfigError:
-    option = f"{_POLICY}.{kind}.{key}"
-    return invalid_value_error(
-        option, key, repr(known), message=f"unknown key {key!r}", suggestion=did_you_mean(key, [known])
-    )
 
 
 _BATCHING_FORM: Final = 'an object such as {"max_batch_size": 16, "batch_timeout_ms": 5}'
@@ -232,10 +185,7 @@ def parse_batching(value: Any) -> BatchingSpec:
     settings = parse_json_object("batching", value) if isinstance(value, str) else value
     if not isinstance(settings, Mapping):
         raise invalid_value_error("batching", value, _BATCHING_FORM)
-    try:
-        return BatchingSpec.model_validate(dict(settings), strict=True)
-    except ValidationError as error:
-        raise ConfigError([_problem(fault) for fault in error.errors(include_url=False)]) from None
+    return parse_value("batching", settings, BatchingSpec)
 
 
 def batching_conflicts(fields: Mapping[str, Any]) -> list[Problem]:
@@ -267,21 +217,6 @@ def batching_conflicts(fields: Mapping[str, Any]) -> list[Problem]:
 
 def _accepts_batches(batch: BatchSpec, largest: int) -> bool:
     return batch.dim is not None and batch.dim.accepts(1) and batch.dim.accepts(largest)
-
-
-def _problem(fault: Any) -> Problem:
-    key = str(fault["loc"][0])
-    path = f"batching.{key}"
-    if fault["type"] == "missing":
-        return Problem(f"the key {key!r} is missing", path="batching", suggestion="add it")
-    if fault["type"] == "extra_forbidden":
-        known = f"known are {', '.join(BatchingSpec.model_fields)}"
-        return Problem(
-            f"unknown key {key!r}", path=path, suggestion=did_you_mean(key, BatchingSpec.model_fields, otherwise=known)
-        )
-    return Problem(
-        "the value cannot be used", path=path, expected=expected_text(fault), found=to_short_json(fault["input"])
-    )
 
 
 LAYOUT_DEPENDENT: Final = ("precision", "color_format", "mean", "scale")

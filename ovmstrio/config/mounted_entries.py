@@ -9,9 +9,10 @@ from dataclasses import replace
 from typing import Any, Final
 
 from ovmstrio.config.config_file import ConfigFile
-from ovmstrio.config.documents import OPTIONAL, check_members, is_whole, to_short_json
+from ovmstrio.config.documents import to_short_json
 from ovmstrio.config.located import Located
 from ovmstrio.config.model_options import check_local_path, check_name
+from ovmstrio.config.schema import OPTIONAL, check_members, is_whole
 from ovmstrio.config.service_options import PythonEntry, ServiceEntry, check_python, parse_python
 from ovmstrio.config.specs import HandlerSpec, OpPipelineSpec, PythonSpec
 from ovmstrio.core.errors import Problem

@@ -14,18 +14,10 @@ from typing import Annotated, Any, Final, NamedTuple, TypeVar
 from pydantic import Field
 
 from ovmstrio.config.config_file import ConfigFile
-from ovmstrio.config.documents import (
-    OPTIONAL,
-    Findings,
-    Schema,
-    check_members,
-    did_you_mean,
-    is_whole,
-    list_items,
-    to_short_json,
-)
+from ovmstrio.config.documents import Findings, did_you_mean, to_short_json
 from ovmstrio.config.located import Located
 from ovmstrio.config.model_options import check_local_path, check_name
+from ovmstrio.config.schema import OPTIONAL, Schema, check_members, is_whole, list_items
 from ovmstrio.config.service_options import ServiceEntry
 from ovmstrio.config.specs import NodeInput, NodeOutput, PipelineNode, PipelineSpec
 from ovmstrio.core.errors import Problem

@@ -11,7 +11,7 @@ from google.protobuf.descriptor import FieldDescriptor as Field
 
 from ovmstrio.config.documents import Findings, did_you_mean
 from ovmstrio.config.located import InvalidSyntax, Located
-from ovmstrio.config.yaml_rules import InvalidValue
+from ovmstrio.config.schema import InvalidValue
 
 _TOKEN: Final = re.compile(
     r"""(?P<space>(?:\s+|\#[^\n]*)+)
@@ -228,7 +228,7 @@ def check_scalar(value: ProtoScalar, field: Any) -> None:
     else:
         low, high = _limits(field)
         if not _INTEGER.fullmatch(value.text) or not low <= _integer(value.text) <= high:
-            raise InvalidValue(f"a whole number from {low} to {high}")
+            raise InvalidValue(f"an integer of {low} to {high}")
 
 
 def _check_enum(value: ProtoScalar, field: Any) -> None:

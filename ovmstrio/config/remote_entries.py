@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from ovmstrio.config.documents import OPTIONAL, check_members, expected_text, is_whole, to_short_json
+from ovmstrio.config.documents import to_short_json
 from ovmstrio.config.model_options import check_name
+from ovmstrio.config.schema import OPTIONAL, check_members, is_whole, parse_value
 from ovmstrio.config.service_options import ServiceEntry
 from ovmstrio.config.specs import ServableSpec
-from ovmstrio.core.errors import Problem
+from ovmstrio.core.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -77,7 +78,18 @@ class BreakerSpec(_Settings):
     open_seconds: Seconds = 10.0
 
 
-class RemoteSpec(ServableSpec):
+class RemoteCalls(BaseModel):
+    """Settings of the calls to a remote model; see :class:`RemoteSpec`."""
+
+    timeout_seconds: Seconds = 60.0
+    connect_seconds: Seconds = 5.0
+    health_seconds: Seconds = 5.0
+    max_attempts: Annotated[int, Field(ge=1, le=100)] = 3
+    retry_pause_ms: Annotated[float, Field(ge=0, le=60_000)] = 50.0
+    hedge_after_ms: Annotated[float, Field(ge=0, le=3_600_000)] = 0.0
+
+
+class RemoteSpec(ServableSpec, RemoteCalls):
     """Configuration of one remote model, with the only local version 1.
 
     Attributes:
@@ -95,42 +107,20 @@ class RemoteSpec(ServableSpec):
     addresses: tuple[RemoteAddress, ...] = ()
     remote_name: str = ""
     remote_version: str = ""
-    timeout_seconds: Seconds = 60.0
-    connect_seconds: Seconds = 5.0
-    health_seconds: Seconds = 5.0
-    max_attempts: Annotated[int, Field(ge=1, le=100)] = 3
-    retry_pause_ms: Annotated[float, Field(ge=0, le=60_000)] = 50.0
-    hedge_after_ms: Annotated[float, Field(ge=0, le=3_600_000)] = 0.0
     breaker: BreakerSpec = BreakerSpec()
     tls: RemoteTls = RemoteTls()
     max_concurrency: Annotated[int, Field(ge=0)] = 256
 
 
-class _Entry(ServiceEntry):
+class _Entry(ServiceEntry, RemoteCalls):
     hints: ClassVar[Mapping[str, str]] = {"base_path": "remote models have no local files; remove it"}
 
     name: str
     remote: str | list[str]
     remote_name: str = OPTIONAL
     remote_version: str | int = OPTIONAL
-    timeout_seconds: Seconds = OPTIONAL
-    connect_seconds: Seconds = OPTIONAL
-    health_seconds: Seconds = OPTIONAL
-    max_attempts: Annotated[int, Field(ge=1, le=100)] = OPTIONAL
-    retry_pause_ms: Annotated[float, Field(ge=0, le=60_000)] = OPTIONAL
-    hedge_after_ms: Annotated[float, Field(ge=0, le=3_600_000)] = OPTIONAL
     breaker: dict[str, Any] = OPTIONAL
     tls: dict[str, Any] = OPTIONAL
-
-
-_SCALAR_KEYS: Final = (
-    "timeout_seconds",
-    "connect_seconds",
-    "health_seconds",
-    "max_attempts",
-    "retry_pause_ms",
-    "hedge_after_ms",
-)
 
 
 def read_remotes(file: ConfigFile) -> list[RemoteSpec]:
@@ -146,21 +136,25 @@ def _read_remote(entry: Located, file: ConfigFile) -> RemoteSpec | None:
     given = {key: member.plain() for key, member in members.items()}
     place = file.place(entry)
     addresses, problems = _addresses(given["remote"])
-    breaker, wrong_breaker = _nested("breaker", BreakerSpec, given)
-    tls, wrong_tls = _nested("tls", RemoteTls, given)
-    problems += [*check_name(given["name"]), *wrong_breaker, *wrong_tls]
+    problems += check_name(given["name"])
+    nested: dict[str, Any] = {}
+    for key, settings in (("breaker", BreakerSpec), ("tls", RemoteTls)):
+        try:
+            nested[key] = parse_value(key, given.get(key, {}), settings)
+        except ConfigError as error:
+            problems += error.problems
     return RemoteSpec(
         name=given["name"],
         base_path=file.directory,
         addresses=addresses,
         remote_name=given.get("remote_name") or given["name"],
         remote_version=str(given.get("remote_version", "")),
-        breaker=breaker or BreakerSpec(),
-        tls=_with_absolute_paths(file.directory, tls or RemoteTls()),
+        breaker=nested.get("breaker", BreakerSpec()),
+        tls=_with_absolute_paths(file.directory, nested.get("tls", RemoteTls())),
         origin=file.origin(entry),
         problems=tuple(place.of(problem) for problem in problems),
         place=place,
-        **{key: given[key] for key in _SCALAR_KEYS if key in given},
+        **{key: given[key] for key in RemoteCalls.model_fields if key in given},
     )
 
 
@@ -192,22 +186,6 @@ def _address(text: str) -> RemoteAddress | None:
     if parts.scheme not in _SCHEMES or not parts.hostname or not port or further:
         return None
     return RemoteAddress(parts.scheme, parts.hostname, port)
-
-
-def _nested(key: str, settings: type[Any], given: Mapping[str, Any]) -> tuple[Any, list[Problem]]:
-    try:
-        return settings.model_validate(given.get(key, {})), []
-    except ValidationError as error:
-        known = ", ".join(settings.model_fields)
-        return None, [
-            Problem(
-                "the value cannot be used",
-                path=".".join([key, *map(str, fault["loc"])]),
-                expected=f"a key of {known}" if fault["type"] == "extra_forbidden" else expected_text(fault),
-                found=to_short_json(fault["input"]),
-            )
-            for fault in error.errors(include_url=False)
-        ]
 
 
 def _with_absolute_paths(directory: Path, tls: RemoteTls) -> RemoteTls:

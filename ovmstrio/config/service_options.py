@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import Field
 
-from ovmstrio.config.documents import OPTIONAL, Schema, to_short_json
+from ovmstrio.config.documents import to_short_json
+from ovmstrio.config.schema import OPTIONAL, Schema
 from ovmstrio.config.specs import PythonSpec, read_placement
 from ovmstrio.core.errors import Problem
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
-from pydantic import ValidationError
-
-from ovmstrio.config.documents import did_you_mean, expected_text, invalid_value_error, parse_json, to_short_json
+from ovmstrio.config.documents import invalid_value_error, parse_json
 from ovmstrio.config.located import InvalidSyntax
+from ovmstrio.config.schema import parse_value
 from ovmstrio.config.specs import BatchingSpec, BatchSpec, DimensionBuckets, LayoutSpec, ShapeSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.tensor import ANY_SIZE, Dim
@@ -185,8 +183,6 @@ def format_layout(layout: LayoutSpec) -> str:
 
 SHAPE_BUCKETS: Final = "shape_buckets"
 _BUCKETS_FORM: Final = 'an object such as {"batch": [1, 4, 16]} or {"words": {"sizes": [32, 64], "inputs": {"ids": 1}}}'
-_AXES: Final = ("inputs", "outputs")
-_LENGTHS: Final = {"too_short": "a list that is not empty", "too_long": "no more than 64 sizes"}
 
 
 def parse_shape_buckets(value: Any) -> dict[str, DimensionBuckets]:
@@ -214,37 +210,7 @@ def _parse_dimension(path: str, settings: Any) -> DimensionBuckets:
     given = {"sizes": settings} if isinstance(settings, list) else settings
     if not isinstance(given, Mapping):
         raise invalid_value_error(path, settings, 'a list of sizes such as [1, 4, 16], or an object with "sizes"')
-    settings_with_lists = {key: _as_lists(each) if key in _AXES else each for key, each in given.items()}
-    try:
-        # As JSON: strict validation accepts lists for tuples only there.
-        return DimensionBuckets.model_validate_json(json.dumps(settings_with_lists, default=str), strict=True)
-    except ValidationError as error:
-        # An error within a list also makes the list invalid; keep the first per path.
-        by_path = {each.path: each for each in (_problem(path, fault) for fault in reversed(error.errors()))}
-        raise ConfigError([*by_path.values()][::-1]) from None
-
-
-def _as_lists(axes: Any) -> Any:
-    """Return lists of axes by tensor; a single axis becomes a list."""
-    if not isinstance(axes, Mapping):
-        return axes
-    return {name: each if isinstance(each, list) else [each] for name, each in axes.items()}
-
-
-def _problem(path: str, fault: Any) -> Problem:
-    place = ".".join([path, *(str(step) for step in fault["loc"] if isinstance(step, str))])
-    key = str(fault["loc"][-1]) if fault["loc"] else ""
-    if fault["type"] == "missing":
-        return Problem(f"the key {key!r} is missing", path=path, suggestion="add it")
-    if fault["type"] == "extra_forbidden":
-        known = DimensionBuckets.model_fields
-        hint = did_you_mean(key, known, otherwise=f"known are {', '.join(known)}")
-        return Problem(f"unknown key {key!r}", path=place, suggestion=hint)
-    if fault["type"] == "value_error":
-        expected = "each size larger than the one before"
-        return Problem(str(fault["ctx"]["error"]), path=place, expected=expected, found=to_short_json(fault["input"]))
-    expected = _LENGTHS.get(fault["type"]) or expected_text(fault)
-    return Problem("the value cannot be used", path=place, expected=expected, found=to_short_json(fault["input"]))
+    return parse_value(path, given, DimensionBuckets)
 
 
 def bucket_conflicts(fields: Mapping[str, Any]) -> list[Problem]:

@@ -10,11 +10,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from ovmstrio.config.documents import expected_text, to_short_json
 from ovmstrio.config.located import Place
-from ovmstrio.core.errors import Problem
+from ovmstrio.config.schema import InvalidValue, Key, parse_value
+from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.generation import Task
 from ovmstrio.core.tensor import Dim
 
@@ -44,7 +44,7 @@ class Autoscaling(_Part):
     @model_validator(mode="after")
     def _ordered(self) -> Autoscaling:
         if self.min_replicas > self.max_replicas:
-            raise ValueError("min_replicas <= max_replicas")
+            raise InvalidValue("min_replicas <= max_replicas")
         return self
 
 
@@ -70,34 +70,30 @@ class PlacementSpec(_Part):
     @model_validator(mode="after")
     def _one_number(self) -> PlacementSpec:
         if self.replicas is not None and self.autoscaling is not None:
-            raise ValueError("either replicas or autoscaling")
+            raise InvalidValue("either replicas or autoscaling")
         return self
 
 
 def read_placement(value: Any, key: str = "placement") -> tuple[PlacementSpec, tuple[Problem, ...]]:
     """Parse a placement, a group name or an object; an invalid one is ignored as a whole."""
     try:
-        return PlacementSpec.model_validate({"group": value} if isinstance(value, str) else value), ()
-    except ValidationError as error:
-        return PlacementSpec(), tuple(
-            Problem(
-                "the value cannot be used",
-                path=".".join([key, *map(str, fault["loc"])]),
-                expected=f"a key of {', '.join(PlacementSpec.model_fields)}"
-                if fault["type"] == "extra_forbidden"
-                else expected_text(fault),
-                found=to_short_json(fault["input"]),
-            )
-            for fault in error.errors(include_url=False)
-        )
+        return parse_value(key, {"group": value} if isinstance(value, str) else value, PlacementSpec), ()
+    except ConfigError as error:
+        return PlacementSpec(), error.problems
 
 
 # Services
 
 SpecT = TypeVar("SpecT", bound="ServableSpec")
 
-Axes = Annotated[tuple[Annotated[int, Field(ge=0, le=64)], ...], Field(min_length=1)]
-"""Positions of dimensions in the shape of one tensor."""
+Axes = Annotated[
+    tuple[Annotated[int, Field(ge=0, le=64)], ...],
+    Field(min_length=1),
+    BeforeValidator(lambda value: value if isinstance(value, tuple | list) else (value,)),
+]
+"""Positions of dimensions in the shape of one tensor, or one position."""
+
+VersionNumber = Annotated[int, Field(ge=1, le=2**63 - 1)]
 
 
 class _Spec(BaseModel):
@@ -108,8 +104,8 @@ class _Spec(BaseModel):
 class LatestVersions(_Spec):
     """Policy: the ``num_versions`` highest versions."""
 
-    kind: Literal["latest"] = "latest"
-    num_versions: Annotated[int, Field(ge=1)] = 1
+    kind: Annotated[Literal["latest"], Key()] = "latest"
+    num_versions: VersionNumber = 1
 
     def select(self, available: Iterable[int]) -> list[int]:
         """Return the selected versions, ascending."""
@@ -119,7 +115,7 @@ class LatestVersions(_Spec):
 class AllVersions(_Spec):
     """Policy: all versions."""
 
-    kind: Literal["all"] = "all"
+    kind: Annotated[Literal["all"], Key()] = "all"
 
     def select(self, available: Iterable[int]) -> list[int]:
         """Return the selected versions, ascending."""
@@ -129,8 +125,8 @@ class AllVersions(_Spec):
 class SpecificVersions(_Spec):
     """Policy: listed versions."""
 
-    kind: Literal["specific"] = "specific"
-    versions: tuple[int, ...]
+    kind: Annotated[Literal["specific"], Key()] = "specific"
+    versions: Annotated[tuple[VersionNumber, ...], Field(min_length=1)]
 
     def select(self, available: Iterable[int]) -> list[int]:
         """Return the selected versions, ascending."""
@@ -175,6 +171,12 @@ class BatchingSpec(_Spec):
     eager: bool = False
 
 
+def _ascending(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    if any(low >= high for low, high in pairwise(sizes)):
+        raise InvalidValue("each size larger than the one before", message="sizes are not ascending")
+    return sizes
+
+
 class DimensionBuckets(_Spec):
     """Padding buckets of a dimension: sizes are padded up to the next one of ``sizes``.
 
@@ -183,19 +185,16 @@ class DimensionBuckets(_Spec):
     follow the inputs.  ``pad`` is the padding value by input (default 0).  Larger sizes are rejected, or run unpadded.
     """
 
-    sizes: Annotated[tuple[Annotated[int, Field(ge=1, le=2**31 - 1)], ...], Field(min_length=1, max_length=64)]
+    sizes: Annotated[
+        tuple[Annotated[int, Field(ge=1, le=2**31 - 1)], ...],
+        Field(min_length=1, max_length=64),
+        AfterValidator(_ascending),
+    ]
     inputs: dict[str, Axes] = {}
     outputs: dict[str, Axes] | None = None
     pad: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}
     larger: Literal["refuse", "run"] = "refuse"
     warm_up: bool = True
-
-    @field_validator("sizes")
-    @classmethod
-    def _ascending(cls, sizes: tuple[int, ...]) -> tuple[int, ...]:
-        if any(low >= high for low, high in pairwise(sizes)):
-            raise ValueError("sizes are not ascending")
-        return sizes
 
 
 class ServableSpec(_Spec):

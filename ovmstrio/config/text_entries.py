@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Union, get_args, get_origin
 
-from pydantic import ValidationError
+from pydantic import create_model
 
-from ovmstrio.config.documents import (
-    OPTIONAL,
-    Schema,
-    check_members,
-    did_you_mean,
-    expected_text,
-    invalid_value_error,
-    is_whole,
-    to_short_json,
-)
+from ovmstrio.config.documents import Findings, did_you_mean, invalid_value_error
+from ovmstrio.config.located import with_paths
 from ovmstrio.config.model_options import check_base_path, check_name
+from ovmstrio.config.schema import OPTIONAL, Reader, Schema, check_members, is_whole, keys_of
 from ovmstrio.config.service_options import ServiceEntry
 from ovmstrio.config.shapes import parse_json_object
 from ovmstrio.config.specs import TextModelSpec
@@ -143,7 +137,7 @@ def parse_text_options(task: Task, options: Mapping[str, Any], directory: Path) 
                 _read(option, value, fields, directory)
             except ConfigError as error:
                 problems += error.problems
-    return fields, [*problems, *_out_of_bounds(fields, options), *_check_speed_range(fields)]
+    return fields, [*problems, *_check_speed_range(fields)]
 
 
 def _check_speed_range(fields: dict[str, Any]) -> list[Problem]:
@@ -180,6 +174,10 @@ def _read(option: str, value: Any, fields: dict[str, Any], directory: Path) -> N
     elif option == "voices":
         fields[field] = _voices(value, directory)
     else:
+        reader = Reader(Findings(""))
+        reader.value(with_paths(value, option), keys_of(TextModelSpec)[field].type)
+        if reader.findings.fatal:
+            raise ConfigError(reader.findings.fatal)
         fields[field] = value
 
 
@@ -221,28 +219,6 @@ def _check_pipeline(value: Any) -> None:
         )
 
 
-def _out_of_bounds(fields: dict[str, Any], options: Mapping[str, Any]) -> list[Problem]:
-    """Return problems of values outside their bounds, and remove these values."""
-    try:
-        TextModelSpec.model_validate({"name": "", "base_path": Path(), "path": Path(), **fields}, strict=True)
-    except ValidationError as error:
-        bad = {str(fault["loc"][0]): fault for fault in error.errors(include_url=False)}
-    else:
-        return []
-    problems = []
-    for field, fault in bad.items():
-        option = next(name for name, each in _OPTIONS.items() if each.field == field and name in options)
-        suggestion = ""
-        if fault["type"] == "literal_error" and isinstance(fault["input"], str):
-            suggestion = f"did you mean {fault['input'].upper()!r}?" if fault["input"].upper() in fault["msg"] else ""
-        message, expected = "the value cannot be used", expected_text(fault)
-        problems.append(
-            Problem(message, path=option, expected=expected, found=to_short_json(fault["input"]), suggestion=suggestion)
-        )
-        del fields[field]
-    return problems
-
-
 # Entries
 
 TEXT_MODELS: Final = "text_model_config_list"
@@ -253,38 +229,28 @@ class _Entry(Schema):
     config: Object
 
 
-class _TextModel(ServiceEntry):
-    name: str
-    base_path: str
-    task: str = OPTIONAL
-    target_device: str = OPTIONAL
-    plugin_config: Object = OPTIONAL
-    idle_unload_seconds: float = OPTIONAL
-    pipeline_type: str = OPTIONAL
-    kv_cache_precision: str = OPTIONAL
-    max_num_batched_tokens: int = OPTIONAL
-    cache_size: float = OPTIONAL
-    max_num_seqs: int = OPTIONAL
-    dynamic_split_fuse: bool = OPTIONAL
-    enable_prefix_caching: bool = OPTIONAL
-    best_of_limit: int = OPTIONAL
-    max_tokens_limit: int = OPTIONAL
-    tool_parser: str = OPTIONAL
-    reasoning_parser: str = OPTIONAL
-    enable_tool_guided_generation: bool = OPTIONAL
-    chat_template_mode: str = OPTIONAL
-    kv_overcommit: float = OPTIONAL
-    reload: str = OPTIONAL
-    draft_models_path: str = OPTIONAL
-    draft_device: str = OPTIONAL
-    pooling: str = OPTIONAL
-    normalize: bool = OPTIONAL
-    truncate: bool = OPTIONAL
-    max_allowed_chunks: int = OPTIONAL
-    enable_word_timestamps: bool = OPTIONAL
-    voices: Object = OPTIONAL
-    speed_min: float = OPTIONAL
-    speed_max: float = OPTIONAL
+def _form(option: str) -> Any:
+    """Return the type of an option's value in JSON, without bounds and choices."""
+    field = _OPTIONS[option].field
+    if option in {"pipeline_type", "kv_cache_precision"}:
+        return str
+    kind: Any = TextModelSpec.model_fields[field].annotation
+    if get_origin(kind) in {Union, UnionType}:
+        kind = next(each for each in get_args(kind) if each is not type(None))
+    kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    if get_origin(kind) is dict:
+        return Object
+    return str if get_origin(kind) is Literal or kind is Path else kind
+
+
+_KEYS: Final[dict[str, Any]] = {
+    "name": (str, ...),
+    "base_path": (str, ...),
+    "task": (str, OPTIONAL),
+    **{option: (_form(option), OPTIONAL) for option in _OPTIONS},
+}
+_TextModel = create_model("_TextModel", __base__=ServiceEntry, **_KEYS)
+"""Keys of ``config`` and the form of their values; out-of-range values are problems of the model."""
 
 
 def read_text_models(file: ConfigFile) -> list[TextModelSpec]:

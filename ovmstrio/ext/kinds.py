@@ -1,8 +1,9 @@
 """Service kind API, for kinds passed to ``ovmstrio.serve``."""
 
 from ovmstrio.config.config_file import ConfigFile
-from ovmstrio.config.documents import Findings, Schema, check_members, is_whole
+from ovmstrio.config.documents import Findings
 from ovmstrio.config.located import Located, Place
+from ovmstrio.config.schema import Schema, check_members, is_whole
 from ovmstrio.config.specs import ServableSpec
 from ovmstrio.core.errors import Problem
 from ovmstrio.core.http_messages import ByteStream, HttpAnswer, HttpRequest

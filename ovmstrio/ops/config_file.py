@@ -12,18 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
-from ovmstrio.config.documents import Findings, load_yaml, parse_yaml, to_short_json
+from ovmstrio.config.documents import Findings, load_yaml, parse_yaml
 from ovmstrio.config.located import InvalidSyntax, Located, with_paths
-from ovmstrio.config.yaml_rules import InvalidValue, Section, integer, rules_of
+from ovmstrio.config.schema import Reader
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.ops.settings import (
-    DagSettings,
-    LocalServiceConf,
-    LoggingSettings,
-    OpSettings,
-    PipelineSettings,
-    TracerSettings,
-)
+from ovmstrio.ops.settings import OpSettings, PipelineSettings
 
 if TYPE_CHECKING:
     from ovmstrio.ops.op import Op
@@ -52,16 +45,15 @@ def _constructor_settings(op: Op) -> dict[str, Any]:
         arguments["server_endpoints"] = op.server_endpoints
     if op.fetch_list is not None:
         arguments["fetch_list"] = op.fetch_list
-    problems, given = [], {}
-    for key, value in arguments.items():
-        try:
-            given[key] = rules_of(OpSettings)[key](with_paths(value))
-        except InvalidValue as error:
-            message = f"argument {key} of Op {op.name} is invalid"
-            problem = Problem(message, expected=error.expected, found=to_short_json(value), suggestion=error.suggestion)
-            problems.append(problem)
-    if problems:
-        raise ConfigError(problems)
+    reader = Reader(Findings(""))
+    given = reader.values(with_paths(arguments), OpSettings)
+    if reader.findings.fatal:
+        raise ConfigError(
+            [
+                replace(each, message=f"argument {each.path} of Op {op.name} is invalid", path="")
+                for each in reader.findings.fatal
+            ]
+        )
     return given
 
 
@@ -105,8 +97,7 @@ def _read_file(path: Path) -> tuple[Located, Findings]:
     findings, document = Findings(str(path)), load_yaml(path, "")
     findings.refuse_repeated(document, " in one mapping")
     root = document.root if document.root.value is not None else replace(document.root, value={})
-    if not isinstance(root.value, dict):
-        findings.refuse(root, "wrong type", expected="a mapping of keys to values", found=to_short_json(root.plain()))
+    if not Reader(findings, is_yaml=True).is_mapping(root):
         raise ConfigError(findings.fatal)
     return root, findings
 
@@ -199,34 +190,6 @@ def _next_free(above: int) -> int:
     raise ConfigError([Problem(message, path="rpc_port", suggestion="set `rpc_port`")])
 
 
-TOP_RULES: Final = {**rules_of(PipelineSettings), "grpc_gateway_port": integer()}
-_WITHOUT_EFFECT: Final[Mapping[type, Mapping[str, str]]] = {
-    PipelineSettings: {
-        "grpc_gateway_port": "HTTP is served without a gateway",
-        "build_dag_each_worker": "one process serves; `is_thread_op: false` runs Ops in worker processes",
-    },
-    DagSettings: {"client_type": "client_type is set per Op"},
-    LocalServiceConf: {
-        "workdir": "no server is started for the model",
-        "mem_optim": "OpenVINO always reuses memory",
-        "ir_optim": "OpenVINO always optimises",
-        "use_mkldnn": "OpenVINO runs on oneDNN",
-        "mkldnn_cache_capacity": "OpenVINO manages its cache",
-        "mkldnn_op_list": "OpenVINO selects the operators",
-        "mkldnn_bf16_op_list": "`precision` applies to all operators",
-        "use_calib": "TensorRT only",
-        "min_subgraph_size": "TensorRT only",
-        "reload_interval_s": "models are read once at server start",
-    },
-}
-"""Accepted keys without effect on OpenVINO, with the reasons, by settings class."""
-_CORRECT_SPELLING: Final = "channel_recv_first_arrive"
-_BLOCKS: Final[Mapping[type, tuple[str, ...]]] = {
-    PipelineSettings: ("dag", "op", "logging"),
-    DagSettings: ("tracer",),
-    OpSettings: ("local_service_conf",),
-}
-"""Nested blocks by settings class."""
 _log = structlog.get_logger(__name__)
 
 
@@ -287,68 +250,27 @@ def validate_pipeline_config(
         raise ConfigError([Problem("expected exactly one of yml_file and yml_dict")])
     source = Path(yml_file) if yml_file is not None else yml_dict or {}
     root, findings = read_document(source, overrides)
-    reader = _PipelineReader(root, findings)
-    settings = reader.read(source if isinstance(source, Path) else None)
+    reader = Reader(findings, is_yaml=True)
+    settings = reader.read(root, PipelineSettings)
+    assert settings is not None  # noqa: S101 - no key is required
+    ops = {name: replace(op, name=name) for name, op in settings.ops.items()}
+    settings = replace(settings, ops=ops, source=source if isinstance(source, Path) else None)
+    _check_ports(root, settings, findings)
     return ValidatedConfig(settings, findings.all, reader.without_effect, root, findings)
 
 
-class _PipelineReader:
-    def __init__(self, root: Located, findings: Findings) -> None:
-        self._top = Section(root, findings)
-        self.without_effect: dict[str, str] = {}
-
-    def read(self, source: Path | None) -> PipelineSettings:
-        top = self._top
-        values = self._values(top, PipelineSettings)
-        values.pop("grpc_gateway_port", None)
-        entries = self._block(top, "op")
-        ops = {str(name): self._op(str(name), self._block(entries, name)) for name in entries.node.members}
-        dag = self._dag(self._block(top, "dag"))
-        self._check_ports(values, dag.prometheus_port)
-        logs = LoggingSettings(**self._values(self._block(top, "logging"), LoggingSettings))
-        return PipelineSettings(**values, dag=dag, ops=ops, logging=logs, source=source)
-
-    def _block(self, section: Section, key: str) -> Section:
-        inner = section.section(key, "the value cannot be used")
-        return inner or Section(replace(section.node.find(key), value={}), section.findings)
-
-    def _values(self, section: Section, settings: type) -> dict[str, Any]:
-        rules = TOP_RULES if settings is PipelineSettings else rules_of(settings)
-        without_effect = _WITHOUT_EFFECT.get(settings, {})
-        given = replace(section, node=replace(section.node, value=section.members))
-        self.without_effect |= {
-            member.path: without_effect[key] for key, member in given.members.items() if key in without_effect
-        }
-        return given.read({**rules, **dict.fromkeys(_BLOCKS.get(settings, ()))})
-
-    def _dag(self, section: Section) -> DagSettings:
-        members = {
-            "channel_recv_frist_arrive" if key == _CORRECT_SPELLING else key: each
-            for key, each in section.members.items()
-        }
-        section = replace(section, node=replace(section.node, value=members))
-        values = self._values(section, DagSettings)
-        if values.get("enable_prometheus") and "prometheus_port" not in members:
-            section.warn("enable_prometheus", "no prometheus_port: metrics are served only at /metrics of http_port")
-        if "prometheus_port" in members and not values.get("enable_prometheus"):
-            section.warn("prometheus_port", "prometheus_port has no effect without enable_prometheus")
-        tracer = TracerSettings(**self._values(self._block(section, "tracer"), TracerSettings))
-        return DagSettings(**values, tracer=tracer)
-
-    def _op(self, name: str, section: Section) -> OpSettings:
-        values = self._values(section, OpSettings)
-        local = LocalServiceConf(**self._values(self._block(section, "local_service_conf"), LocalServiceConf))
-        return OpSettings(name, **values, local_service_conf=local)
-
-    def _check_ports(self, values: Mapping[str, Any], metrics: int | None) -> None:
-        top = self._top
-        if "rpc_port" not in top.members and "http_port" not in top.members:
-            message = "rpc_port and http_port are both missing"
-            top.findings.refuse(top.node, message, suggestion="set one of them, or both")
-        rpc = values.get("rpc_port")
-        taken = f"port {rpc} is already rpc_port"
-        if rpc and rpc == values.get("http_port"):
-            top.refuse("http_port", taken, suggestion="use another port")
-        if rpc and rpc == metrics:
-            node = top.node.find("dag", "prometheus_port")
-            top.findings.refuse(node, taken, suggestion="use another port, or the http_port")
+def _check_ports(root: Located, settings: PipelineSettings, findings: Findings) -> None:
+    dag, port = root.find("dag"), root.find("dag", "prometheus_port")
+    has_port = "prometheus_port" in dag.members and port.value is not None
+    if all(each.value is None for key, each in root.members.items() if key in {"rpc_port", "http_port"}):
+        findings.refuse(root, "rpc_port and http_port are both missing", suggestion="set one of them, or both")
+    taken, hint = f"port {settings.rpc_port} is already rpc_port", "use another port"
+    if settings.rpc_port and settings.rpc_port == settings.http_port:
+        findings.refuse(root.find("http_port"), taken, suggestion=hint)
+    if settings.rpc_port and settings.rpc_port == settings.dag.prometheus_port:
+        findings.refuse(port, taken, suggestion=f"{hint}, or the http_port")
+    if settings.dag.enable_prometheus and not has_port:
+        message = "no prometheus_port: metrics are served only at /metrics of http_port"
+        findings.warn(dag.find("enable_prometheus"), message)
+    if has_port and not settings.dag.enable_prometheus:
+        findings.warn(port, "prometheus_port has no effect without enable_prometheus")

@@ -9,11 +9,13 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
 
 from ovmstrio.config.documents import did_you_mean
 from ovmstrio.config.located import Located
-from ovmstrio.config.yaml_rules import InvalidValue, boolean, choice, integer, number, string_list, string_value
+from ovmstrio.config.schema import InvalidValue, Key, NoEffect, ReadBy
 
 ANY_PORT: Final = 0
 _MILLISECONDS: Final = 1000.0
@@ -33,14 +35,9 @@ def _level(node: Located) -> int:
     return level
 
 
-_Number = Annotated[int, integer()]
-_FromZero = Annotated[int, integer(0)]
-_Count = Annotated[int, integer(1)]
-_Port = Annotated[int | None, integer(1024, 65_535, ANY_PORT)]
-_Flag = Annotated[bool, boolean]
-_Text = Annotated[str, string_value]
-_OptionalText = Annotated[str | None, string_value]
-_Texts = Annotated[tuple[str, ...] | None, string_list]
+_FromZero = Annotated[int, Field(ge=0)]
+_Count = Annotated[int, Field(ge=1)]
+_Port = Annotated[int, Field(ge=1024, le=65_535)] | Literal[0] | None
 
 
 def _seconds(milliseconds: float) -> float | None:
@@ -51,7 +48,7 @@ def _seconds(milliseconds: float) -> float | None:
 class TracerSettings:
     """Block ``tracer``; an interval below 1 disables the tracer."""
 
-    interval_s: _Number = -1
+    interval_s: int = -1
 
     @property
     def enabled(self) -> bool:
@@ -72,12 +69,12 @@ class LoggingSettings:
         folder: parent of the log directory for one pipeline among others; None to use the environment.
     """
 
-    level: Annotated[int, _level] = logging.INFO
-    max_bytes: Annotated[int | None, integer(1)] = None
-    backups: Annotated[int | None, integer(0)] = None
-    rate_limit: Annotated[int | None, integer(1)] = None
-    enabled: _Flag = True
-    folder: Path | None = None
+    level: Annotated[int, ReadBy(_level)] = logging.INFO
+    max_bytes: _Count | None = None
+    backups: _FromZero | None = None
+    rate_limit: _Count | None = None
+    enabled: bool = True
+    folder: Annotated[Path | None, Key()] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,17 +95,17 @@ class DagSettings:
         request_timeout: milliseconds of a request without a deadline; no limit if not positive.
     """
 
-    is_thread_op: _Flag = True
+    is_thread_op: bool = True
     retry: _Count = 1
-    use_profile: _Flag = False
+    use_profile: bool = False
     channel_size: _FromZero = 0
-    channel_recv_frist_arrive: _Flag = False
-    client_type: Annotated[str, choice(("brpc", "grpc", "local_predictor"))] = "brpc"
+    channel_recv_frist_arrive: Annotated[bool, Key("channel_recv_frist_arrive", "channel_recv_first_arrive")] = False
+    client_type: Annotated[Literal["brpc", "grpc", "local_predictor"], NoEffect("client_type is set per Op")] = "brpc"
     tracer: TracerSettings = field(default_factory=TracerSettings)
-    enable_prometheus: _Flag = False
+    enable_prometheus: bool = False
     prometheus_port: _Port = None
-    max_queue: Annotated[int | None, integer(0)] = None
-    request_timeout: _Number = -1
+    max_queue: _FromZero | None = None
+    request_timeout: int = -1
 
     @property
     def request_timeout_seconds(self) -> float | None:
@@ -123,23 +120,25 @@ class LocalServiceConf:
     ``fetch_list`` None means all outputs.
     """
 
-    model_config: _OptionalText = None
-    client_type: _OptionalText = None
-    fetch_list: _Texts = None
-    workdir: _Text = ""
+    model_config: str | None = None
+    client_type: str | None = None
+    fetch_list: tuple[str, ...] | None = None
+    workdir: Annotated[str, NoEffect("no server is started for the model")] = ""
     thread_num: _Count = 2
-    device_type: Annotated[int, integer(-1, 6)] = -1
-    devices: _Text = ""
-    mem_optim: _Flag = True
-    ir_optim: _Flag = False
-    use_mkldnn: _Flag = False
-    mkldnn_cache_capacity: _FromZero = 0
-    mkldnn_op_list: _Texts = None
-    mkldnn_bf16_op_list: _Texts = None
-    precision: _Text = "fp32"
-    use_calib: _Flag = False
-    min_subgraph_size: _Number = 3
-    reload_interval_s: Annotated[float | None, number(0)] = None
+    device_type: Annotated[int, Field(ge=-1, le=6)] = -1
+    devices: str = ""
+    mem_optim: Annotated[bool, NoEffect("OpenVINO always reuses memory")] = True
+    ir_optim: Annotated[bool, NoEffect("OpenVINO always optimises")] = False
+    use_mkldnn: Annotated[bool, NoEffect("OpenVINO runs on oneDNN")] = False
+    mkldnn_cache_capacity: Annotated[_FromZero, NoEffect("OpenVINO manages its cache")] = 0
+    mkldnn_op_list: Annotated[tuple[str, ...] | None, NoEffect("OpenVINO selects the operators")] = None
+    mkldnn_bf16_op_list: Annotated[tuple[str, ...] | None, NoEffect("`precision` applies to all operators")] = None
+    precision: str = "fp32"
+    use_calib: Annotated[bool, NoEffect("TensorRT only")] = False
+    min_subgraph_size: Annotated[int, NoEffect("TensorRT only")] = 3
+    reload_interval_s: Annotated[
+        Annotated[float, Field(gt=0)] | None, NoEffect("models are read once at server start")
+    ] = None
 
     @property
     def device_ids(self) -> tuple[str, ...]:
@@ -168,19 +167,19 @@ class OpSettings:
         local_service_conf: local model; without effect if there are endpoints.
     """
 
-    name: str = ""
+    name: Annotated[str, Key()] = ""
     concurrency: _Count = 1
-    timeout: _Number = -1
+    timeout: int = -1
     retry: _Count = 1
     batch_size: _Count = 1
-    auto_batching_timeout: _Number = -1
-    server_endpoints: Annotated[tuple[str, ...], string_list] = ()
-    client_type: _OptionalText = None
-    client_config: _OptionalText = None
-    fetch_list: _Texts = None
-    use_encryption_model: _Flag = False
-    encryption_key: _OptionalText = None
-    model_name: _OptionalText = None
+    auto_batching_timeout: int = -1
+    server_endpoints: tuple[str, ...] = ()
+    client_type: str | None = None
+    client_config: str | None = None
+    fetch_list: tuple[str, ...] | None = None
+    use_encryption_model: bool = False
+    encryption_key: str | None = None
+    model_name: str | None = None
     local_service_conf: LocalServiceConf = field(default_factory=LocalServiceConf)
 
     @property
@@ -213,17 +212,21 @@ class PipelineSettings:
         ops: block ``op``.
         logging: block ``logging``.
         source: the file; None for a dictionary.
+        grpc_gateway_port: accepted without effect.
     """
 
     rpc_port: _Port = None
     http_port: _Port = None
     worker_num: _Count = 1
-    build_dag_each_worker: _Flag = False
-    http_status: _Flag = False
+    build_dag_each_worker: Annotated[
+        bool, NoEffect("one process serves; `is_thread_op: false` runs Ops in worker processes")
+    ] = False
+    http_status: bool = False
     dag: DagSettings = field(default_factory=DagSettings)
-    ops: Mapping[str, OpSettings] = field(default_factory=dict)
+    ops: Annotated[Mapping[str, OpSettings], Key("op")] = field(default_factory=dict)
     logging: LoggingSettings = field(default_factory=LoggingSettings)
-    source: Path | None = None
+    source: Annotated[Path | None, Key()] = None
+    grpc_gateway_port: Annotated[int | None, NoEffect("HTTP is served without a gateway")] = None
 
     def op(self, name: str) -> OpSettings:
         """Return the settings of an Op, or defaults."""

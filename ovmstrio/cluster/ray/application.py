@@ -18,7 +18,8 @@ from ovmstrio.cluster.ray.ingress import ClusterIngress
 from ovmstrio.cluster.ray.replica import GroupReplica
 from ovmstrio.cluster.ray.stream_keys import replica_of
 from ovmstrio.config.config_file import parse_config
-from ovmstrio.config.documents import expected_text, to_short_json
+from ovmstrio.config.documents import to_short_json
+from ovmstrio.config.schema import expected_text
 from ovmstrio.config.specs import PlacementSpec, read_placement
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.server.kinds import KINDS

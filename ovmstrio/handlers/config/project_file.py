@@ -6,172 +6,351 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 from urllib.parse import unquote, urlsplit
 
 import structlog
 import yaml
 
-from ovmstrio.config.documents import Findings, load_yaml, to_short_json
-from ovmstrio.config.located import Document
-from ovmstrio.config.yaml_rules import (
-    Rules,
-    Section,
-    boolean,
-    choice_ci,
-    integer,
-    lenient,
-    nonempty_str,
-    number,
-    rules_of,
-)
+from ovmstrio.config.documents import Findings, load_yaml
+from ovmstrio.config.located import Document, Located
+from ovmstrio.config.schema import OPTIONAL, Key, NoEffect, Reader, keys_of
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.handlers.config.dotenv import parse_dotenv
 from ovmstrio.handlers.config.project_spec import (
     DEFAULT_MODEL,
-    Dependencies,
+    NO_SERVING,
     GpuVersion,
     ImageSpec,
+    Limit,
+    LogLevel,
     ModelEntry,
+    ModelSettings,
     ModelsSpec,
+    Port,
+    Positive,
     ProjectBatching,
     ProjectSpec,
+    ProjectType,
+    Text,
     is_file,
     is_folder,
     local_path,
 )
 from ovmstrio.util.regular_files import read_regular_text
 
+_NAMES: Final = ("nucleus.yaml", "nucleus.yml")
+_SUFFIXES: Final = (".yaml", ".yml")
+
+
+class _ProjectKeys(ImageSpec):
+    """Keys of a project file; values without conversion are read by :class:`_ProjectReader`."""
+
+    type: ProjectType
+    path: Text
+    serve_port: Port = OPTIONAL
+    env: Any = OPTIONAL
+    config: Any = OPTIONAL
+    python_path: Text = OPTIONAL
+    protobuf_path: Text = OPTIONAL
+    models: Any = OPTIONAL
+    multi_model_reloading: Any = OPTIONAL
+    processes: Positive = OPTIONAL
+    threads_per_process: Positive = OPTIONAL
+    max_concurrency: Limit = OPTIONAL
+    batching: Annotated[ProjectBatching, Key("server_side_batching")] = OPTIONAL
+    tfs_container_dns: Annotated[Text, NoEffect(NO_SERVING)] = OPTIONAL
+    log_level: LogLevel = OPTIONAL
+
+
+class _ModelKeys(ModelSettings):
+    """Keys of a models section."""
+
+    path: Text = OPTIONAL
+    paths: Any = OPTIONAL
+    dir: Text = OPTIONAL
+
+
+def find_project_file(path: Path) -> Path | None:
+    """Return the project file for a path to a YAML file or a folder; None if there is none."""
+    if path.is_dir():
+        return next((path / name for name in _NAMES if (path / name).is_file()), None)
+    return path if path.suffix in _SUFFIXES else None
+
+
+def read_project(path: Path, *, mounted_as: str = "") -> tuple[ProjectSpec, list[Problem]]:
+    """Read a project and its ``.env``; return the project and warnings.
+
+    ``path`` is the project file or its folder. ``mounted_as`` is the name in ``handler_config_list``, else that of the
+    folder.
+
+    Raises:
+        ConfigError: the project is invalid; lists all problems, warnings included.
+    """
+    file = find_project_file(path) or path
+    if file.is_dir():
+        expected = " or ".join(_NAMES)
+        raise ConfigError([Problem("the folder is not a project", str(path), expected=expected, found="neither file")])
+    reader = _ProjectReader(load_yaml(file), file, mounted_as)
+    spec = reader.read()
+    if spec is None:
+        raise ConfigError(reader.problems())
+    return spec, reader.problems()
+
+
+class _ProjectReader:
+    def __init__(self, document: Document, file: Path, mounted_as: str) -> None:
+        findings = Findings(str(file))
+        findings.refuse_repeated(document, "")
+        self._reader = Reader(findings, is_yaml=True)
+        self._root = document.root
+        self._given = {key for key, each in document.root.members.items() if each.value is not None}
+        # In containers, the file may be a mounted link without the other project files next to it.
+        self._directory = file.parent.resolve()
+        self._file = self._directory / file.name
+        self._mounted_as = mounted_as
+        self._other_problems: list[Problem] = []
+
+    def problems(self) -> list[Problem]:
+        return [*self._reader.findings.all, *self._other_problems]
+
+    def read(self) -> ProjectSpec | None:
+        if not isinstance(self._root.value, dict):
+            self._reader.refuse(self._root, "the file contains no project", "keys")
+            return None
+        fields = self._fields(self._reader.values(self._root, _ProjectKeys))
+        if self._reader.findings.fatal or any(problem.severity == "error" for problem in self._other_problems):
+            return None
+        return ProjectSpec(**{key: value for key, value in fields.items() if value is not None})
+
+    def _fields(self, given: dict[str, Any]) -> dict[str, Any]:
+        env = self._env()
+        models_key = self._find_models_section(given.get("type"))
+        python_path = local_path(self._directory, given.get("python_path", "."))
+        if not is_folder(python_path):
+            self._refuse("python_path", "there is no such folder", f"the folder {python_path}")
+        fields = {key: value for key, value in given.items() if key in ProjectSpec.model_fields} | {
+            "name": self._mounted_as or self._directory.name,
+            "directory": self._directory,
+            "file": self._file,
+            "env": env,
+            "dotenv": self._dotenv(env),
+            "config": self._mapping("config").plain(),
+            "python_path": python_path,
+            "handler_path": self._file_of("path", given.get("path"), python_path),
+            "protobuf_path": self._file_of("protobuf_path", given.get("protobuf_path")),
+            "models": self._models(models_key, given.get("type")) if models_key else None,
+            "image": self._image(given),
+        }
+        self._check_together(fields)
+        return fields
+
+    def _refuse(self, key: str, message: str, expected: str = "", suggestion: str = "") -> None:
+        self._reader.refuse(self._root.find(key), message, expected, suggestion)
+
+    def _warn(self, node: Located, message: str, suggestion: str = "") -> None:
+        self._reader.findings.warn(node, message, suggestion)
+
+    def _mapping(self, key: str) -> Located:
+        """Return the mapping of a key; empty if it is missing or not a mapping, which is reported."""
+        node = self._root.members[key] if key in self._given else Located({})
+        return node if self._reader.is_mapping(node) else Located({})
+
+    # Contradictions
+
+    def _check_together(self, fields: Mapping[str, Any]) -> None:
+        models: ModelsSpec | None = fields["models"]
+        if fields.get("type") == "python" and "tfs_container_dns" in self._given:
+            self._refuse("tfs_container_dns", "the key is for the type tensorflow", suggestion="remove it")
+        if models is not None and models.is_cached and fields.get("processes", 1) > 1:
+            message = f"the cached models of {models.section!r} require a single process"
+            self._refuse("processes", message, "1", "remove it, or the cache sizes")
+        if self._mounted_as and fields.get("processes", 1) > 1:
+            message = "handlers of config.json share one process"
+            self._refuse("processes", message, "1", "remove it, or serve the project alone")
+        if self._mounted_as and "serve_port" in self._given:
+            self._warn(self._root.find("serve_port"), "handlers of config.json use the server's ports", "remove it")
+        if {"server_side_batching", "protobuf_path"} <= self._given:
+            message = "gRPC requests are not batched"
+            self._refuse("server_side_batching", message, suggestion="remove it, or 'protobuf_path'")
+        batching: ProjectBatching | None = fields.get("batching")
+        threads = fields.get("threads_per_process", 1)
+        if batching is not None and fields.get("type") == "python" and batching.max_batch_size > threads:
+            node = self._root.find("server_side_batching", "max_batch_size")
+            message = "batches may exceed 'threads_per_process', unlike in Nucleus"
+            self._warn(node, message, f"set 'threads_per_process' to {batching.max_batch_size} for both")
+
+    # Environment and files
+
+    def _env(self) -> dict[str, str]:
+        values: dict[str, str] = {}
+        for key, node in self._mapping("env").members.items():
+            name = str(key)
+            if isinstance(node.value, dict | list):
+                self._reader.refuse(node, "wrong type", "a text, a number or a boolean")
+            elif not name or "=" in name or "\0" in name + str(node.value):
+                self._reader.findings.refuse(node, "cannot be exported", expected="a name without '='")
+            elif node.value is not None:
+                values[name] = str(node.value)
+        return values
+
+    def _dotenv(self, env: Mapping[str, str]) -> dict[str, str]:
+        file = self._directory / ".env"
+        if not file.is_file():
+            return {}
+        try:
+            text = read_regular_text(file, encoding="utf-8-sig")
+        except (OSError, UnicodeDecodeError) as error:
+            self._other_problems.append(Problem(f"the file cannot be read: {error}", str(file)))
+            return {}
+        variables, problems = parse_dotenv(text, os.environ | env, str(file))
+        self._other_problems += problems
+        return variables
+
+    def _file_of(self, key: str, text: str | None, *others: Path) -> Path | None:
+        if text is None:
+            return None
+        candidates = list(dict.fromkeys(local_path(folder, text) for folder in (self._directory, *others)))
+        found = next((file for file in candidates if is_file(file)), None)
+        if found is None:
+            self._refuse(key, "there is no such file", " or ".join(f"the file {each}" for each in candidates))
+        return found
+
+    # Models
+
+    def _find_models_section(self, project_type: str | None) -> str | None:
+        """Return the key of the models section; None if it is missing or wrong for the type.
+
+        The key is ``models`` for TensorFlow, and ``multi_model_reloading`` or its deprecated alias ``models`` for
+        Python.
+        """
+        given = [key for key in _OF_TYPE.values() if key in self._given]
+        if project_type is None:
+            return given[0] if given else None
+        proper = _OF_TYPE[project_type]
+        if project_type == "tensorflow":
+            if "multi_model_reloading" in given:
+                self._refuse("multi_model_reloading", "the key is for the type python", suggestion="write 'models'")
+            elif not given:
+                self._refuse("models", "the type tensorflow needs the key 'models'", suggestion="add it")
+        elif len(given) > 1:
+            self._refuse("models", "duplicate of 'multi_model_reloading' for the type python")
+        elif "models" in given:
+            self._warn(self._root.find("models"), "for the type python this key is deprecated", f"write {proper!r}")
+            return "models"
+        return proper if proper in given else None
+
+    def _models(self, key: str, project_type: str | None) -> ModelsSpec | None:
+        section = self._root.members[key]
+        if not self._reader.is_mapping(section):
+            return None
+        before = len(self._reader.findings.fatal)
+        fields = self._reader.values(section, _ModelKeys)
+        given = [each for each in _ALTERNATIVES if section.find(each).value not in (None, section.value)]
+        paths = {each: self._location(section.find(each), fields.get(each)) for each in ("path", "dir")}
+        entries = self._entries(section.find("paths"), project_type) if "paths" in given else []
+        self._warn_signature(section, fields.get("signature_key"), project_type)
+        self._check_caches(section, given, fields)
+        if len(given) != 1:
+            found = f"found {' and '.join(map(repr, given))}" if given else "found none"
+            self._refuse(key, f"exactly one of 'path', 'paths' and 'dir' is required, {found}")
+        if len(self._reader.findings.fatal) > before:
+            return None
+        if paths["path"]:
+            entries = [ModelEntry(name=DEFAULT_MODEL, path=paths["path"])]
+        signature = fields.get("signature_key")
+        return ModelsSpec(
+            section=key,
+            kind=given[0],
+            entries=[each.model_copy(update={"signature_key": each.signature_key or signature}) for each in entries],
+            dir=paths["dir"] or "",
+            **{name: value for name, value in fields.items() if name in ModelSettings.model_fields},
+        )
+
+    def _check_caches(self, section: Located, alternatives: list[str], sizes: Mapping[str, Any]) -> None:
+        given = [key for key in _CACHES if section.find(key).value not in (None, section.value)]
+        memory, disk = (sizes.get(key) for key in _CACHES)
+        if len(given) == 1:
+            (other,) = {*_CACHES} - {*given}
+            hint = f"add {other!r}, or remove this"
+            self._reader.refuse(section.find(given[0]), f"the key requires {other!r}", suggestion=hint)
+        if memory and disk and memory > disk:
+            expected = f"{disk} or less, which is 'disk_cache_size'"
+            message = "the memory cache must not exceed the disk cache"
+            self._reader.refuse(section.find("cache_size"), message, expected)
+        if "path" in alternatives and memory:
+            hint = "use 'paths' or 'dir'"
+            self._reader.refuse(section.find("cache_size"), "caching requires several models", suggestion=hint)
+
+    def _warn_signature(self, node: Located, signature: str | None, project_type: str | None) -> None:
+        if signature is not None and project_type == "python":
+            self._warn(node.find("signature_key"), "only the type tensorflow has signatures")
+
+    def _entries(self, node: Located, project_type: str | None) -> list[ModelEntry]:
+        if node.value == []:
+            self._reader.refuse(node, "the list is empty", suggestion="add a model with name and path")
+        entries: dict[str, ModelEntry] = {}
+        for item in self._reader.items(node):
+            given = self._reader.values(item, ModelEntry)
+            self._warn_signature(item, given.get("signature_key"), project_type)
+            name, path = given.get("name"), self._location(item.find("path"), given.get("path"))
+            if name is not None and ("/" in name or name in {".", ".."}):
+                self._reader.refuse(item.find("name"), "invalid name", "a name without '/'")
+            elif name in entries:
+                self._reader.refuse(item.find("name"), f"the name {name!r} is used twice", "unique names")
+            if name and path:
+                entries[name] = ModelEntry(**given | {"path": path})
+        return list(entries.values())
+
+    def _location(self, node: Located, text: str | None) -> str | None:
+        if text is None:
+            return None
+        url = _URL.fullmatch(text)
+        folder = local_path(self._directory, text) if url is None else None
+        if url is not None:
+            scheme, rest = url[1].lower(), url[2]
+            bucket, _, prefix = rest.partition("/")
+            if scheme in _BUCKETS and not (bucket and prefix.strip("/")):
+                self._reader.refuse(node, "bucket or folder missing", f"{scheme}://bucket/folder")
+            elif not rest.strip("/"):
+                self._reader.refuse(node, "the URL has no folder", "a folder, or a URL such as s3://bucket/folder")
+            elif scheme == "file":
+                folder = Path(unquote(urlsplit(text).path))
+        if folder is not None and not is_folder(folder):
+            self._warn(node, f"the folder {folder} does not exist", "models are served once it exists")
+        return str(folder) if url is None else text
+
+    # Images
+
+    def _image(self, given: Mapping[str, Any]) -> ImageSpec:
+        project_type = given.get("type")
+        gpu: GpuVersion | None = given.get("gpu_version")
+        if project_type == "python" and "tfs_version" in given:
+            self._refuse("tfs_version", "the key is for the type tensorflow", suggestion="remove it")
+        if project_type == "python" and given.get("gpu") and "gpu_version" not in self._given:
+            self._refuse("gpu", "a GPU needs the key 'gpu_version'", suggestion="add it, with 'cuda' and 'cudnn'")
+        if isinstance(self._root.find("gpu_version").value, dict) and "gpu_version" in self._given:
+            if project_type == "tensorflow":
+                self._refuse("gpu_version", "the key is for the type python", suggestion="remove it")
+            elif not given.get("gpu"):
+                message = "the key requires 'gpu: true'"
+                self._refuse("gpu_version", message, suggestion="add it, or remove this")
+        for key, (fits, consequence) in _IMAGE_VERSIONS.items():
+            node = self._root.find("gpu_version", key) if key == "cuda" else self._root.find(key)
+            version: str | None = (gpu.cuda if gpu else None) if key == "cuda" else given.get(key)
+            if version is not None and fits(version) is None:
+                self._warn(node, f"the server does not run with {version}", consequence)
+        return ImageSpec(
+            keys=tuple(key for key in self._root.members if key in self._given and key in _IMAGE_KEYS),
+            **{key: value for key, value in given.items() if key in _IMAGE_KEYS},
+        )
+
+
 _ALTERNATIVES: Final = ("path", "paths", "dir")
-_MODEL_KEYS: Final[Rules] = {
-    "path": nonempty_str,
-    "paths": None,
-    "dir": nonempty_str,
-    "signature_key": nonempty_str,
-    "cache_size": lenient(integer(1)),
-    "disk_cache_size": lenient(integer(1)),
-    "latest_versions": lenient(integer(1)),
-    "reload_interval_seconds": lenient(number(0, "a number of seconds")),
-    "storage_timeout_seconds": lenient(number(0, "a number of seconds")),
-}
 _CACHES: Final = ("cache_size", "disk_cache_size")
 _OF_TYPE: Final = {"tensorflow": "models", "python": "multi_model_reloading"}
 _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _BUCKETS: Final = ("s3", "s3a", "gs", "gcs", "az", "abfs")
-_WHERE: Final = "a folder, or a URL such as s3://bucket/folder"
-
-
-def find_models_section(top: Section, project_type: str | None) -> str | None:
-    """Return the key of the models section; None if it is missing or wrong for the type.
-
-    The key is ``models`` for TensorFlow, and ``multi_model_reloading`` or its deprecated alias ``models`` for Python.
-    """
-    given = [key for key in _OF_TYPE.values() if key in top.members]
-    if project_type is None:
-        return given[0] if given else None
-    proper = _OF_TYPE[project_type]
-    if project_type == "tensorflow":
-        if "multi_model_reloading" in given:
-            top.refuse("multi_model_reloading", "the key is for the type python", suggestion="write 'models'")
-        elif not given:
-            top.refuse("models", "the type tensorflow needs the key 'models'", suggestion="add it")
-    elif len(given) > 1:
-        top.refuse("models", "duplicate of 'multi_model_reloading' for the type python")
-    elif "models" in given:
-        message = "for the type python this key is deprecated"
-        top.warn("models", message, f"write {proper!r}")
-        return "models"
-    return proper if proper in given else None
-
-
-def read_models(top: Section, key: str, directory: Path, project_type: str | None) -> ModelsSpec | None:
-    """Read the models section ``key``, with paths relative to ``directory``; return None after a problem."""
-    section = top.section(key)
-    if section is None:
-        return None
-    before = len(section.findings.fatal)
-    fields = {"section": key, **section.read(_MODEL_KEYS)}
-    _warn_signature(section, fields, project_type)
-    _check_caches(section, fields)
-    given = [each for each in _ALTERNATIVES if each in section.members]
-    path, folder = (_location(section, each, fields.pop(each, None), directory) for each in ("path", "dir"))
-    if path:
-        fields["entries"] = (ModelEntry(name=DEFAULT_MODEL, path=path, signature_key=fields.get("signature_key")),)
-    elif folder:
-        fields["dir"] = folder
-    if "paths" in given:
-        fields["entries"] = _entries(section, directory, project_type, fields.get("signature_key"))
-    if len(given) != 1:
-        found = f"found {' and '.join(map(repr, given))}" if given else "found none"
-        top.refuse(key, f"exactly one of 'path', 'paths' and 'dir' is required, {found}")
-    if "path" in given and "cache_size" in fields:
-        section.refuse("cache_size", "caching requires several models", suggestion="use 'paths' or 'dir'")
-    return ModelsSpec(kind=given[0], **fields) if len(section.findings.fatal) == before else None
-
-
-def _check_caches(section: Section, sizes: Mapping[str, Any]) -> None:
-    given = [key for key in _CACHES if key in section.members]
-    if len(given) == 1:
-        (other,) = {*_CACHES} - {*given}
-        section.refuse(given[0], f"the key requires {other!r}", suggestion=f"add {other!r}, or remove this")
-    memory, disk = (sizes.get(key) for key in _CACHES)
-    if memory and disk and memory > disk:
-        expected = f"{disk} or less, which is 'disk_cache_size'"
-        section.refuse("cache_size", "the memory cache must not exceed the disk cache", expected=expected)
-
-
-def _warn_signature(section: Section, given: Mapping[str, Any], project_type: str | None) -> None:
-    if "signature_key" in given and project_type == "python":
-        section.warn("signature_key", "only the type tensorflow has signatures")
-
-
-def _entries(
-    section: Section, directory: Path, project_type: str | None, signature: str | None
-) -> tuple[ModelEntry, ...]:
-    items = section.sections("paths")
-    if section.members["paths"].value == []:
-        section.refuse("paths", "the list is empty", suggestion="add a model with name and path")
-    entries: dict[str, ModelEntry] = {}
-    for item in items or []:
-        given = item.read(rules_of(ModelEntry), required=("name", "path"))
-        _warn_signature(item, given, project_type)
-        name, path = given.get("name"), _location(item, "path", given.get("path"), directory)
-        _check_name(item, name, entries)
-        if name and path:
-            entries[name] = ModelEntry(name=name, path=path, signature_key=given.get("signature_key", signature))
-    return tuple(entries.values())
-
-
-def _check_name(item: Section, name: str | None, taken: Mapping[str, ModelEntry]) -> None:
-    if name is not None and ("/" in name or name in {".", ".."}):
-        item.refuse("name", "invalid name", expected="a name without '/'")
-    elif name in taken:
-        item.refuse("name", f"the name {name!r} is used twice", expected="unique names")
-
-
-def _location(section: Section, key: str, text: str | None, directory: Path) -> str | None:
-    if text is None:
-        return None
-    url = _URL.fullmatch(text)
-    if url is None:
-        path = local_path(directory, text)
-        _warn_missing(section, key, path)
-        return str(path)
-    scheme, rest = url[1].lower(), url[2]
-    bucket, _, prefix = rest.partition("/")
-    if scheme in _BUCKETS and not (bucket and prefix.strip("/")):
-        section.refuse(key, "bucket or folder missing", expected=f"{scheme}://bucket/folder")
-    elif not rest.strip("/"):
-        section.refuse(key, "the URL has no folder", expected=_WHERE)
-    elif scheme == "file":
-        _warn_missing(section, key, Path(unquote(urlsplit(text).path)))
-    return text
-
-
-def _warn_missing(section: Section, key: str, path: Path) -> None:
-    if not is_folder(path):
-        section.warn(key, f"the folder {path} does not exist", "models are served once it exists")
-
 
 # Settings for images
 
@@ -209,23 +388,7 @@ def _numbers(version: str) -> tuple[int, int] | None:
     return None if match is None else (int(match[1]), int(match[2]))
 
 
-IMAGE_KEYS: Final[Rules] = {
-    "py_version": nonempty_str,
-    "tfs_version": nonempty_str,
-    "gpu": lenient(boolean),
-    "gpu_version": None,
-    "dependencies": None,
-    "use_local_cortex_libs": lenient(boolean),
-}
-_NO_SERVING: Final = "the server runs SavedModels itself, without TensorFlow Serving"
-_EXPLANATIONS: Final = {
-    "py_version": "handlers run in the server's Python",
-    "tfs_version": _NO_SERVING,
-    "gpu": "serving uses the devices of the machine",
-    "gpu_version": "serving uses the CUDA version of the machine",
-    "dependencies": "dependencies must be installed in the server's environment",
-    "use_local_cortex_libs": "serving uses the running server",
-}
+_IMAGE_KEYS: Final = keys_of(ImageSpec)
 _IMAGE_VERSIONS: Final = {
     "py_version": (supported_python, f"the image gets Python {DEFAULT_PYTHON}; supported: 3.11 to 3.13"),
     "tfs_version": (
@@ -241,238 +404,12 @@ log = structlog.get_logger(__name__)
 def log_image_only_keys(project: ProjectSpec) -> None:
     """Log why serving ignores the keys that only concern images."""
     for key in project.image.keys:
-        log.info("key is for images only", project=project.name, key=key, reason=_EXPLANATIONS[key])
+        log.info("key is for images only", project=project.name, key=key, reason=_IMAGE_KEYS[key].no_effect)
     if project.tfs_container_dns is not None:
-        log.info("key has no effect", project=project.name, key="tfs_container_dns", reason=_NO_SERVING)
+        log.info("key has no effect", project=project.name, key="tfs_container_dns", reason=NO_SERVING)
 
 
-def read_image(top: Section, given: Mapping[str, Any]) -> ImageSpec:
-    """Read the image settings and report conflicts with the type; ``given`` are the parsed values of ``top``."""
-    _warn_unsupported(top, given)
-    if given.get("type") == "python" and "tfs_version" in given:
-        top.refuse("tfs_version", "the key is for the type tensorflow", suggestion="remove it")
-    dependencies = top.section("dependencies")
-    return ImageSpec(
-        keys=tuple(key for key in top.members if key in IMAGE_KEYS),
-        gpu_version=_gpu_version(top, given.get("type"), gpu=given.get("gpu", False)),
-        dependencies=Dependencies(**dependencies.read(rules_of(Dependencies))) if dependencies else Dependencies(),
-        **{key: value for key, value in given.items() if key in IMAGE_KEYS},
-    )
-
-
-def _warn_unsupported(section: Section, given: Mapping[str, Any]) -> None:
-    for key, (fits, consequence) in _IMAGE_VERSIONS.items():
-        if key in given and fits(given[key]) is None:
-            section.warn(key, f"the server does not run with {given[key]}", consequence)
-
-
-def _gpu_version(top: Section, project_type: str | None, *, gpu: bool) -> GpuVersion | None:
-    section = top.section("gpu_version")
-    if section is None:
-        if project_type == "python" and gpu and "gpu_version" not in top.members:
-            top.refuse("gpu", "a GPU needs the key 'gpu_version'", suggestion="add it, with 'cuda' and 'cudnn'")
-        return None
-    if project_type == "tensorflow":
-        top.refuse("gpu_version", "the key is for the type python", suggestion="remove it")
-    elif not gpu:
-        top.refuse("gpu_version", "the key requires 'gpu: true'", suggestion="add it, or remove this")
-    values = section.read(rules_of(GpuVersion), required=("cuda", "cudnn"))
-    _warn_unsupported(section, values)
-    return GpuVersion(**values) if {"cuda", "cudnn"} <= values.keys() else None
-
-
-# Project
-
-_NAMES: Final = ("nucleus.yaml", "nucleus.yml")
-_SUFFIXES: Final = (".yaml", ".yml")
-_PROJECT_KEYS: Final[Rules] = {
-    "type": choice_ci(("python", "tensorflow")),
-    "serve_port": lenient(integer(1, 65_535)),
-    "env": None,
-    "config": None,
-    "python_path": nonempty_str,
-    "path": nonempty_str,
-    "protobuf_path": nonempty_str,
-    "models": None,
-    "multi_model_reloading": None,
-    "processes": lenient(integer(1)),
-    "threads_per_process": lenient(integer(1)),
-    "max_concurrency": lenient(integer(0)),
-    "server_side_batching": None,
-    "tfs_container_dns": nonempty_str,
-    "log_level": choice_ci(("debug", "info", "warning", "error")),
-    **IMAGE_KEYS,
-}
-_REQUIRED: Final = ("type", "path")
-_BATCHING: Final[Rules] = {
-    "max_batch_size": lenient(integer(1)),
-    "batch_interval_seconds": lenient(number(0, "a number of seconds")),
-    "retry_singly": lenient(boolean),
-}
-_SMALL_BATCH: Final = "batches may exceed 'threads_per_process', unlike in Nucleus"
-
-
-def find_project_file(path: Path) -> Path | None:
-    """Return the project file for a path to a YAML file or a folder; None if there is none."""
-    if path.is_dir():
-        return next((path / name for name in _NAMES if (path / name).is_file()), None)
-    return path if path.suffix in _SUFFIXES else None
-
-
-def read_project(path: Path, *, mounted_as: str = "") -> tuple[ProjectSpec, list[Problem]]:
-    """Read a project and its ``.env``; return the project and warnings.
-
-    ``path`` is the project file or its folder. ``mounted_as`` is the name in ``handler_config_list``, else that of the
-    folder.
-
-    Raises:
-        ConfigError: the project is invalid; lists all problems, warnings included.
-    """
-    file = find_project_file(path) or path
-    if file.is_dir():
-        expected = " or ".join(_NAMES)
-        raise ConfigError([Problem("the folder is not a project", str(path), expected=expected, found="neither file")])
-    reader = _ProjectReader(load_yaml(file), file, mounted_as)
-    spec = reader.read()
-    if spec is None:
-        raise ConfigError(reader.problems())
-    return spec, reader.problems()
-
-
-class _ProjectReader:
-    def __init__(self, document: Document, file: Path, mounted_as: str) -> None:
-        self._findings = Findings(str(file))
-        self._findings.refuse_repeated(document, "")
-        self._top = Section(document.root, self._findings)
-        # In containers, the file may be a mounted link without the other project files next to it.
-        self._directory = file.parent.resolve()
-        self._file = self._directory / file.name
-        self._mounted_as = mounted_as
-        self._other_problems: list[Problem] = []
-
-    def problems(self) -> list[Problem]:
-        return [*self._findings.all, *self._other_problems]
-
-    def read(self) -> ProjectSpec | None:
-        root = self._top.node
-        if not isinstance(root.value, dict):
-            self._findings.refuse(
-                root, "the file contains no project", expected="keys", found=to_short_json(root.plain())
-            )
-            return None
-        fields = self._fields(self._top.read(_PROJECT_KEYS, required=_REQUIRED))
-        if self._findings.fatal or any(problem.severity == "error" for problem in self._other_problems):
-            return None
-        return ProjectSpec(**{key: value for key, value in fields.items() if value is not None})
-
-    def _fields(self, given: dict[str, Any]) -> dict[str, Any]:
-        top, project_type = self._top, given.get("type")
-        image = read_image(top, given)
-        given = {key: value for key, value in given.items() if key not in IMAGE_KEYS}
-        env = self._env()
-        models_key = find_models_section(top, project_type)
-        python_path = self._python_path(given.pop("python_path", "."))
-        if project_type == "python" and "tfs_container_dns" in given:
-            top.refuse("tfs_container_dns", "the key is for the type tensorflow", suggestion="remove it")
-        fields = given | {
-            "name": self._mounted_as or self._directory.name,
-            "directory": self._directory,
-            "file": self._file,
-            "env": env,
-            "dotenv": self._dotenv(env),
-            "config": self._config(),
-            "python_path": python_path,
-            "handler_path": self._file_of("path", given.pop("path", None), python_path),
-            "protobuf_path": self._file_of("protobuf_path", given.get("protobuf_path")),
-            "models": read_models(top, models_key, self._directory, project_type) if models_key else None,
-            "batching": self._batching(),
-            "image": image,
-        }
-        self._check_together(fields)
-        return fields
-
-    def _check_together(self, fields: Mapping[str, Any]) -> None:
-        models: ModelsSpec | None = fields["models"]
-        if models is not None and models.is_cached and fields.get("processes", 1) > 1:
-            message = f"the cached models of {models.section!r} require a single process"
-            self._top.refuse("processes", message, expected="1", suggestion="remove it, or the cache sizes")
-        if self._mounted_as:
-            self._check_mounted(fields)
-        batching: ProjectBatching | None = fields["batching"]
-        if "server_side_batching" in self._top.members and "protobuf_path" in self._top.members:
-            message = "gRPC requests are not batched"
-            self._top.refuse("server_side_batching", message, suggestion="remove it, or 'protobuf_path'")
-        threads = fields.get("threads_per_process", 1)
-        if batching is not None and fields.get("type") == "python" and batching.max_batch_size > threads:
-            node = self._top.node.find("server_side_batching", "max_batch_size")
-            self._findings.warn(node, _SMALL_BATCH, f"set 'threads_per_process' to {batching.max_batch_size} for both")
-
-    def _check_mounted(self, fields: Mapping[str, Any]) -> None:
-        if fields.get("processes", 1) > 1:
-            message = "handlers of config.json share one process"
-            self._top.refuse("processes", message, expected="1", suggestion="remove it, or serve the project alone")
-        if "serve_port" in self._top.members:
-            message = "handlers of config.json use the server's ports"
-            self._top.warn("serve_port", message, "remove it")
-
-    def _env(self) -> dict[str, str]:
-        section = self._top.section("env")
-        values: dict[str, str] = {}
-        for key, node in (section.members if section else {}).items():
-            name = str(key)
-            if isinstance(node.value, dict | list):
-                found = to_short_json(node.plain())
-                self._findings.refuse(node, "wrong type", expected="a text, a number or a boolean", found=found)
-            elif not name or "=" in name or "\0" in name + str(node.value):
-                self._findings.refuse(node, "cannot be exported", expected="a name without '='")
-            else:
-                values[name] = str(node.value)
-        return values
-
-    def _dotenv(self, env: Mapping[str, str]) -> dict[str, str]:
-        file = self._directory / ".env"
-        if not file.is_file():
-            return {}
-        try:
-            text = read_regular_text(file, encoding="utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
-            self._other_problems.append(Problem(f"the file cannot be read: {error}", str(file)))
-            return {}
-        variables, problems = parse_dotenv(text, os.environ | env, str(file))
-        self._other_problems += problems
-        return variables
-
-    def _config(self) -> dict[str, Any]:
-        section = self._top.section("config")
-        plain: dict[str, Any] = section.node.plain() if section else {}
-        return plain
-
-    def _batching(self) -> ProjectBatching | None:
-        section = self._top.section("server_side_batching")
-        if section is None:
-            return None
-        size, interval = "max_batch_size", "batch_interval_seconds"
-        values = section.read(_BATCHING, required=(size, interval))
-        if not {size, interval} <= values.keys():
-            return None
-        return ProjectBatching(interval_seconds=values.pop(interval), **values)
-
-    def _python_path(self, text: str) -> Path:
-        folder = local_path(self._directory, text)
-        if not is_folder(folder):
-            self._top.refuse("python_path", "there is no such folder", expected=f"the folder {folder}")
-        return folder
-
-    def _file_of(self, key: str, text: str | None, *others: Path) -> Path | None:
-        if text is None:
-            return None
-        candidates = list(dict.fromkeys(local_path(folder, text) for folder in (self._directory, *others)))
-        found = next((file for file in candidates if is_file(file)), None)
-        if found is None:
-            self._top.refuse(
-                key, "there is no such file", expected=" or ".join(f"the file {each}" for each in candidates)
-            )
-        return found
+# The expanded file
 
 
 def to_yaml(project: ProjectSpec) -> str:

@@ -7,10 +7,10 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from ovmstrio.config.located import Located
-from ovmstrio.config.yaml_rules import InvalidValue, boolean, lenient, nonempty_str
+from ovmstrio.config.schema import InvalidValue, Key, NoEffect, ReadBy, lower_case, unquoted
 
 
 def local_path(directory: Path, text: str) -> Path:
@@ -32,9 +32,17 @@ def is_folder(path: Path) -> bool:
     return False
 
 
+def source_text(node: Located) -> str:
+    """Return the source text of a scalar, such as ``3.10`` for a version."""
+    text = node.text.strip()
+    if isinstance(node.value, dict | list) or not text or "\0" in text:
+        raise InvalidValue("a text that is not empty")
+    return text
+
+
 def relative_path(node: Located) -> str:
     """Read a path below the project's folder."""
-    text = nonempty_str(node)
+    text = source_text(node)
     path = PurePosixPath(text)
     if path.is_absolute() or ".." in path.parts:
         raise InvalidValue("a path below the project's folder", message="only the project's folder is in the image")
@@ -44,11 +52,16 @@ def relative_path(node: Located) -> str:
 DEFAULT_MODEL: Final = "_cortex_default"
 """Name of the only model of a project that specifies a ``path``."""
 
-ProjectType = Literal["python", "tensorflow"]
-LogLevel = Literal["debug", "info", "warning", "error"]
-_Positive = Annotated[int, Field(ge=1)]
-_Text = Annotated[str, nonempty_str]
-_Inside = Annotated[str, relative_path]
+Text = Annotated[str, ReadBy(source_text)]
+_Inside = Annotated[str, ReadBy(relative_path)]
+_UNQUOTED: Final = BeforeValidator(unquoted)
+Flag = Annotated[bool, _UNQUOTED]
+Positive = Annotated[int, _UNQUOTED, Field(ge=1)]
+Seconds = Annotated[float, _UNQUOTED, Field(gt=0)]
+Port = Annotated[int, _UNQUOTED, Field(ge=1, le=65_535)]
+Limit = Annotated[int, _UNQUOTED, Field(ge=0)]
+ProjectType = Annotated[Literal["python", "tensorflow"], BeforeValidator(lower_case)]
+LogLevel = Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(lower_case)]
 
 
 class _FrozenSpec(BaseModel):
@@ -61,12 +74,23 @@ class ModelEntry(_FrozenSpec):
     ``signature_key`` is that of the entry, else that of its section.
     """
 
-    name: _Text
-    path: _Text
-    signature_key: Annotated[str | None, nonempty_str] = None
+    name: Text
+    path: Text
+    signature_key: Text | None = None
 
 
-class ModelsSpec(_FrozenSpec):
+class ModelSettings(_FrozenSpec):
+    """Settings of all models of a project; see :class:`ModelsSpec`."""
+
+    signature_key: Text | None = None
+    cache_size: Positive | None = None
+    disk_cache_size: Positive | None = None
+    latest_versions: Positive | None = None
+    reload_interval_seconds: Seconds = 10.0
+    storage_timeout_seconds: Seconds = 60.0
+
+
+class ModelsSpec(ModelSettings):
     """Models of a project, configured in ``section`` (``models`` or ``multi_model_reloading``).
 
     Attributes:
@@ -83,12 +107,6 @@ class ModelsSpec(_FrozenSpec):
     kind: Literal["path", "paths", "dir"]
     entries: tuple[ModelEntry, ...] = ()
     dir: str = ""
-    signature_key: str | None = None
-    cache_size: _Positive | None = None
-    disk_cache_size: _Positive | None = None
-    latest_versions: _Positive | None = None
-    reload_interval_seconds: Annotated[float, Field(gt=0)] = 10.0
-    storage_timeout_seconds: Annotated[float, Field(gt=0)] = 60.0
 
     @property
     def is_cached(self) -> bool:
@@ -104,17 +122,17 @@ class ProjectBatching(_FrozenSpec):
         retry_singly: whether the requests of a failed batch are retried one by one.
     """
 
-    max_batch_size: _Positive
-    interval_seconds: Annotated[float, Field(gt=0)]
-    retry_singly: bool = False
+    max_batch_size: Positive
+    interval_seconds: Annotated[float, _UNQUOTED, Field(gt=0), Key("batch_interval_seconds")]
+    retry_singly: Flag = False
 
 
 class GpuVersion(_FrozenSpec):
     """CUDA image of a GPU project."""
 
-    cuda: _Text
-    cudnn: _Text
-    development_image: Annotated[bool, lenient(boolean)] = False
+    cuda: Text
+    cudnn: Text
+    development_image: Flag = False
 
 
 class Dependencies(_FrozenSpec):
@@ -125,16 +143,21 @@ class Dependencies(_FrozenSpec):
     shell: _Inside = "dependencies.sh"
 
 
+NO_SERVING: Final = "the server runs SavedModels itself, without TensorFlow Serving"
+
+
 class ImageSpec(_FrozenSpec):
     """Settings for container images only; ``keys`` are the configured keys in order."""
 
-    keys: tuple[str, ...] = ()
-    py_version: str = "3.6.9"
-    tfs_version: str = "2.3.0"
-    gpu: bool = False
-    gpu_version: GpuVersion | None = None
-    dependencies: Dependencies = Dependencies()
-    use_local_cortex_libs: bool = False
+    keys: Annotated[tuple[str, ...], Key()] = ()
+    py_version: Annotated[Text, NoEffect("handlers run in the server's Python")] = "3.6.9"
+    tfs_version: Annotated[Text, NoEffect(NO_SERVING)] = "2.3.0"
+    gpu: Annotated[Flag, NoEffect("serving uses the devices of the machine")] = False
+    gpu_version: Annotated[GpuVersion | None, NoEffect("serving uses the CUDA version of the machine")] = None
+    dependencies: Annotated[Dependencies, NoEffect("dependencies must be installed in the server's environment")] = (
+        Dependencies()
+    )
+    use_local_cortex_libs: Annotated[Flag, NoEffect("serving uses the running server")] = False
 
 
 class ProjectSpec(_FrozenSpec):
@@ -158,7 +181,7 @@ class ProjectSpec(_FrozenSpec):
     directory: Path
     file: Path
     type: ProjectType
-    serve_port: Annotated[int, Field(ge=1, le=65535)] = 8080
+    serve_port: Port = 8080
     env: dict[str, str] = {}
     dotenv: dict[str, str] = {}
     config: dict[str, Any] = {}
@@ -166,9 +189,9 @@ class ProjectSpec(_FrozenSpec):
     handler_path: Path
     protobuf_path: Path | None = None
     models: ModelsSpec | None = None
-    processes: _Positive = 1
-    threads_per_process: _Positive = 1
-    max_concurrency: Annotated[int, Field(ge=0)] = 0
+    processes: Positive = 1
+    threads_per_process: Positive = 1
+    max_concurrency: Limit = 0
     batching: ProjectBatching | None = None
     tfs_container_dns: str | None = None
     log_level: LogLevel = "info"

@@ -368,7 +368,7 @@ def test_check_reports_all_problems_of_an_op_service(project: Path) -> None:
     assert checked.exit_code == 1
     text = " ".join(checked.stdout.split())
     for expected in (
-        "error config.yml:1 http_port the value cannot be used expected a whole number of 1024 to 65535 or 0 found 80",
+        "error config.yml:1 http_port the value cannot be used expected an integer of 1024 to 65535 or 0 found 80",
         "warning config.yml:4 op.uci.batch_size partial batches of Op uci wait until the pipeline stalls",
         "warning config.yml:6 op.uki the pipeline has no Op 'uki' hint did you mean 'uci'?",
         "preprocess of Op uci cannot be called expected preprocess(self, input_dicts, data_id, log_id)",

@@ -143,8 +143,8 @@ def test_sequences_need_a_fixed_number_of_replicas(models: Any) -> None:
 @pytest.mark.parametrize(
     ("placement", "text"),
     [
-        ({"groups": "g"}, "placement.groups: the value cannot be used (expected a key of group, replicas"),
-        ({"replicas": 0}, "placement.replicas: the value cannot be used (expected 1 or more, found 0)"),
+        ({"groups": "g"}, "placement.groups: unknown key 'groups'; did you mean 'group'?"),
+        ({"replicas": 0}, "placement.replicas: the value cannot be used (expected an integer of 1 to 100000, found 0)"),
         ({"autoscaling": {"min_replicas": 3, "max_replicas": 2}}, "min_replicas <= max_replicas"),
         ({"replicas": 1, "autoscaling": {"max_replicas": 2}}, "either replicas or autoscaling"),
         ("a group", "placement: the value cannot be used"),

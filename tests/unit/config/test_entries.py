@@ -62,7 +62,7 @@ def test_limits_without_effect_are_warnings_and_negative_limits_are_fatal(sectio
     (problem,) = [problem for problem in spec.problems if problem.path.endswith("max_queue")]
     assert (problem.severity, problem.line is not None) == ("warning", True)
     (fatal,) = fatal_problems(**_sections(section, {"max_concurrency": -1}))
-    assert (fatal.expected, fatal.found) == ("0 or more", "-1")
+    assert (fatal.expected, fatal.found) == ("an integer of 0 or more", "-1")
 
 
 @pytest.mark.parametrize(
@@ -187,29 +187,37 @@ def test_an_unusable_value_fails_only_its_service(section: str, entry: dict[str,
     ("section", "entry", "problems"),
     [
         ("handler", {"name": "a"}, [("", "the key 'path' is missing")]),
-        ("handler", {"name": "a", "path": 3}, [(".path", "wrong type or value")]),
+        ("handler", {"name": "a", "path": 3}, [(".path", "the value cannot be used")]),
         ("handler", {"name": "a", "path": "a", "port": 1}, [(".port", "unknown key 'port'")]),
-        ("handler", "a", [("", "wrong type or value")]),
+        ("handler", "a", [("", "the value cannot be used")]),
         (
             "op_pipeline",
             {"name": "a", "script": "b"},
             [("", "the key 'path' is missing"), (".script", "unknown key 'script'")],
         ),
         ("mediapipe", {}, [("", "the key 'name' is missing")]),
-        ("mediapipe", {"name": 1}, [(".name", "wrong type or value")]),
+        ("mediapipe", {"name": 1}, [(".name", "the value cannot be used")]),
         ("mediapipe", {"name": "g", "nireq": 1}, [(".nireq", "unknown key 'nireq'")]),
         ("mediapipe", {"name": "g", "graph_pth": "x"}, [(".graph_pth", "unknown key 'graph_pth'")]),
-        ("mediapipe", {"name": "g", "python_isolation": "thread"}, [(".python_isolation", "wrong type or value")]),
-        ("mediapipe", {"name": "g", "python_processes": 0}, [(".python_processes", "wrong type or value")]),
+        ("mediapipe", {"name": "g", "python_isolation": "thread"}, [(".python_isolation", "the value cannot be used")]),
+        ("mediapipe", {"name": "g", "python_processes": 0}, [(".python_processes", "the value cannot be used")]),
         (
             "mediapipe",
             {"name": "g", "python_timeout_seconds": -1},
-            [(".python_timeout_seconds", "wrong type or value")],
+            [(".python_timeout_seconds", "the value cannot be used")],
         ),
-        ("mediapipe", {"name": "g", "python_memory_limit": "1G"}, [(".python_memory_limit", "wrong type or value")]),
-        ("mediapipe", {"name": "g", "python": 3}, [(".python", "wrong type or value")]),
+        (
+            "mediapipe",
+            {"name": "g", "python_memory_limit": "1G"},
+            [(".python_memory_limit", "the value cannot be used")],
+        ),
+        ("mediapipe", {"name": "g", "python": 3}, [(".python", "the value cannot be used")]),
         ("text_model", {"config": {**_CHAT, "cache_sise": 4}}, [(".config.cache_sise", "unknown key 'cache_sise'")]),
-        ("text_model", {"config": {**_CHAT, "max_num_seqs": "8"}}, [(".config.max_num_seqs", "wrong type or value")]),
+        (
+            "text_model",
+            {"config": {**_CHAT, "max_num_seqs": "8"}},
+            [(".config.max_num_seqs", "the value cannot be used")],
+        ),
     ],
 )
 def test_a_wrong_form_makes_the_file_unusable(section: str, entry: Any, problems: list[tuple[str, str]]) -> None:
@@ -467,8 +475,8 @@ def test_voices_and_speeds_of_speech_models() -> None:
     ("options", "key", "message"),
     [
         ({"task": "embedings"}, "task", "did you mean 'embeddings'?"),
-        ({"max_num_seqs": 0}, "max_num_seqs", "1 or more"),
-        ({"cache_size": -1}, "cache_size", "0 or more"),
+        ({"max_num_seqs": 0}, "max_num_seqs", "an integer of 1 to 2147483647"),
+        ({"cache_size": -1}, "cache_size", "a number of 0 to 1048576"),
         ({"pooling": "CLS"}, "pooling", "is an option of models for embeddings"),
         ({"task": "embeddings", "pooling": "mean"}, "pooling", "did you mean 'MEAN'?"),
         ({"task": "rerank", "cache_size": 4}, "cache_size", "is an option of models for text_generation"),
@@ -493,7 +501,7 @@ def test_an_unusable_value_fails_only_its_model(options: dict[str, Any], key: st
 
 def test_all_problems_of_a_model_are_reported() -> None:
     paths = [problem.path for problem in _text_model(max_num_seqs=0, best_of_limit=0, pooling="CLS").problems]
-    assert [path.rpartition(".")[2] for path in paths] == ["pooling", "max_num_seqs", "best_of_limit"]
+    assert [path.rpartition(".")[2] for path in paths] == ["max_num_seqs", "best_of_limit", "pooling"]
 
 
 # The registry and admission look these up at each call.

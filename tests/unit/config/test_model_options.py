@@ -163,8 +163,14 @@ def test_spellings_of_ovms() -> None:
         (parse_version_policy, {"lates": {}}, "model_version_policy", "num_versions", "did you mean 'latest'?"),
         (parse_version_policy, {"latest": {"num_version": 1}}, "model_version_policy.latest.num_version", "", "mean"),
         (parse_version_policy, {"latest": {"num_versions": 0}}, "model_version_policy.latest.num_versions", "1", ""),
-        (parse_version_policy, {"specific": {"versions": ["1"]}}, "model_version_policy.specific.versions", "[1", ""),
-        (parse_version_policy, {"all": {"a": 1}}, "model_version_policy.all", "empty", ""),
+        (
+            parse_version_policy,
+            {"specific": {"versions": ["1"]}},
+            "model_version_policy.specific.versions[0]",
+            "1",
+            "remove the quotes",
+        ),
+        (parse_version_policy, {"all": {"a": 1}}, "model_version_policy.all.a", "", "remove it"),
         (parse_version_policy, {"all": {}, "latest": {}}, "model_version_policy", "all", ""),
         (parse_precisions, "FP23", "precision", "FP32", "did you mean 'FP32'?"),
         (parse_color_formats, "RGB:BRG", "color_format", "NV12:RGB", "did you mean 'RGB'?"),
@@ -193,25 +199,30 @@ def test_a_refusal_has_an_example_and_a_suggestion(
         ("batching", {"max_batch_size": 16}, "", "the key 'batch_timeout_ms' is missing"),
         ("batching", {**BATCHING, "max_batchsize": 3}, ".max_batchsize", "did you mean 'max_batch_size'?"),
         ("batching", {**BATCHING, "x": 3}, ".x", "known are max_batch_size, batch_timeout_ms, max_queue_size, eager"),
-        ("batching", {**BATCHING, "max_batch_size": 0}, ".max_batch_size", "expected 1 or more, found 0"),
-        ("batching", {**BATCHING, "max_batch_size": True}, ".max_batch_size", "expected an integer, found true"),
-        ("batching", {**BATCHING, "batch_timeout_ms": -1}, ".batch_timeout_ms", "or more, found -1"),
-        ("batching", {**BATCHING, "batch_timeout_ms": "5"}, ".batch_timeout_ms", 'expected a number, found "5"'),
+        ("batching", {**BATCHING, "max_batch_size": 0}, ".max_batch_size", "an integer of 1 to 65536, found 0"),
+        ("batching", {**BATCHING, "max_batch_size": True}, ".max_batch_size", "an integer of 1 to 65536, found true"),
+        ("batching", {**BATCHING, "batch_timeout_ms": -1}, ".batch_timeout_ms", "a number of 0 to 3600000, found -1"),
+        ("batching", {**BATCHING, "batch_timeout_ms": "5"}, ".batch_timeout_ms", 'a number of 0 to 3600000, found "5"'),
         ("batching", {**BATCHING, "batch_timeout_ms": math.nan}, ".batch_timeout_ms", "found NaN"),
         ("batching", {**BATCHING, "eager": 1}, ".eager", "expected true or false, found 1"),
         ("shape_buckets", 16, "", "an object such as"),
         ("shape_buckets", "[1]", "", "a JSON object"),
         ("shape_buckets", {"batch": 4}, ".batch", "a list of sizes such as [1, 4, 16]"),
         ("shape_buckets", {"batch": []}, ".batch.sizes", "expected a list that is not empty, found []"),
-        ("shape_buckets", {"batch": [*range(1, 66)]}, ".batch.sizes", "expected no more than 64 sizes"),
+        ("shape_buckets", {"batch": [*range(1, 66)]}, ".batch.sizes", "expected no more than 64 items"),
         ("shape_buckets", {"batch": [4, 1]}, ".batch.sizes", "sizes are not ascending"),
         ("shape_buckets", {"batch": [4, 4]}, ".batch.sizes", "sizes are not ascending"),
-        ("shape_buckets", {"batch": [0, 4]}, ".batch.sizes", "expected 1 or more, found 0"),
-        ("shape_buckets", {"batch": [1, True]}, ".batch.sizes", "expected an integer, found true"),
+        ("shape_buckets", {"batch": [0, 4]}, ".batch.sizes[0]", "an integer of 1 to 2147483647, found 0"),
+        ("shape_buckets", {"batch": [1, True]}, ".batch.sizes[1]", "an integer of 1 to 2147483647, found true"),
         ("shape_buckets", {"batch": {"inputs": {"x": 0}}}, ".batch", "the key 'sizes' is missing"),
-        ("shape_buckets", {"batch": {**WORDS, "larger": "cut"}}, ".batch.larger", "'refuse' or 'run'"),
+        ("shape_buckets", {"batch": {**WORDS, "larger": "cut"}}, ".batch.larger", "refuse or run"),
         ("shape_buckets", {"batch": {**WORDS, "size": [1]}}, ".batch.size", "did you mean 'sizes'?"),
-        ("shape_buckets", {"batch": {**WORDS, "inputs": {"x": -1}}}, ".batch.inputs.x", "expected 0 or more, found -1"),
+        (
+            "shape_buckets",
+            {"batch": {**WORDS, "inputs": {"x": -1}}},
+            ".batch.inputs.x",
+            "an integer of 0 to 64, found -1",
+        ),
         ("shape_buckets", {"batch": {**WORDS, "pad": {"x": "0"}}}, ".batch.pad.x", "expected a number"),
         ("shape_buckets", {"batch": {**WORDS, "inputs": ["x"]}}, ".batch.inputs", "expected an object"),
     ],
@@ -306,7 +317,7 @@ def test_all_problems_of_batching_are_reported() -> None:
     with pytest.raises(ConfigError) as caught:
         parse_batching({"max_batch_size": 0, "eager": "yes"})
     paths = [problem.path for problem in caught.value.problems]
-    assert paths == ["batching.max_batch_size", "batching", "batching.eager"]
+    assert paths == ["batching", "batching.max_batch_size", "batching.eager"]
 
 
 def test_shape_buckets_are_parsed_and_round_trip_through_json() -> None:

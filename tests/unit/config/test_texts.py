@@ -1,32 +1,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BeforeValidator, Field
 
 from ovmstrio.config.documents import Findings, parse_json, parse_yaml
 from ovmstrio.config.located import InvalidSyntax, with_paths
 from ovmstrio.config.proto_text import parse_proto
+from ovmstrio.config.schema import OPTIONAL, Key, NoEffect, Reader, Schema, keys_of, lower_case, unquoted
 from ovmstrio.config.tensor_mapping import MAPPING_FILE, NO_MAPPING, TensorMapping, read_mapping
-from ovmstrio.config.yaml_rules import (
-    InvalidValue,
-    Rule,
-    Section,
-    boolean,
-    choice,
-    choice_ci,
-    integer,
-    lenient,
-    nonempty_str,
-    number,
-    string_list,
-    string_value,
-)
 from ovmstrio.core.errors import ConfigError
 
 _JSON_VALUES = st.recursive(
@@ -168,84 +157,118 @@ def test_all_problems_of_a_mapping_are_reported(tmp_path: Path) -> None:
         read_mapping(tmp_path)
 
 
-def _section(content: str) -> Section:
-    return Section(parse_yaml(content).root, Findings("F"))
+def _value(kind: Any, value: Any) -> tuple[Any, Findings]:
+    reader = Reader(Findings("F"), is_yaml=True)
+    return reader.value(with_paths(value), kind), reader.findings
+
+
+_PORT = Annotated[int, Field(ge=5, le=9)] | Literal[0]
+_COUNT = Annotated[int, Field(ge=1)]
+_LENIENT_COUNT = Annotated[int, BeforeValidator(unquoted), Field(ge=1)]
+_LENIENT_FLAG = Annotated[bool, BeforeValidator(unquoted)]
 
 
 @pytest.mark.parametrize(
-    ("rule", "given", "value"),
+    ("kind", "given", "value"),
     [
-        (integer(), -3, -3),
-        (integer(5, 9, 0), 0, 0),
-        (number(0), 2, 2.0),
-        (boolean, False, False),
-        (string_value, "", ""),
-        (string_list, ["a"], ("a",)),
-        (choice(("a", "b")), "b", "b"),
-        (lenient(integer(1)), "8080", 8080),
-        (lenient(integer(1)), 8.0, 8),
-        (lenient(number(0)), "1e-3", 0.001),
-        (lenient(boolean), "Yes", True),
+        (int, -3, -3),
+        (_PORT, 0, 0),
+        (Annotated[float, Field(gt=0)], 2, 2.0),
+        (bool, False, False),
+        (str, "", ""),
+        (str | None, None, None),
+        (tuple[str, ...], ["a"], ("a",)),
+        (Literal["a", "b"], "b", "b"),
+        (Annotated[Literal["debug"], BeforeValidator(lower_case)], "Debug", "debug"),
+        (_LENIENT_COUNT, "8080", 8080),
+        (_LENIENT_COUNT, 8.0, 8),
+        (Annotated[float, BeforeValidator(unquoted), Field(gt=0)], "1e-3", 0.001),
+        (_LENIENT_FLAG, "Yes", True),
     ],
+    ids=str,
 )
-def test_a_rule_returns_the_type_of_the_setting(rule: Rule, given: Any, value: Any) -> None:
-    assert rule(with_paths(given)) == value
+def test_a_value_has_the_type_of_its_field(kind: Any, given: Any, value: Any) -> None:
+    read, findings = _value(kind, given)
+    assert (read, type(read), findings.all) == (value, type(value), ())
 
 
 @pytest.mark.parametrize(
-    ("rule", "given", "expected", "suggestion"),
+    ("kind", "given", "expected", "suggestion"),
     [
-        (integer(1), True, "a whole number of 1 or more", ""),
-        (integer(1, 9, 0), "3", "a whole number of 1 to 9 or 0", "remove the quotes"),
-        (number(0, "a number of seconds"), float("nan"), "a number of seconds above 0", ""),
-        (number(0), 10**400, "a number above 0", ""),
-        (boolean, "true", "true or false", "remove the quotes"),
-        (string_value, 3, "a text", 'put it in quotes: "3"'),
-        (string_list, "a", "a list of texts", 'write a list: ["a"]'),
-        (choice(("grpc", "brpc")), "grcp", "grpc or brpc", "did you mean 'grpc'?"),
-        (lenient(integer(1)), "soon", "a whole number of 1 or more", ""),
-        (lenient(integer(1)), 1.5, "a whole number of 1 or more", ""),
-        (lenient(boolean), 1, "true or false", ""),
+        (_COUNT, True, "an integer of 1 or more", ""),
+        (_PORT, "3", "an integer of 5 to 9 or 0", "remove the quotes"),
+        (Annotated[float, Field(gt=0)], float("nan"), "a number above 0", ""),
+        (Annotated[float, Field(gt=0, le=9)], 10**400, "a number above 0 and up to 9", ""),
+        (Annotated[float, Field(le=9)], 10, "a number of 9 or less", ""),
+        (Annotated[str, Field(min_length=1)], "", "a text that is not empty", ""),
+        (bool, "true", "true or false", "remove the quotes"),
+        (str, 3, "a text", 'put it in quotes: "3"'),
+        (tuple[str, ...], "a", "a list of texts", 'write a list: ["a"]'),
+        (Literal["grpc", "brpc"], "grcp", "grpc or brpc", "did you mean 'grpc'?"),
+        (_LENIENT_COUNT, "soon", "an integer of 1 or more", ""),
+        (_LENIENT_COUNT, 1.5, "an integer of 1 or more", ""),
+        (_LENIENT_FLAG, 1, "true or false", ""),
     ],
+    ids=str,
 )
-def test_a_refusal_has_an_expected_form_and_a_suggestion(
-    rule: Rule, given: Any, expected: str, suggestion: str
-) -> None:
-    with pytest.raises(InvalidValue) as caught:
-        rule(with_paths(given))
-    assert (caught.value.expected, caught.value.suggestion) == (expected, suggestion)
+def test_a_refusal_has_an_expected_form_and_a_suggestion(kind: Any, given: Any, expected: str, suggestion: str) -> None:
+    (problem,) = _value(kind, given)[1].all
+    assert (problem.expected, problem.suggestion) == (expected, suggestion)
+    assert problem.message == "the value cannot be used"
 
 
-def test_scalars_keep_their_spelling() -> None:
-    section = _section("version: 3.10\nword: Debug\nlist: [a]\n")
-    assert section.read({"version": nonempty_str, "word": choice_ci(("debug",)), "list": nonempty_str}) == {
-        "version": "3.10",
-        "word": "debug",
-    }
-    assert [problem.path for problem in section.findings.all] == ["list"]
+@dataclass(frozen=True)
+class _Inner:
+    size: _COUNT = 1
+    name: Annotated[str, Key()] = ""
 
 
-def test_all_problems_of_a_section_are_reported_by_line() -> None:
-    section = _section("cuont: 3\nname: 4\ninner: {}\nother: 1\nempty:\n")
-    assert section.read({"count": integer(1), "name": string_value, "inner": None}, required=("count",)) == {}
-    assert [(problem.line, problem.path, problem.message, problem.severity) for problem in section.findings.all] == [
-        (1, "cuont", "the key 'count' is missing", "error"),
-        (2, "name", "the value cannot be used", "error"),
-        (4, "other", "unknown key 'other', ignored", "warning"),
-        (5, "empty", "unknown key 'empty', ignored", "warning"),
+class _Outer(Schema):
+    count: Annotated[_COUNT, Key("count", "cnt")]
+    name: str = ""
+    inner: _Inner = _Inner()
+    by_name: dict[str, _Inner] = OPTIONAL
+    listed: list[_Inner] = OPTIONAL
+    old: Annotated[int, NoEffect("replaced by count")] = 0
+
+
+def _read(text: str, *, is_yaml: bool = True) -> tuple[_Outer | None, Reader]:
+    reader = Reader(Findings("F"), is_yaml=is_yaml)
+    return reader.read(parse_yaml(text).root, _Outer), reader
+
+
+def test_nested_schemas_are_read_with_their_defaults() -> None:
+    text = "cnt: 2\nold: 3\nname:\ninner: {size: 3}\nby_name: {a: {size: 4}, b: }\nlisted: [{size: 5}]\n"
+    read, reader = _read(text)
+    by_name = {"a": _Inner(4), "b": _Inner()}
+    assert read == _Outer.model_construct(count=2, inner=_Inner(3), by_name=by_name, listed=[_Inner(5)], old=3)
+    assert (reader.findings.all, reader.without_effect) == ((), {"old": "replaced by count"})
+    assert list(keys_of(_Outer)) == ["count", "cnt", "name", "inner", "by_name", "listed", "old"]
+    assert list(keys_of(_Inner)) == ["size"]
+
+
+def test_all_problems_of_a_mapping_are_reported_by_line() -> None:
+    text = "cuont: 3\nname: 4\ninner: {}\nother: 1\nempty:\nby_name: [1]\nlisted: [2]\nold: {}\n"
+    read, reader = _read(text)
+    assert read is None
+    assert [(each.line, each.path, each.message, each.expected, each.severity) for each in reader.findings.all] == [
+        (1, "cuont", "the key 'count' is missing", "", "error"),
+        (2, "name", "the value cannot be used", "a text", "error"),
+        (4, "other", "unknown key 'other', ignored", "", "warning"),
+        (5, "empty", "unknown key 'empty', ignored", "", "warning"),
+        (6, "by_name", "the value cannot be used", "a mapping of keys to values", "error"),
+        (7, "listed[0]", "the value cannot be used", "a mapping of keys to values", "error"),
+        (8, "old", "the value cannot be used", "an integer", "error"),
     ]
-    assert section.findings.all[2].suggestion == "known are count, name, inner"
+    assert reader.findings.all[2].suggestion == "known are count, cnt, name, inner, by_name, listed, old"
 
 
-def test_nested_sections_are_mappings_or_lists_of_mappings() -> None:
-    section = _section("one: {a: 1}\nmany: [{b: 2}, 3]\nwrong: 4\n")
-    (many,) = section.sections("many") or []
-    one = section.section("one")
-    assert one is not None
-    assert (one.node.plain(), many.node.plain()) == ({"a": 1}, {"b": 2})
-    assert (section.section("absent"), section.section("wrong"), section.sections("wrong")) == (None, None, None)
-    assert [(problem.path, problem.expected) for problem in section.findings.all] == [
-        ("many[1]", "a mapping of keys to values"),
-        ("wrong", "a mapping of keys to values"),
-        ("wrong", "a list"),
+def test_an_invalid_optional_value_has_its_default_in_yaml_and_invalidates_an_object_of_json() -> None:
+    text = "count: 1\nname: 4\n"
+    assert _read(text)[0] == _Outer.model_construct(count=1)
+    read, reader = _read(text + "nmae: 3\n", is_yaml=False)
+    assert read is None
+    assert [(each.path, each.suggestion) for each in reader.findings.all] == [
+        ("name", 'put it in quotes: "4"'),
+        ("nmae", "did you mean 'name'?"),
     ]

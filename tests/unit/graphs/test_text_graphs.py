@@ -144,7 +144,7 @@ def test_voices_and_speeds_of_a_graph(tmp_path: Path) -> None:
         ("cache_eviction_config { start_size: 1 recent_size: 1 max_cache_size: 9 }", "cache eviction is not supported"),
         ("sparse_attention_config { mode: XATTENTION }", "sparse attention is not supported"),
         ('generation_config_path: "x.json"', "place the file there"),
-        ("max_num_seqs: 0", "expected 1 or more, found 0"),
+        ("max_num_seqs: 0", "expected an integer of 1 to 2147483647, found 0"),
         ("plugin_config: 'KV'", "JSON"),
         ("cache_size: many", "expected a whole number"),
     ],
