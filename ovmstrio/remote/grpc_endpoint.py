@@ -1,4 +1,4 @@
-"""KServe v2 gRPC client of a remote model: message encoding and the endpoint.
+"""KServe v2 gRPC client of a remote model: messages, connection and endpoint.
 
 Requests are encoded without a copy of their tensors; response tensors are views of the message.
 """
@@ -26,8 +26,23 @@ from ovmstrio.encoding.tensor_slices import delimited, split_raw_contents
 from ovmstrio.models.tensor_contents import to_array
 from ovmstrio.remote.connect import connect
 from ovmstrio.remote.endpoint import NotSent, RemoteDescription, append_address, make_tensor_spec
-from ovmstrio.remote.grpc_client import RemoteConnection, encode_literal_header
 from ovmstrio.telemetry.spans import current_or_event_span
+from ovmstrio.transport.direct_stream import close_forcefully, send_buffers, to_direct_stream
+from ovmstrio.transport.grpc.frames import ConnectionFault, ErrorCode
+from ovmstrio.transport.grpc.headers import encode_header
+from ovmstrio.transport.grpc.http2 import (
+    ClientCore,
+    DataReceived,
+    GoAwayReceived,
+    HeadersReceived,
+    StreamReset,
+    WindowOpened,
+)
+from ovmstrio.transport.grpc.limits import TransportLimits
+from ovmstrio.transport.grpc.messages import PREFIX_BYTES, message_prefix
+from ovmstrio.transport.grpc.senders import BlockedSenders, Wakeup
+from ovmstrio.transport.send_budget import SendBudget
+from ovmstrio.util.buffers import PiecedMessage
 
 if TYPE_CHECKING:
     import ssl
@@ -35,7 +50,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.config.remote_entries import RemoteAddress, RemoteSpec
     from ovmstrio.core.request import Buffer, Contents, InferInput, InferRequest, ParameterValue
-    from ovmstrio.remote.grpc_client import Exchange
+    from ovmstrio.transport.grpc.http2 import Event, StreamState
 
 # Messages
 
@@ -91,7 +106,7 @@ def _pack(given: InferInput, contents: Contents | None) -> Buffer:
     return buffer_of(to_array(contents, given.shape, int(np.prod(given.shape, dtype=object)), spec))
 
 
-def decode_response(data: bytearray) -> InferResponse:
+def decode_response(data: Buffer) -> InferResponse:
     """Decode a ``ModelInferResponse``, whose tensors are views of the message; ModelFailure if malformed."""
     try:
         head, raws = split_raw_contents(data, _RAW_OUTPUT_TAG, "inference.ModelInferResponse")
@@ -130,6 +145,238 @@ def _pack_contents(output: Any) -> Buffer:
         return b""
     values = getattr(output.contents, datatype.contents_field)
     return framed(values) if datatype is BYTES else buffer_of(np.array(values, datatype.numpy))
+
+
+# Connection
+
+_READ_BYTES: Final = 256 * 1024
+_GOAWAY_SECONDS: Final = 1.0
+_MAX_JOINED_BYTES: Final = 64 * 1024
+_NO_MORE_CALLS: Final = "the server takes no more calls on this connection"
+_LIMITS: Final = TransportLimits(
+    max_header_list_bytes=64 * 1024,
+    max_continuations=64,
+    stream_window_bytes=8 * 2**20,
+    connection_window_bytes=32 * 2**20,
+    write_high_water_bytes=2**20,
+    max_resets_per_second=2**31,  # limited by the calls, which only this side makes
+)
+
+
+class Exchange:
+    """One call and its outcome.
+
+    Attributes:
+        headers: response headers and trailers.
+        message: the response message, if exactly one complete message was received.
+        failure: reason of an end before the trailers; empty otherwise.
+        is_untouched: whether the server did not process the call.
+        excess_bytes: size of a response message that exceeds ``most``; 0 otherwise.
+    """
+
+    __slots__ = (
+        "excess_bytes",
+        "failure",
+        "has_ended",
+        "headers",
+        "is_untouched",
+        "message",
+        "most",
+        "sending",
+        "stream",
+        "wakeup",
+    )
+
+    def __init__(self, stream: StreamState, most: float) -> None:
+        self.stream = stream
+        self.most = most
+        self.headers: dict[str, str] = {}
+        self.message: memoryview | None = None
+        self.failure = ""
+        self.is_untouched = self.has_ended = False
+        self.excess_bytes = 0
+        self.wakeup = Wakeup()
+        self.sending: trio.CancelScope | None = None
+
+    def end(self, failure: str = "", *, is_untouched: bool = False) -> None:
+        """Record the outcome and wake the caller; only the first end counts."""
+        if self.has_ended:
+            return
+        self.has_ended, self.failure, self.is_untouched = True, failure, is_untouched
+        if self.sending is not None:
+            self.sending.cancel()
+        self.wakeup.wake()
+
+    def read(self) -> bool:
+        """Handle new data; return whether the rest of the response must be refused."""
+        buffer = self.stream.buffer
+        size = buffer.wanted - PREFIX_BYTES
+        if size > self.most:
+            self.excess_bytes = size
+            self.end()
+        elif 0 < buffer.wanted < buffer.size:
+            self.end("the server sent more than one message")
+        elif self.stream.is_remote_closed:
+            if 0 < buffer.wanted <= buffer.size and (taken := buffer.take_writable()):
+                is_compressed, self.message = taken
+                self.end("the server compressed the message without being asked to" if is_compressed else "")
+            self.end()
+            return False
+        return self.has_ended
+
+
+class RemoteConnection:
+    """HTTP/2 connection for unary calls: a reader task, a writer task, and callers that wait for exchanges.
+
+    :meth:`run` closes the stream at its end.
+    """
+
+    def __init__(self, stream: trio.abc.Stream) -> None:
+        self._stream = to_direct_stream(stream)
+        self._core = ClientCore(_LIMITS, trio.current_time)
+        self._exchanges: dict[int, Exchange] = {}
+        self._share = SendBudget().share()
+        self._write_wakeup = Wakeup()
+        self._senders = BlockedSenders(self._core, self._share, _LIMITS.write_high_water_bytes, self._write_wakeup.wake)
+        self._waiting = trio.lowlevel.ParkingLot()
+        self._scope = trio.CancelScope()
+        self._close_reason = ""
+        self._is_leaving = False
+
+    @property
+    def refusal_reason(self) -> str:
+        """Why the connection accepts no new calls; empty if it does."""
+        return self._close_reason or (_NO_MORE_CALLS if self._is_leaving or self._core.is_exhausted else "")
+
+    def break_off(self, reason: str) -> None:
+        """Close the connection and fail all its calls with the reason."""
+        self._close_reason = self._close_reason or reason
+        self._scope.cancel()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Read and write until the connection ends; then all calls have ended."""
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._write)
+                    task_status.started()
+                    await self._read()
+        finally:
+            self._close_reason = self._close_reason or "the connection was closed"
+            for exchange in self._exchanges.values():
+                exchange.end(self._close_reason)
+            self._waiting.unpark_all()
+            with trio.CancelScope(shield=True):
+                await close_forcefully(self._stream)
+
+    async def call(self, headers: bytes, body: Sequence[Buffer], most: float) -> Exchange | None:
+        """Make a call and return its exchange after it has ended; None if the connection accepts no calls.
+
+        ``headers`` is a header block, ``body`` the message in pieces, which must stay unchanged until this returns.
+        Cancellation cancels the call on the server.
+        """
+        while not self.refusal_reason and not self._core.has_room:
+            await self._waiting.park()
+        if self.refusal_reason:
+            return None
+        stream = self._core.begin(headers)
+        exchange = self._exchanges[stream.stream_id] = Exchange(stream, most)
+        try:
+            await self._send(exchange, PiecedMessage(body))
+            while not exchange.has_ended:
+                await exchange.wakeup.wait()
+        finally:
+            del self._exchanges[stream.stream_id]
+            self._core.release(stream)
+            self._write_wakeup.wake()
+            self._waiting.unpark_all()
+        return exchange
+
+    async def _send(self, exchange: Exchange, message: PiecedMessage) -> None:
+        core, stream, prefix = self._core, exchange.stream, message_prefix(len(message))
+        first = message.joined() if len(message) <= _LIMITS.write_high_water_bytes // 16 else b""
+        if len(first) < len(message) or not core.send_answer(
+            stream, b"", prefix, first, _LIMITS.write_high_water_bytes
+        ):
+            with trio.CancelScope() as exchange.sending:
+                await self._senders.send(stream, prefix, message)
+        if not exchange.has_ended:
+            core.end_request(stream)
+        self._write_wakeup.wake()
+
+    async def _read(self) -> None:
+        core = self._core
+        try:
+            while data := await self._stream.receive_some(_READ_BYTES):
+                self._handle(core.receive(data))
+                while core.more:
+                    await trio.lowlevel.checkpoint()
+                    self._handle(core.go_on())
+            self.break_off("the server closed the connection")
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            self.break_off(f"the connection broke: {error.__cause__ or error}")
+        except ConnectionFault as fault:
+            core.fail(fault)
+            self._close_reason = self._close_reason or f"the server violates HTTP/2: {fault}"
+            # The writer sends GOAWAY and ends the connection.
+            self._write_wakeup.wake()
+            self._scope.deadline = trio.current_time() + _GOAWAY_SECONDS
+            await trio.sleep_forever()
+
+    def _handle(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, HeadersReceived | DataReceived | StreamReset):
+                exchange = self._exchanges.get(event.stream.stream_id)
+                if exchange is not None:
+                    self._on_response(exchange, event)
+            elif isinstance(event, GoAwayReceived):
+                self._on_goaway(event.last_stream_id)
+            elif isinstance(event, WindowOpened):
+                if event.stream is None:
+                    self._senders.wake_next()
+                else:
+                    self._senders.wake(event.stream.stream_id)
+        if self._core.has_room:
+            self._waiting.unpark_all()
+        self._write_wakeup.wake()
+
+    def _on_response(self, exchange: Exchange, event: HeadersReceived | DataReceived | StreamReset) -> None:
+        if isinstance(event, HeadersReceived):
+            pairs = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in event.headers)
+            exchange.headers.update(pairs)
+        elif isinstance(event, DataReceived):
+            stream = exchange.stream
+            if stream.uncredited:
+                self._core.consume(stream, stream.uncredited)
+            if exchange.read() and not stream.reset:
+                self._core.reset(stream, ErrorCode.CANCEL)
+        else:
+            is_untouched = event.code == ErrorCode.REFUSED_STREAM
+            exchange.end(f"the server reset the call (code {event.code})", is_untouched=is_untouched)
+
+    def _on_goaway(self, last_stream_id: int) -> None:
+        self._is_leaving = True
+        self._waiting.unpark_all()
+        for number, exchange in self._exchanges.items():
+            if number > last_stream_id:
+                exchange.end(_NO_MORE_CALLS, is_untouched=True)
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                while size := self._core.unsent_bytes:
+                    buffers = self._core.take_outbound()
+                    self._share.add(size - self._senders.counted)
+                    self._senders.counted = 0
+                    if self._senders:
+                        self._senders.wake_next()
+                    await send_buffers(self._stream, buffers)
+                    self._share.give_back(size)
+                if self._scope.deadline != math.inf:
+                    self._scope.cancel()
+                await self._write_wakeup.wait()
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            self.break_off(f"the connection broke: {error.__cause__ or error}")
 
 
 # Endpoint
@@ -214,25 +461,23 @@ class GrpcEndpoint:
         except DecodeError:
             raise ModelFailure(f"{self.address} is not a KServe v2 server") from None
 
-    async def _call(self, method: bytes, body: Sequence[Buffer], seconds: float, most: float) -> bytearray:
-        size = sum(map(len, body))
-        message = [b"\0" + size.to_bytes(4, "big"), *body]
-        path = encode_literal_header(b":path", _SERVICE + method)
+    async def _call(self, method: bytes, body: Sequence[Buffer], seconds: float, most: float) -> Buffer:
+        path = encode_header(b":path", _SERVICE + method)
         headers = self._first_headers + path + self._last_headers + _timeout(seconds) + _trace()
-        connection = await self._get_connection()
-        exchange = await connection.call(headers, message, most)
-        if exchange.is_untouched and not exchange.id:
-            # An idle connection may have been closed unnoticed, so try a new one.
+        for _ in range(2):
+            # An idle connection may have been closed unnoticed, so a second one may be needed.
             connection = await self._get_connection()
-            exchange = await connection.call(headers, message, most)
-        return self._message(exchange, most)
+            exchange = await connection.call(headers, body, most)
+            if exchange is not None:
+                return self._message(exchange, most)
+        raise NotSent(f"no response from {self.address}: {connection.refusal_reason}")
 
     async def _get_connection(self) -> RemoteConnection:
         connection = self._connection
-        if connection is not None and connection.accepts_calls:
+        if connection is not None and not connection.refusal_reason:
             return connection
         async with self._connecting:
-            if self._connection is not None and self._connection.accepts_calls:
+            if self._connection is not None and not self._connection.refusal_reason:
                 return self._connection
             stream = await connect(
                 self._remote_address,
@@ -250,17 +495,18 @@ class GrpcEndpoint:
         scheme = b"https" if self._remote_address.has_tls else b"http"
         authority = (self._spec.tls.server_name or self._remote_address.authority).encode()
         pairs = ((b":method", b"POST"), (b":scheme", scheme), (b":authority", authority))
-        return b"".join(encode_literal_header(name, value) for name, value in pairs)
+        return b"".join(encode_header(name, value) for name, value in pairs)
 
     @cached_property
     def _last_headers(self) -> bytes:
         pairs = ((b"te", b"trailers"), (b"content-type", b"application/grpc"), (b"user-agent", b"ovmstrio"))
-        return b"".join(encode_literal_header(name, value) for name, value in pairs)
+        return b"".join(encode_header(name, value) for name, value in pairs)
 
-    def _message(self, exchange: Exchange, most: float) -> bytearray:
-        if exchange.is_too_large:
+    def _message(self, exchange: Exchange, most: float) -> Buffer:
+        if exchange.excess_bytes:
             raise PayloadTooLarge(
-                f"response of {self.address} has {exchange.size} bytes, the limit is {most:.0f} (--max_message_size)"
+                f"response of {self.address} has {exchange.excess_bytes} bytes, the limit is {most:.0f}"
+                " (--max_message_size)"
             )
         if exchange.failure:
             failure = NotSent if exchange.is_untouched else NotReady
@@ -268,7 +514,7 @@ class GrpcEndpoint:
         headers = exchange.headers
         code = headers.get("grpc-status", "")
         if code == "0":
-            if not exchange.is_whole or exchange.message is None:
+            if exchange.message is None:
                 raise ModelFailure(f"{self.address} sent an incomplete message")
             return exchange.message
         if not code.isdecimal():
@@ -284,11 +530,11 @@ def _trace() -> bytes:
     span = current_or_event_span()
     if span is None:
         return b""
-    return b"".join(encode_literal_header(name.encode(), value.encode()) for name, value in span.headers())
+    return b"".join(encode_header(name.encode(), value.encode()) for name, value in span.headers())
 
 
 def _timeout(seconds: float) -> bytes:
     if seconds == math.inf:
         return b""
     milliseconds = max(1, min(round(seconds * 1000), _MAX_MILLISECONDS))
-    return encode_literal_header(b"grpc-timeout", b"%dm" % milliseconds)
+    return encode_header(b"grpc-timeout", b"%dm" % milliseconds)

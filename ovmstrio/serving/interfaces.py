@@ -5,6 +5,7 @@ OVMS's error texts differ by interface, because each looks for another kind of s
 
 from __future__ import annotations
 
+from copy import copy
 from functools import partial
 from typing import Final
 
@@ -31,13 +32,14 @@ _LOADING: Final = {
 
 
 def _with_ovms_text(missing: str, error: ServerError, method: str) -> ServerError:
-    """Replace a look-up error's text by OVMS's, if the kind exists in OVMS."""
+    """Return a look-up error with OVMS's text, if the kind exists in OVMS; the raised error may be raised again."""
     text = _ovms_text(missing, error, method)
     if text is None:
         return error
-    error.message = text
-    error.args = (text,)
-    return error
+    translated = copy(error)
+    translated.message = text
+    translated.args = (text,)
+    return translated
 
 
 def _ovms_text(missing: str, error: ServerError, method: str) -> str | None:

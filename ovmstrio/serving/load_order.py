@@ -115,7 +115,7 @@ async def update_dependencies(services: Mapping[str, ServiceRecord]) -> None:
             if call.place is not None and call.name not in names
         )
         for problem in unmet if unmet != record.unmet else ():
-            log.warning(record.kind.name, name=record.name, problem=str(problem))
+            log.warning("dependency missing", kind=record.kind.name, name=record.name, problem=str(problem))
         record.unmet = unmet
 
 

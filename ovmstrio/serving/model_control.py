@@ -36,6 +36,8 @@ log = structlog.get_logger(__name__)
 
 _ON_LOOP_CHARACTERS: Final = 2_048
 """Longer settings are parsed in a worker thread."""
+_UNDO_SECONDS: Final = 30.0
+"""Time limit of undoing a cancelled load; the registry finishes the undo later if a load takes longer."""
 _ALL: Final = "*"
 _FILE_PREFIX: Final = "file:"
 _MAX_FILES: Final = 1_024
@@ -260,9 +262,14 @@ class ModelControl:
 
     async def _load(self, name: str, spec: ServableSpec, folder: Path | None, *, is_override: bool) -> None:
         before = self._requested.get(name)
-        spec = await self._with_load_number(spec)
-        self._requested[name] = spec
-        result = await self._registry.apply(await self._with_callees(self._requested.values()))
+        try:
+            self._requested[name] = await self._with_load_number(spec)
+            result = await self._registry.apply(await self._with_callees(self._requested.values()))
+        except BaseException:
+            # The registry continues a change whose caller was cancelled, so that the change is undone by another.
+            with trio.move_on_after(_UNDO_SECONDS, shield=True):
+                await self._restore(name, before, folder)
+            raise
         failure = next((status.reason for status in result.failures if status.name == name), "")
         if not failure and not self._registry.available_versions(name):
             failure = "no version of it could be loaded"
@@ -288,11 +295,13 @@ class ModelControl:
 
     async def _restore(self, name: str, before: ServableSpec | None, folder: Path | None) -> None:
         if before is None:
-            del self._requested[name]
+            self._requested.pop(name, None)
         else:
             self._requested[name] = before
-        await self._registry.apply(await self._with_callees(self._requested.values()))
-        await self._remove(folder)
+        try:
+            await self._registry.apply(await self._with_callees(self._requested.values()))
+        finally:
+            await self._remove(folder)
 
     async def _with_callees(self, specs: Iterable[ServableSpec]) -> list[ServableSpec]:
         """Return services together with all their configured callees."""

@@ -180,6 +180,16 @@ class DirectStream(trio.abc.HalfCloseableStream):
         await trio.lowlevel.checkpoint()
 
 
+async def send_buffers(stream: trio.abc.Stream, buffers: Sequence[Buffer]) -> None:
+    """Send all buffers, without joining them if the stream is a :class:`DirectStream`."""
+    if len(buffers) == 1:
+        await stream.send_all(buffers[0])
+    elif isinstance(stream, DirectStream):
+        await stream.send_buffers(buffers)
+    else:
+        await stream.send_all(b"".join(buffers))
+
+
 def to_direct_stream(stream: trio.abc.Stream) -> trio.abc.Stream:
     """Return a :class:`DirectStream` for a socket stream; other streams unchanged."""
     return DirectStream(stream, get_peer_address(stream)) if isinstance(stream, trio.SocketStream) else stream

@@ -10,7 +10,6 @@ Google's C parser reads the message; the raw tensors of a large message are view
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -20,127 +19,13 @@ from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.request import Contents, InferInput, InferRequest, RequestedOutput
 from ovmstrio.core.tensor import BY_NAME
 from ovmstrio.encoding.messages import message_class
-from ovmstrio.encoding.tensor_slices import encode_varint, split_raw_contents
+from ovmstrio.encoding.tensor_slices import split_raw_contents
+from ovmstrio.protocols.kserve.request_templates import ProtobufTemplates
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ovmstrio.core.request import Buffer, ParameterValue
-
-# Request templates
-
-_MAX_SIZES: Final = 256
-_MAX_HEAD_BYTES: Final = 1_024
-
-
-@dataclass(slots=True)
-class _Template:
-    """Template of the requests of one size.
-
-    ``raws`` has the size of each raw content and the bytes that follow; ``missed`` counts requests that did not match.
-    """
-
-    begin: bytes
-    raws: Sequence[tuple[int, bytes]]
-    request: InferRequest
-    missed: int = 0
-
-    def tensors(self, data: bytes) -> list[Buffer | None] | None:
-        """Return the raw contents of a message of this size; None if it does not match."""
-        if not data.startswith(self.begin):
-            return None
-        found: list[Buffer | None] = []
-        at = len(self.begin)
-        for size, following in self.raws:
-            end = at + size
-            found.append(data[at:end])
-            if following and not data.startswith(following, end):
-                return None
-            at = end + len(following)
-        return found
-
-
-class RequestTemplateCache:
-    """Cache of request templates, one per message size, for requests with raw or shared-memory tensors."""
-
-    __slots__ = ("_by_size", "_message", "_raw_tag")
-
-    def __init__(self, raw_tag: int, message: str) -> None:
-        self._raw_tag = raw_tag
-        self._message = message
-        self._by_size: dict[int, _Template] = {}
-
-    def read(self, data: bytes) -> InferRequest | None:
-        """Return the request of a message that matches the template of its size; None otherwise."""
-        known = self._by_size.get(len(data))
-        if known is None:
-            return None
-        raws = known.tensors(data)
-        if raws is None:
-            known.missed += 1
-            return None
-        same = known.request
-        return InferRequest(
-            same.model_name,
-            same.model_version,
-            same.id,
-            {**same.parameters} if same.parameters else {},
-            _copy_inputs(same.inputs),
-            [RequestedOutput(output.name, {**output.parameters}) for output in same.outputs] if same.outputs else [],
-            raws,
-            received=len(data),
-        )
-
-    def note(self, data: bytes, request: InferRequest) -> None:
-        """Store a template; while templates of a size keep missing, fewer and fewer messages are examined."""
-        known = self._by_size.get(len(data))
-        if known is not None and known.missed & (known.missed - 1):
-            return
-        if not _is_plain(request):
-            return
-        begin, raws = self._parts(data)
-        if begin and len(begin) <= _MAX_HEAD_BYTES:
-            if known is None and len(self._by_size) >= _MAX_SIZES:
-                self._by_size.clear()
-            kept = InferRequest(request.model_name, request.model_version, request.id, {**request.parameters})
-            kept.inputs = _copy_inputs(request.inputs)
-            kept.outputs = [RequestedOutput(output.name, {**output.parameters}) for output in request.outputs]
-            self._by_size[len(data)] = _Template(begin, raws, kept, 0 if known is None else known.missed)
-
-    def _parts(self, data: bytes) -> tuple[bytes, Sequence[tuple[int, bytes]]]:
-        """Return the bytes before the raw contents and the parts; empty unless raw contents come last."""
-        try:
-            head, found = split_raw_contents(data, self._raw_tag, self._message)
-        except (IndexError, InvalidRequest):
-            # The message has unknown groups, which the parser skips: parse such messages every time.
-            return b"", ()
-        if not found:
-            return data, ()
-        sizes = [len(raw) for raw in found if raw is not None]
-        before = [bytes((self._raw_tag,)) + encode_varint(size) for size in sizes]
-        begin = head + before[0]
-        pieces = [
-            begin,
-            *(piece for raw, following in zip(found, [*before[1:], b""], strict=True) for piece in (raw, following)),
-        ]
-        if b"".join(piece for piece in pieces if piece) != data:
-            return b"", ()
-        return begin, tuple(zip(sizes, [*before[1:], b""], strict=True))
-
-
-def _copy_inputs(inputs: Sequence[InferInput]) -> list[InferInput]:
-    return [
-        InferInput(given.name, given.datatype, given.shape, None, {**given.parameters} if given.parameters else {})
-        for given in inputs
-    ]
-
-
-def _is_plain(request: InferRequest) -> bool:
-    raws = request.raw_inputs
-    if not request.inputs or (raws and len(raws) != len(request.inputs)):
-        return False
-    return all(given.contents is None for given in request.inputs) and all(raw is not None for raw in raws)
-
 
 # Parsing
 
@@ -191,7 +76,7 @@ _REGION: Final = "shared_memory_region"
 
 _MESSAGE: Final = "inference.ModelInferRequest"
 _RAW_INPUT_TAG: Final = 0x3A
-_templates: Final = RequestTemplateCache(_RAW_INPUT_TAG, _MESSAGE)
+_templates: Final = ProtobufTemplates(_RAW_INPUT_TAG, _MESSAGE)
 
 
 def decode_request(data: bytes | memoryview) -> InferRequest:

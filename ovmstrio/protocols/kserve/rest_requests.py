@@ -10,9 +10,7 @@ from collections.abc import Iterator, Sized
 from contextlib import contextmanager
 from itertools import chain
 from math import inf, nan
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
-
-import orjson
+from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.core.errors import ErrorList, InvalidRequest, MalformedJson, add_error
 from ovmstrio.core.request import Contents, InferInput, InferRequest, ParameterValue, RequestedOutput
@@ -31,138 +29,21 @@ from ovmstrio.encoding.json_reader import (
 )
 from ovmstrio.encoding.number_arrays import NumberArray
 from ovmstrio.protocols.kserve.large_document import LARGE_BYTES, LargeData, read_large_document
+from ovmstrio.protocols.kserve.request_templates import (
+    ELEMENT_TYPES,
+    MAX_HEAD_BYTES,
+    NUMBER_TYPES,
+    are_dims,
+    read_plain_request,
+)
 from ovmstrio.util.slices import run_in_slices, run_to_end
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Generator
 
     from ovmstrio.core.request import Buffer
     from ovmstrio.encoding.number_arrays import NumberKind
-
-# Plain documents: flat data, no parameters
-
-_MAX_DIM: Final = 2**31 - 1  # Maximum size of a dimension
-
-_NUMBER: Final[frozenset[type]] = frozenset({int, float})
-_ELEMENT_TYPES: Final[Mapping[str, frozenset[type]]] = {
-    "bool_contents": frozenset({bool}),
-    "int_contents": frozenset({int}),
-    "int64_contents": frozenset({int}),
-    "uint_contents": frozenset({int}),
-    "uint64_contents": frozenset({int}),
-    "fp32_contents": _NUMBER,
-    "fp64_contents": _NUMBER,
-    "bytes_contents": frozenset({str}),
-}
-"""JSON element types by the gRPC field that carries the elements."""
-
-_FIELDS: Final = {name: (row.contents_field, _ELEMENT_TYPES[row.contents_field]) for name, row in BY_NAME.items()}
-_MEMBERS: Final = 4  # Number of members of an input with only name, shape, datatype and data
-
-
-def read_plain_request(model: str, version: str, document: dict[str, Any]) -> InferRequest | None:
-    """Parse a document with flat data lists and without parameters; None for any other document."""
-    given, wanted, id_ = document.get("inputs"), document.get("outputs"), document.get("id", "")
-    if type(given) is not list or type(id_) is not str or "parameters" in document:
-        return None
-    inputs = []
-    for each in given:
-        read = _plain_input(each)
-        if read is None:
-            return None
-        inputs.append(read)
-    if wanted is None:
-        return None if "outputs" in document else InferRequest(model, version, id_, {}, inputs)
-    if type(wanted) is not list:
-        return None
-    outputs = []
-    for each in wanted:
-        if type(each) is not dict or len(each) != 1 or type(name := each.get("name")) is not str:
-            return None
-        outputs.append(RequestedOutput(name))
-    return InferRequest(model, version, id_, {}, inputs, outputs)
-
-
-def _plain_input(given: Any) -> InferInput | None:
-    if type(given) is not dict or len(given) != _MEMBERS:
-        return None
-    name, shape, datatype, data = given.get("name"), given.get("shape"), given.get("datatype"), given.get("data")
-    if type(name) is not str or type(datatype) is not str:
-        return None
-    if type(shape) is not list or type(data) is not list or not data:
-        return None
-    for size in shape:
-        if type(size) is not int or not 0 <= size <= _MAX_DIM:
-            return None
-    field = _FIELDS.get(datatype)
-    if field is None or not field[1].issuperset(map(type, data)):
-        return None
-    return InferInput(name, datatype, tuple(shape), Contents(field[0], data, is_checked=True))
-
-
-# Cache of JSON heads of binary requests
-
-_MAX_HEAD_BYTES: Final = 1_024
-_MAX_TEMPLATES: Final = 256
-_SIZE: Final = "binary_data_size"
-
-
-class _Input(NamedTuple):
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-    parameters: Mapping[str, ParameterValue]
-    size: int
-
-
-class _KnownHead(NamedTuple):
-    """Template: parsed JSON head, and the total size of its binary inputs."""
-
-    id: str
-    parameters: Mapping[str, ParameterValue]
-    inputs: Sequence[_Input]
-    outputs: Sequence[RequestedOutput]
-    size: int
-
-
-class _KnownHeads:
-    """Cache of JSON heads that give the size of every binary input; as misses grow, fewer heads are stored."""
-
-    __slots__ = ("_known", "missed")
-
-    def __init__(self) -> None:
-        self._known: dict[bytes, _KnownHead] = {}
-        self.missed = 0
-
-    def read(self, model: str, version: str, head: bytes, tail: memoryview) -> InferRequest | None:
-        known = self._known.get(head)
-        if known is None or known.size > len(tail):
-            return None
-        self.missed = 0
-        inputs: list[InferInput] = []
-        raws: list[Buffer | None] = []
-        at = 0
-        for name, datatype, shape, parameters, size in known.inputs:
-            inputs.append(InferInput(name, datatype, shape, None, {**parameters}))
-            raws.append(tail[at : at + size])
-            at += size
-        return InferRequest(model, version, known.id, {**known.parameters}, inputs, [*known.outputs], raws)
-
-    def note(self, head: bytes, request: InferRequest) -> None:
-        """Store a head, unless its meaning depends on the binary part."""
-        self.missed += 1
-        if self.missed & (self.missed - 1) or not request.inputs or len(request.raw_inputs) != len(request.inputs):
-            return
-        inputs = []
-        for given, raw in zip(request.inputs, request.raw_inputs, strict=True):
-            if raw is None or _SIZE not in given.parameters:
-                return
-            inputs.append(_Input(given.name, given.datatype, given.shape, {**given.parameters}, len(raw)))
-        if len(self._known) >= _MAX_TEMPLATES:
-            self._known.clear()
-        size = sum(each.size for each in inputs)
-        self._known[head] = _KnownHead(request.id, {**request.parameters}, inputs, tuple(request.outputs), size)
-
+    from ovmstrio.protocols.kserve.request_templates import BinaryTemplates, RestTemplates
 
 # General reader
 
@@ -201,7 +82,7 @@ NUMBER_KINDS: Final[dict[str, NumberKind]] = {
 
 
 def read_infer_request(
-    model: str, version: str, body: Buffer, head_length: str | None = None, known: JsonTemplateCache | None = None
+    model: str, version: str, body: Buffer, head_length: str | None = None, known: RestTemplates | None = None
 ) -> InferRequest:
     """Parse a body: JSON of ``head_length`` bytes (None: all), then the tensors of the binary extension.
 
@@ -210,14 +91,14 @@ def read_infer_request(
     if head_length is None and len(body) < LARGE_BYTES:
         if known is None or type(body) is not bytes:
             return _read_small(model, version, body)
-        same = known.read(model, version, body)
+        same = known.json.read(model, version, body)
         if same is None:
             same = _read_small(model, version, body)
-            known.note(body, same)
+            known.json.note(body, same)
         return same
     head, tail = split_body(memoryview(body), head_length)
-    if known is not None and len(head) <= _MAX_HEAD_BYTES:
-        return _read_known(model, version, bytes(head), tail, known.heads)
+    if known is not None and len(head) <= MAX_HEAD_BYTES:
+        return _read_known(model, version, bytes(head), tail, known.binary)
     if len(head) > AT_ONCE_BYTES:
         return run_to_end(read_large_infer_request(model, version, head, tail))
     large = read_large_document(head, _DATA_LEVELS) if len(head) >= LARGE_BYTES else None
@@ -242,7 +123,7 @@ def _read_small(model: str, version: str, body: Buffer) -> InferRequest:
     return _read_general(InferRequest(model, version), document, _NO_TAIL) if plain is None else plain
 
 
-def _read_known(model: str, version: str, head: bytes, tail: memoryview, known: _KnownHeads) -> InferRequest:
+def _read_known(model: str, version: str, head: bytes, tail: memoryview, known: BinaryTemplates) -> InferRequest:
     same = known.read(model, version, head, tail)
     if same is None:
         same = _read_general(InferRequest(model, version), parse_document(head), tail)
@@ -429,7 +310,7 @@ def _input(given: Any) -> InferInput:
     if not isinstance(given, dict) or not isinstance(given.get("name"), str):
         raise _refuse(INPUT_UNREADABLE, "expected an object with a name for each input")
     name, shape, datatype = given["name"], given.get("shape"), given.get("datatype")
-    if not isinstance(shape, list) or not all(type(size) is int and 0 <= size <= _MAX_DIM for size in shape):
+    if not are_dims(shape):
         raise _refuse(INPUT_UNREADABLE, f"input {name}: shape must be a list of whole numbers, 0 or more")
     if not isinstance(datatype, str):
         raise _refuse(INPUT_UNREADABLE, f"input {name}: datatype must be a text such as FP32")
@@ -456,8 +337,8 @@ def read_contents(read: InferInput, data: Any) -> Contents | None:
     datatype = BY_NAME.get(read.datatype)
     if datatype is None:
         raise _refuse(_UNSUPPORTED_PRECISION, f"input {read.name}: {read.datatype!r} is none of {', '.join(BY_NAME)}")
-    allowed = _ELEMENT_TYPES[datatype.contents_field]
-    if allowed is _NUMBER and str in (kinds := set(map(type, values))) and kinds <= _NUMBER | {str}:
+    allowed = ELEMENT_TYPES[datatype.contents_field]
+    if allowed is NUMBER_TYPES and str in (kinds := set(map(type, values))) and kinds <= NUMBER_TYPES | {str}:
         values = [_NOT_FINITE.get(value, value) for value in values]
     unexpected = set(map(type, values)) - allowed
     if unexpected:
@@ -548,95 +429,3 @@ def _size_of(given: InferInput) -> int:
         if size > _MAX_BYTES:
             raise _refuse("Invalid content size of tensor proto", f"the shape of input {given.name} overflows")
     return size
-
-
-# Cache of JSON documents
-
-_MAX_TEMPLATE_BYTES: Final = 1_024  # Maximum size of a cached document without its numbers
-_KEY: Final = b'"data":'
-
-
-class _KnownDocument(NamedTuple):
-    """Template: text from the data key to the first number, text after the last number, and the parsed rest."""
-
-    key: bytes
-    end: bytes
-    id: str
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-    field: str
-    types: frozenset[type]
-    outputs: Sequence[RequestedOutput]
-
-
-class JsonTemplateCache:
-    """Cache of documents with a single flat tensor and no parameters, keyed by the text before the data.
-
-    ``heads`` caches requests with binary tensors; as misses grow, fewer and fewer documents are examined.
-    """
-
-    __slots__ = ("_known", "heads", "missed")
-
-    def __init__(self) -> None:
-        self._known: dict[bytes, _KnownDocument] = {}
-        self.heads = _KnownHeads()
-        self.missed = 0
-
-    def read(self, model: str, version: str, body: bytes) -> InferRequest | None:
-        """Return the request of a cached document with new numbers; None otherwise."""
-        at = body.find(_KEY, 0, _MAX_TEMPLATE_BYTES)
-        known = self._known.get(body[:at]) if at > 0 else None
-        if known is None:
-            return None
-        key, end, id_, name, datatype, shape, field, types, outputs = known
-        if not (body.startswith(key, at) and body.endswith(end)):
-            return None
-        try:
-            values = orjson.loads(body[at + len(key) : -len(end)])
-        except orjson.JSONDecodeError:
-            return None
-        if type(values) is not list or not values or not types.issuperset(map(type, values)):
-            return None
-        self.missed = 0
-        given = InferInput(name, datatype, shape, Contents(field, values, is_checked=True), {})
-        return InferRequest(model, version, id_, {}, [given], [*outputs], [])
-
-    def note(self, body: bytes, request: InferRequest) -> None:
-        """Store a document whose bracketed numbers are only the tensor's elements."""
-        self.missed += 1
-        if self.missed & (self.missed - 1) or len(request.inputs) != 1:
-            return
-        at = body.find(_KEY, 0, _MAX_TEMPLATE_BYTES)
-        first, last = body.find(b"[", at), body.find(b"]", at)
-        end = body[last + 1 :]
-        if not 0 < at < first < last or first + len(end) > _MAX_TEMPLATE_BYTES:
-            return
-        if not _is_data_only_change(body[:first], body[first + 1 : last], end, request):
-            return
-        if len(self._known) >= _MAX_TEMPLATES:
-            self._known.clear()
-        self._known[body[:at]] = _known(body[at:first], end, request)
-
-
-def _known(key: bytes, end: bytes, request: InferRequest) -> _KnownDocument:
-    (given,) = request.inputs
-    field = BY_NAME[given.datatype].contents_field
-    about = given.name, given.datatype, given.shape, field, _ELEMENT_TYPES[field]
-    return _KnownDocument(key, end, request.id, *about, tuple(request.outputs))
-
-
-def _is_data_only_change(begin: bytes, numbers: bytes, end: bytes, request: InferRequest) -> bool:
-    """Return whether repeating the numbers changes only the tensor's elements."""
-    try:
-        document = orjson.loads(b"%b[%b,%b]%b" % (begin, numbers, numbers, end))
-    except orjson.JSONDecodeError:
-        return False
-    other = read_plain_request(request.model_name, request.model_version, document)
-    if other is None or other.inputs[0].contents is None or request.inputs[0].contents is None:
-        return False
-    values = request.inputs[0].contents.values
-    if other.inputs[0].contents.values != [*values, *values]:
-        return False
-    other.inputs[0].contents.values = values
-    return other == request

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Coroutine
 
     from ovmstrio.core.request import Buffer, InferRequest, InferResponse
-    from ovmstrio.protocols.kserve.rest_requests import JsonTemplateCache
+    from ovmstrio.protocols.kserve.request_templates import RestTemplates
     from ovmstrio.serving.data_plane import DataPlane
 
 _PRINTABLE: Final = frozenset(JSON_NUMBERS) - {"BF16"}
@@ -173,7 +173,7 @@ class InferTarget(NamedTuple):
 
 
 def answer_infer(
-    plane: DataPlane, known: JsonTemplateCache, head: InferTarget, body: Buffer
+    plane: DataPlane, known: RestTemplates, head: InferTarget, body: Buffer
 ) -> Coroutine[Any, Any, HttpAnswer]:
     """Parse the body, immediately if its JSON is small; return a coroutine that infers and encodes the response.
 

@@ -10,7 +10,7 @@ from ovmstrio.core.callers import Permission
 from ovmstrio.core.errors import NotReady, VersionLoading
 from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.protocols.kserve.documents import config_document, server_extensions, server_version, statistics_document
-from ovmstrio.protocols.kserve.rest_requests import JsonTemplateCache
+from ovmstrio.protocols.kserve.request_templates import RestTemplates
 from ovmstrio.protocols.kserve.rest_responses import HEAD_LENGTH, InferTarget, answer_infer, check_version
 from ovmstrio.serving.aggregate import aggregate_sequences, aggregate_statistics
 from ovmstrio.serving.interfaces import KSERVE_REST, NOT_LOADED
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def kserve_rules(plane: DataPlane, max_body_bytes: int) -> list[Rule]:
     """Return the routes over one data plane."""
-    known = JsonTemplateCache()
+    known = RestTemplates.empty()
 
     def infer_bodies(headers: Headers, model: str, version: str = "") -> BodyView | None:
         is_encoded, head_length = _body_headers(headers)

@@ -19,27 +19,28 @@ from ovmstrio.transport.grpc.headers import (
     OK_TRAILERS,
     RESPONSE_HEADERS,
     ErrorWithTrailers,
-    Wakeup,
     metadata_block,
     trailers_block,
     trailers_only_block,
 )
-from ovmstrio.transport.grpc.http2 import StreamState
+from ovmstrio.transport.grpc.http2 import ServerStream
 from ovmstrio.transport.grpc.messages import ACCEPTED_ENCODINGS, message_prefix
+from ovmstrio.transport.grpc.senders import BlockedSenders, Wakeup
 from ovmstrio.util.buffers import PiecedMessage
 
 if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
     from grpclib.encoding.base import CodecBase
 
     from ovmstrio.core.events import CallEvent, RequestObserver
     from ovmstrio.core.request import ArrivalOrder, ArrivalTicket
     from ovmstrio.telemetry.log_rate_limit import LogRateLimiter
     from ovmstrio.transport.grpc.headers import FailureTranslator
-    from ovmstrio.transport.grpc.http2 import Http2Core
+    from ovmstrio.transport.grpc.http2 import ServerCore
     from ovmstrio.transport.grpc.limits import TransportLimits
     from ovmstrio.transport.grpc.messages import Inflater
-    from ovmstrio.transport.grpc.reusable_scope import ReusableScope
-    from ovmstrio.transport.grpc.senders import BlockedSenders
     from ovmstrio.transport.send_budget import ConnectionBudget
 
 __all__ = ["Call", "Metadata", "OrderedHandler", "Peer", "current_call"]
@@ -63,6 +64,54 @@ def current_call() -> Call:
     raise LookupError("no gRPC call is served by this task")
 
 
+class ReusableScope:
+    """Cancel scope that a task enters once and uses for consecutive calls.
+
+    A call that never blocks cannot be cancelled meanwhile and leaves the scope unchanged. The first call that blocks
+    keeps the scope and the task, and leaves the scope when it ends. Cancelling the scope between calls ends the task.
+
+    Attributes:
+        scope: the scope in use.
+        is_kept: the current call blocks, or has blocked.
+    """
+
+    __slots__ = ("_has_deadline", "_has_exited", "is_kept", "scope")
+
+    def __init__(self) -> None:
+        self.scope = trio.CancelScope()
+        self.is_kept = self._has_exited = self._has_deadline = False
+
+    def __enter__(self) -> Self:
+        self.scope.__enter__()
+        return self
+
+    def lend(self, deadline: float) -> trio.CancelScope:
+        """Return the scope with the deadline of a call, in trio time; ``math.inf`` for none."""
+        if deadline != math.inf:
+            self._has_deadline, self.scope.deadline = True, deadline
+        return self.scope
+
+    def take_back(self, error: BaseException | None) -> bool:
+        """Reclaim the scope after a call; return whether the scope caught the call's error."""
+        scope = self.scope
+        if self.is_kept:
+            self._has_exited = True
+            return scope.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
+        if scope.cancel_called:
+            scope.__exit__(None, None, None)
+            self.scope = trio.CancelScope()
+            self.scope.__enter__()
+        elif self._has_deadline:
+            scope.deadline = math.inf
+        self._has_deadline = False
+        return False
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        return False if self._has_exited else self.scope.__exit__(kind, error, traceback)
+
+
 class OrderedHandler(Handler):
     """Handler of unary requests whose arrival order may matter; its calls have an ``arrival``."""
 
@@ -73,7 +122,7 @@ class CallHost(Protocol):
     """The connection of a call, as the call uses it; a protocol, because the connection's module imports this one."""
 
     arrivals: ArrivalOrder
-    core: Http2Core
+    core: ServerCore
     codec: CodecBase
     limits: TransportLimits
     failures: FailureTranslator
@@ -132,7 +181,7 @@ class Call:
         "state",
     )
 
-    def __init__(self, host: CallHost, state: StreamState, handler: Handler) -> None:
+    def __init__(self, host: CallHost, state: ServerStream, handler: Handler) -> None:
         head = state.head
         self._host = host
         self.state = state

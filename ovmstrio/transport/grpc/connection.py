@@ -24,38 +24,33 @@ from grpclib.exceptions import GRPCError
 
 from ovmstrio.core.connection import Peer
 from ovmstrio.core.events import RequestObserver
-from ovmstrio.core.request import ArrivalOrder, Buffer
+from ovmstrio.core.request import ArrivalOrder
 from ovmstrio.telemetry.log_rate_limit import LogRateLimiter
 from ovmstrio.telemetry.loop_load import current_loop_load
 from ovmstrio.transport.accept_loop import TurnLimiter
-from ovmstrio.transport.direct_stream import DirectStream, close_forcefully, linger, run_eagerly
-from ovmstrio.transport.grpc.call import Call
+from ovmstrio.transport.direct_stream import DirectStream, close_forcefully, linger, run_eagerly, send_buffers
+from ovmstrio.transport.grpc.call import Call, ReusableScope
 from ovmstrio.transport.grpc.frames import ConnectionFault, ErrorCode
-from ovmstrio.transport.grpc.headers import FailureTranslator, Wakeup, trailers_only_block
+from ovmstrio.transport.grpc.headers import FailureTranslator, trailers_only_block
 from ovmstrio.transport.grpc.http2 import (
     DataReceived,
     Event,
     GoAwayReceived,
-    Http2Core,
     PingAcknowledged,
     RequestStarted,
+    ServerCore,
     StreamReset,
+    StreamState,
     WindowOpened,
 )
 from ovmstrio.transport.grpc.limits import TransportLimits
 from ovmstrio.transport.grpc.messages import Inflater
-from ovmstrio.transport.grpc.reusable_scope import ReusableScope
-from ovmstrio.transport.grpc.senders import BlockedSenders
+from ovmstrio.transport.grpc.senders import BlockedSenders, Wakeup
 from ovmstrio.transport.send_budget import ConnectionBudget, current_connection_budget
 from ovmstrio.transport.stall_detector import ProgressTimer, unsent_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Collection
-
-    from ovmstrio.transport.grpc.http2 import StreamState
-
-# -- Blocked senders ---------------------------------------------------------------------------------------------------
-
 
 # -- Stalled peers -----------------------------------------------------------------------------------------------------
 
@@ -66,7 +61,7 @@ class StallWatch:
     Streams without waiting data never count as stalled.
     """
 
-    def __init__(self, core: Http2Core, senders: BlockedSenders, stream: trio.abc.Stream) -> None:
+    def __init__(self, core: ServerCore, senders: BlockedSenders, stream: trio.abc.Stream) -> None:
         self._core = core
         self._senders = senders
         self._stream = stream
@@ -127,9 +122,6 @@ class CancelPacer:
                     await trio.lowlevel.checkpoint()
 
 
-# -- Reusable cancel scope (creating and entering one costs a tenth of a call) -----------------------------------------
-
-
 # -- Connection --------------------------------------------------------------------------------------------------------
 
 log = structlog.get_logger(__name__)
@@ -184,7 +176,7 @@ class Connection:
     ) -> None:
         self.observer = observer
         self.arrivals = ArrivalOrder()
-        self.core = Http2Core(limits, trio.current_time)
+        self.core = ServerCore(limits, trio.current_time)
         self.codec = codec
         self.limits = limits
         self.failures = failures
@@ -391,7 +383,7 @@ class Connection:
                 if self.senders:
                     self.senders.wake_next()
                 self._stall.is_writing = True
-                await self._send(data)
+                await send_buffers(self._stream, data)
                 self._stall.is_writing = False
                 self._stall.written += size
                 share.give_back(size)
@@ -399,14 +391,6 @@ class Connection:
             self._is_flushing = False
             if self._is_closing:
                 self._write_wakeup.wake()
-
-    async def _send(self, data: list[Buffer]) -> None:
-        if len(data) == 1:
-            await self._stream.send_all(data[0])
-        elif isinstance(self._stream, DirectStream):
-            await self._stream.send_buffers(data)
-        else:
-            await self._stream.send_all(b"".join(data))
 
     async def _serve(self, call: Call, reusable_scope: ReusableScope | None = None) -> None:
         try:
@@ -545,10 +529,11 @@ class Connection:
             self.abandon()
             return
         for stream in stalled_streams:
-            self.faults.tell("stalled stream reset", peer=self.peer.address.endpoint, path=stream.head.path)
+            call = self.calls.get(stream.stream_id)
+            path = "" if call is None else call.path
+            self.faults.tell("stalled stream reset", peer=self.peer.address.endpoint, path=path)
             self.core.reset(stream, ErrorCode.CANCEL)
             self.wake_writer()
-            call = self.calls.get(stream.stream_id)
             if call is not None:
                 call.cancel()
 

@@ -9,7 +9,7 @@ from typing import Final
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME_HEADER_BYTES: Final = 9
 MAX_FRAME_BYTES: Final = 16_384
-"""Size limit of non-DATA frames, and of frames to a peer that sends no MAX_FRAME_SIZE."""
+"""Default MAX_FRAME_SIZE."""
 MAX_RECEIVED_DATA_BYTES: Final = 2**20
 """Largest DATA frame that peers may send; larger frames would not arrive faster than the stream window allows."""
 MAX_SENT_DATA_BYTES: Final = 2**18
@@ -52,7 +52,7 @@ class Flag:
 
 
 class Setting(IntEnum):
-    """SETTINGS identifiers that this server reads or writes."""
+    """SETTINGS identifiers."""
 
     HEADER_TABLE_SIZE = 1
     ENABLE_PUSH = 2
@@ -147,9 +147,9 @@ def goaway(last_stream_id: int, code: int, debug: bytes = b"") -> bytes:
     return _pack_header(0, len(payload), FrameType.GOAWAY, 0, 0) + payload
 
 
-def check_frame_size(size: int, kind: int) -> None:
-    """Raise ``ConnectionFault`` if a frame exceeds the size limit of its type."""
-    if size > MAX_FRAME_BYTES and (kind or size > MAX_RECEIVED_DATA_BYTES):
+def check_frame_size(size: int, kind: int, max_control_bytes: int) -> None:
+    """Raise ``ConnectionFault`` if a frame exceeds the size limit of DATA or of the other types."""
+    if size > (max_control_bytes if kind else MAX_RECEIVED_DATA_BYTES):
         raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"frame of {size} bytes exceeds the limit")
 
 

@@ -15,7 +15,6 @@ from math import ceil
 from typing import Any, Final
 
 import structlog
-import trio
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 from grpclib.metadata import decode_timeout, encode_bin_value, encode_grpc_message
@@ -25,7 +24,7 @@ from hpack.exceptions import HPACKError
 from ovmstrio.transport.grpc.frames import ConnectionFault, ErrorCode
 from ovmstrio.util.truncation import text_of
 
-# -- Encoding ----------------------------------------------------------------------------------------------------------
+# -- Errors of calls ---------------------------------------------------------------------------------------------------
 
 log = structlog.get_logger(__name__)
 
@@ -105,42 +104,7 @@ class FailureTranslator:
         return self._map_error(error) if self._map_error is not None else None
 
 
-class Wakeup:
-    """Wait point of one task.
-
-    ``wake`` without a waiter has no effect. The waiter must check its condition before and after ``wait``, without a
-    checkpoint between check and wait.
-    """
-
-    __slots__ = ("_task",)
-
-    def __init__(self) -> None:
-        self._task: trio.lowlevel.Task | None = None
-
-    @property
-    def waiting(self) -> bool:
-        """Whether a task is waiting."""
-        return self._task is not None
-
-    async def wait(self) -> None:
-        """Wait for the next ``wake``; raises ``BusyResourceError`` if another task is waiting."""
-        if self._task is not None:
-            raise trio.BusyResourceError("another task is already waiting")
-        self._task = trio.lowlevel.current_task()
-
-        def give_up(_raise_cancel: object) -> trio.lowlevel.Abort:
-            self._task = None
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        await trio.lowlevel.wait_task_rescheduled(give_up)
-
-    def wake(self) -> None:
-        """Wake the waiting task, if any."""
-        task = self._task
-        if task is not None:
-            self._task = None
-            trio.lowlevel.reschedule(task)
-
+# -- Encoding ----------------------------------------------------------------------------------------------------------
 
 TABLE_SIZE_ZERO: Final = b"\x20"
 """HPACK dynamic table size update to 0."""
@@ -166,18 +130,19 @@ def _string(value: bytes) -> bytes:
     return bytes(prefix) + value
 
 
-def _literal(name: bytes, value: bytes) -> bytes:
+def encode_header(name: bytes, value: bytes) -> bytes:
+    """Encode a header without the dynamic table, so that the bytes can be reused."""
     return b"\x00" + _string(name) + _string(value)
 
 
 def metadata_block(pairs: Iterable[tuple[str, str]]) -> bytes:
     """Encode metadata checked by ``grpclib.metadata.encode_metadata``."""
-    return b"".join(_literal(name.encode("ascii"), value.encode("ascii")) for name, value in pairs)
+    return b"".join(encode_header(name.encode("ascii"), value.encode("ascii")) for name, value in pairs)
 
 
 def trailers_block(status: Status, message: str | None, details: bytes | None = None) -> bytes:
     """Encode ``grpc-status``, the percent-encoded ``grpc-message`` and ``grpc-status-details-bin``."""
-    block = _literal(b"grpc-status", b"%d" % status.value)
+    block = encode_header(b"grpc-status", b"%d" % status.value)
     if message:
         # Percent-encoding only lengthens the text.
         prefix = message[: _MAX_MESSAGE_CHARACTERS + 1]
@@ -186,9 +151,9 @@ def trailers_block(status: Status, message: str | None, details: bytes | None = 
             text = text[:_MAX_MESSAGE_CHARACTERS]
             escape = text.rfind("%", _MAX_MESSAGE_CHARACTERS - 2)
             text = text if escape < 0 else text[:escape]
-        block += _literal(b"grpc-message", text.encode("ascii"))
+        block += encode_header(b"grpc-message", text.encode("ascii"))
     if details is not None:
-        block += _literal(b"grpc-status-details-bin", encode_bin_value(details))
+        block += encode_header(b"grpc-status-details-bin", encode_bin_value(details))
     return block
 
 
@@ -203,8 +168,8 @@ def http_refusal_block(http_status: int, *extra: tuple[bytes, bytes]) -> bytes:
     return (
         _STATUS_NAME
         + _string(b"%d" % http_status)
-        + _literal(b"content-length", b"0")
-        + b"".join(_literal(name, value) for name, value in extra)
+        + encode_header(b"content-length", b"0")
+        + b"".join(encode_header(name, value) for name, value in extra)
     )
 
 

@@ -1,4 +1,4 @@
-"""Sans-I/O state machine of the server side of one HTTP/2 connection (RFC 9113).
+"""Sans-I/O state machine of one HTTP/2 connection (RFC 9113), for a server or a client.
 
 ``receive`` turns bytes into events. Every other method appends its bytes to ``outbound``. The core handles streams,
 windows and limits; the connection decides when to read and write.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 from ovmstrio.core.request import Buffer
 from ovmstrio.transport.grpc import frames
@@ -30,6 +30,7 @@ from ovmstrio.transport.grpc.frames import (
 from ovmstrio.transport.grpc.headers import (
     TABLE_SIZE_ZERO,
     HeaderDecoder,
+    HeaderList,
     MalformedRequest,
     RequestHead,
     check_trailers,
@@ -73,6 +74,8 @@ class PartialHeaderBlock:
 SETTING_BYTES: Final = 6
 _DEFAULT_TABLE_BYTES: Final = 4_096
 _LARGEST_FRAME_SETTING: Final = 2**24 - 1
+_INITIAL_MAX_STREAMS: Final = 100
+"""Streams that a client opens at most before it has received SETTINGS."""
 
 
 class PeerSettings:
@@ -81,10 +84,11 @@ class PeerSettings:
     ``table_update`` is the HPACK table size update that the next sent header block must begin with, or None.
     """
 
-    __slots__ = ("_has_disabled_table", "max_frame_bytes", "table_update")
+    __slots__ = ("_has_disabled_table", "max_frame_bytes", "max_streams", "table_update")
 
     def __init__(self) -> None:
         self.max_frame_bytes = MAX_FRAME_BYTES
+        self.max_streams = _INITIAL_MAX_STREAMS
         self.table_update: bytes | None = None
         self._has_disabled_table = False
 
@@ -112,6 +116,8 @@ class PeerSettings:
         elif key == Setting.ENABLE_PUSH:
             if value > 1:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH {value}: expected 0 or 1")
+        elif key == Setting.MAX_CONCURRENT_STREAMS:
+            self.max_streams = value
         elif key == Setting.HEADER_TABLE_SIZE and value < _DEFAULT_TABLE_BYTES and not self._has_disabled_table:
             self._has_disabled_table = True
             self.table_update = TABLE_SIZE_ZERO
@@ -183,24 +189,6 @@ def window_update_error(increment: int) -> ErrorCode:
     return ErrorCode.FLOW_CONTROL_ERROR if increment else ErrorCode.PROTOCOL_ERROR
 
 
-# -- Server preface ----------------------------------------------------------------------------------------------------
-
-
-def server_preface(limits: TransportLimits) -> bytes:
-    """Encode the server preface: SETTINGS and the connection window."""
-    written = frames.settings(
-        {
-            Setting.MAX_CONCURRENT_STREAMS: limits.max_concurrent_streams,
-            Setting.INITIAL_WINDOW_SIZE: limits.stream_window_bytes,
-            Setting.MAX_FRAME_SIZE: MAX_RECEIVED_DATA_BYTES,
-            Setting.MAX_HEADER_LIST_SIZE: limits.max_header_list_bytes,
-        }
-    )
-    if limits.connection_window_bytes > DEFAULT_WINDOW:
-        written += frames.window_update(0, limits.connection_window_bytes - DEFAULT_WINDOW)
-    return written
-
-
 # -- Streams and events ------------------------------------------------------------------------------------------------
 
 
@@ -208,6 +196,7 @@ class StreamState:
     """One open stream: receive buffer, windows and closed directions.
 
     Attributes:
+        content_left: bytes that are missing from a request with ``content-length``; None without it.
         credit: bytes granted beyond INITIAL_WINDOW_SIZE, minus bytes sent.
         is_starved: a sender waits for the stream window; cleared when ``WindowOpened`` is emitted.
     """
@@ -216,7 +205,6 @@ class StreamState:
         "buffer",
         "content_left",
         "credit",
-        "head",
         "is_local_closed",
         "is_remote_closed",
         "is_starved",
@@ -226,11 +214,10 @@ class StreamState:
         "uncredited",
     )
 
-    def __init__(self, stream_id: int, head: RequestHead, receive_window: int) -> None:
+    def __init__(self, stream_id: int, receive_window: int, content_length: int | None = None) -> None:
         self.stream_id = stream_id
-        self.head = head
         self.buffer = MessageBuffer()
-        self.content_left = head.content_length
+        self.content_left = content_length
         self.receive_window = receive_window
         self.credit = 0
         self.is_starved = False
@@ -240,11 +227,27 @@ class StreamState:
         self.reset = False
 
 
+class ServerStream(StreamState):
+    """Stream of a request, with its headers."""
+
+    __slots__ = ("head",)
+
+    head: RequestHead
+
+
 @dataclass(slots=True)
 class RequestStarted:
     """Complete request headers; the connection owns the stream until it calls ``release``."""
 
+    stream: ServerStream
+
+
+@dataclass(slots=True)
+class HeadersReceived:
+    """Response headers or trailers."""
+
     stream: StreamState
+    headers: HeaderList
 
 
 @dataclass(slots=True)
@@ -256,9 +259,10 @@ class DataReceived:
 
 @dataclass(slots=True)
 class StreamReset:
-    """Stream reset by the peer, or by the server after a protocol error on the stream."""
+    """Stream reset by the peer, or by the core after a protocol error on the stream."""
 
     stream: StreamState
+    code: int
 
 
 @dataclass(slots=True)
@@ -277,13 +281,15 @@ class PingAcknowledged:
 
 @dataclass(slots=True)
 class GoAwayReceived:
-    """GOAWAY received; the peer opens no more streams."""
+    """GOAWAY received; the peer opens no more streams and ignores own streams after ``last_stream_id``."""
+
+    last_stream_id: int
 
 
-Event = RequestStarted | DataReceived | StreamReset | WindowOpened | PingAcknowledged | GoAwayReceived
+Event = RequestStarted | HeadersReceived | DataReceived | StreamReset | WindowOpened | PingAcknowledged | GoAwayReceived
 
 
-# -- Connection core ---------------------------------------------------------------------------------------------------
+# -- Core of both roles ------------------------------------------------------------------------------------------------
 
 _PRIORITY_BYTES: Final = 5
 _ERROR_CODE_BYTES: Final = 4
@@ -303,7 +309,7 @@ and system calls over many small buffers are slower."""
 
 
 class Http2Core:
-    """HTTP/2 connection state.
+    """HTTP/2 connection state of either role; ``settings`` are the role's own, in addition to those of both.
 
     Attributes:
         outbound: tail of the bytes to send; ``take_outbound`` returns all of them.
@@ -314,14 +320,20 @@ class Http2Core:
         draining: the final GOAWAY was sent; new streams are refused.
     """
 
-    def __init__(self, limits: TransportLimits, clock: Callable[[], float]) -> None:
+    _early_end_code: ClassVar[ErrorCode]
+    """Code of RST_STREAM after a complete sent message, when the received message is not complete."""
+
+    def __init__(
+        self, limits: TransportLimits, clock: Callable[[], float], settings: dict[Setting, int], preface: bytes = b""
+    ) -> None:
         self._limits = limits
+        self._max_control_bytes = max(MAX_FRAME_BYTES, limits.max_header_list_bytes)
         self._decoder = HeaderDecoder(limits.max_header_list_bytes)
         self._pending = bytearray()
         self._partial_data = PartialData(0, 0, 0)
         self._unread, self._unread_from = b"", 0
         self._turn_left = _FRAMES_PER_TURN
-        self._preface_seen = False
+        self._preface_seen = bool(preface)
         self._events: list[Event] = []
         self._last_stream_id = 0
         self._peer = PeerSettings()
@@ -351,7 +363,14 @@ class Http2Core:
         self.streams: dict[int, StreamState] = {}
         self.windows = SendWindows()
         self.more = self.ready = self.draining = False
-        self.outbound = bytearray(server_preface(limits))
+        settings |= {
+            Setting.INITIAL_WINDOW_SIZE: limits.stream_window_bytes,
+            Setting.MAX_FRAME_SIZE: MAX_RECEIVED_DATA_BYTES,
+            Setting.MAX_HEADER_LIST_SIZE: limits.max_header_list_bytes,
+        }
+        self.outbound = bytearray(preface + frames.settings(settings))
+        if limits.connection_window_bytes > DEFAULT_WINDOW:
+            self.outbound += frames.window_update(0, limits.connection_window_bytes - DEFAULT_WINDOW)
 
     # -- Receiving -----------------------------------------------------------------------------------------------------
 
@@ -402,7 +421,7 @@ class Http2Core:
             if len(pending) < FRAME_HEADER_BYTES:
                 return len(data)
         length = int.from_bytes(pending[:_LENGTH_BYTES])
-        frames.check_frame_size(length, pending[_LENGTH_BYTES])
+        frames.check_frame_size(length, pending[_LENGTH_BYTES], self._max_control_bytes)
         end = position + FRAME_HEADER_BYTES + length - len(pending)
         if self._is_partial_data(pending, position, len(data)):
             return self._continue_data(data, position)
@@ -450,7 +469,7 @@ class Http2Core:
             high, low, kind, flags, stream_id = unpack(data, position)
             if high or low > MAX_FRAME_BYTES:
                 low |= high << 16
-                frames.check_frame_size(low, kind)
+                frames.check_frame_size(low, kind, self._max_control_bytes)
             start = position + FRAME_HEADER_BYTES
             end = start + low
             if end > size:
@@ -512,7 +531,7 @@ class Http2Core:
         if stream.content_left is not None:
             stream.content_left -= len(payload)
         if flags & Flag.END_STREAM:
-            self._end_request(stream)
+            self._end_received(stream)
         else:
             self._emit_data_received(stream)
 
@@ -533,7 +552,7 @@ class Http2Core:
         else:
             self._reset_unknown(stream_id, ErrorCode.STREAM_CLOSED)
 
-    def _end_request(self, stream: StreamState) -> None:
+    def _end_received(self, stream: StreamState) -> None:
         self._turn_left -= _REQUEST_COST
         stream.is_remote_closed = True
         if stream.content_left:
@@ -563,44 +582,17 @@ class Http2Core:
             self._on_header_block(stream_id, bytes(block.data), block.end_stream)
 
     def _on_header_block(self, stream_id: int, block: bytes, end_stream: int) -> None:
-        self._turn_left -= len(block)
-        if not stream_id & 1:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"HEADERS on stream {stream_id}, an even number")
-        if stream_id > self._last_stream_id:
-            self._open_stream(stream_id, self._decoder.request(block), end_stream)
-            return
-        trailers = self._decoder.header_list(block)
-        stream = self.streams.get(stream_id)
+        """Handle the complete header block of the role's peer."""
+        raise NotImplementedError
+
+    def _stream_of_headers(self, stream_id: int) -> StreamState | None:
+        """Return the open stream of later headers, None if it was reset; raises ``ConnectionFault`` if it is closed."""
         if stream_id in self._reset_ids:
-            return
+            return None
+        stream = self.streams.get(stream_id)
         if stream is None or stream.is_remote_closed:
             raise ConnectionFault(ErrorCode.STREAM_CLOSED, f"HEADERS on stream {stream_id}, which is closed")
-        try:
-            check_trailers(trailers)
-        except MalformedRequest:
-            self._stream_error(stream, ErrorCode.PROTOCOL_ERROR)
-            return
-        if end_stream:
-            self._end_request(stream)
-        else:
-            self._stream_error(stream, ErrorCode.PROTOCOL_ERROR)
-
-    def _open_stream(self, stream_id: int, head: RequestHead | MalformedRequest, end_stream: int) -> None:
-        self._last_stream_id = stream_id
-        if self.draining or len(self.streams) >= self._limits.max_concurrent_streams:
-            if not self.draining:
-                self._count_reset()
-            self.outbound += frames.rst_stream(stream_id, ErrorCode.REFUSED_STREAM)
-            self._remember_reset(stream_id)
-            return
-        if isinstance(head, MalformedRequest):
-            self._reset_unknown(stream_id, ErrorCode.PROTOCOL_ERROR)
-            return
-        stream = StreamState(stream_id, head, self._limits.stream_window_bytes)
-        self.streams[stream_id] = stream
-        self._events.append(RequestStarted(stream))
-        if end_stream:
-            self._end_request(stream)
+        return stream
 
     def _on_rst_stream(self, _flags: int, stream_id: int, payload: bytes) -> None:
         if len(payload) != _ERROR_CODE_BYTES:
@@ -610,7 +602,7 @@ class Http2Core:
         stream = self.streams.get(stream_id)
         if stream is not None and not stream.reset:
             self._close_reset(stream)
-            self._events.append(StreamReset(stream))
+            self._events.append(StreamReset(stream, int.from_bytes(payload)))
 
     def _on_window_update(self, _flags: int, stream_id: int, payload: bytes) -> None:
         if len(payload) != 4:  # noqa: PLR2004  # a 32-bit number
@@ -640,7 +632,7 @@ class Http2Core:
         self._count_idle_frame()
 
     def _on_push_promise(self, _flags: int, _stream_id: int, _payload: bytes) -> None:
-        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE from a client")
+        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE is not allowed")
 
     # -- Frames of the connection --------------------------------------------------------------------------------------
 
@@ -677,7 +669,7 @@ class Http2Core:
         if len(payload) < 8:  # noqa: PLR2004  # last stream and code
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "GOAWAY is too short")
         self._count_idle_frame()
-        self._events.append(GoAwayReceived())
+        self._events.append(GoAwayReceived(int.from_bytes(payload[:4]) & MAX_STREAM_ID))
 
     # -- Sending -------------------------------------------------------------------------------------------------------
 
@@ -762,8 +754,7 @@ class Http2Core:
     def release(self, stream: StreamState) -> None:
         """Remove a stream; reset it if it is still open."""
         if not stream.reset and not (stream.is_local_closed and stream.is_remote_closed):
-            # NO_ERROR after a complete response asks the client to stop sending its request (RFC 9113, 8.1).
-            self.reset(stream, ErrorCode.NO_ERROR if stream.is_local_closed else ErrorCode.CANCEL)
+            self.reset(stream, self._early_end_code if stream.is_local_closed else ErrorCode.CANCEL)
         if stream.uncredited:
             self._credit_connection(stream.uncredited)
             stream.uncredited = 0
@@ -778,19 +769,14 @@ class Http2Core:
         """Send a PING."""
         self.outbound += frames.ping(payload, ack=False)
 
-    def announce_drain(self) -> None:
-        """Send the first GOAWAY of a graceful shutdown; streams already sent by the peer are served."""
-        self.outbound += frames.goaway(MAX_STREAM_ID, ErrorCode.NO_ERROR)
-
-    def drain(self) -> None:
-        """Send the final GOAWAY with the last stream id; later streams are refused."""
-        self.draining = True
-        self.outbound += frames.goaway(self._last_stream_id, ErrorCode.NO_ERROR)
-
     def fail(self, fault: ConnectionFault) -> None:
         """Send GOAWAY with the error."""
+        self._send_goaway(fault.code, fault.reason.encode("utf-8", "replace"))
+
+    def _send_goaway(self, code: ErrorCode, debug: bytes = b"") -> None:
+        """Send GOAWAY with the last stream id of the peer; later streams are refused."""
         self.draining = True
-        self.outbound += frames.goaway(self._last_stream_id, fault.code, fault.reason.encode("utf-8", "replace"))
+        self.outbound += frames.goaway(self._last_stream_id, code, debug)
 
     def _credit_connection(self, size: int) -> None:
         self._uncredited_bytes += size
@@ -804,7 +790,7 @@ class Http2Core:
         already_reset = stream.reset
         self.reset(stream, code)
         if not already_reset:
-            self._events.append(StreamReset(stream))
+            self._events.append(StreamReset(stream, code))
 
     def _close_reset(self, stream: StreamState) -> None:
         stream.reset = stream.is_remote_closed = stream.is_local_closed = True
@@ -839,3 +825,120 @@ class Http2Core:
     def _count_idle_frame(self) -> None:
         if self._idle_frames.exceeded():
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too_many_empty_frames")
+
+
+# -- Server ------------------------------------------------------------------------------------------------------------
+
+
+class ServerCore(Http2Core):
+    """Core of a server: opens a stream for each request."""
+
+    # After a complete response, NO_ERROR asks the client to stop sending its request (RFC 9113, 8.1).
+    _early_end_code = ErrorCode.NO_ERROR
+
+    def __init__(self, limits: TransportLimits, clock: Callable[[], float]) -> None:
+        super().__init__(limits, clock, {Setting.MAX_CONCURRENT_STREAMS: limits.max_concurrent_streams})
+
+    def announce_drain(self) -> None:
+        """Send the first GOAWAY of a graceful shutdown; streams already sent by the peer are served."""
+        self.outbound += frames.goaway(MAX_STREAM_ID, ErrorCode.NO_ERROR)
+
+    def drain(self) -> None:
+        """Send the final GOAWAY with the last stream id; later streams are refused."""
+        self._send_goaway(ErrorCode.NO_ERROR)
+
+    def _on_header_block(self, stream_id: int, block: bytes, end_stream: int) -> None:
+        self._turn_left -= len(block)
+        if not stream_id & 1:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"HEADERS on stream {stream_id}, an even number")
+        if stream_id > self._last_stream_id:
+            self._open_stream(stream_id, self._decoder.request(block), end_stream)
+            return
+        trailers = self._decoder.header_list(block)
+        stream = self._stream_of_headers(stream_id)
+        if stream is None:
+            return
+        try:
+            check_trailers(trailers)
+        except MalformedRequest:
+            end_stream = 0
+        if end_stream:
+            self._end_received(stream)
+        else:
+            self._stream_error(stream, ErrorCode.PROTOCOL_ERROR)
+
+    def _open_stream(self, stream_id: int, head: RequestHead | MalformedRequest, end_stream: int) -> None:
+        self._last_stream_id = stream_id
+        if self.draining or len(self.streams) >= self._limits.max_concurrent_streams:
+            if not self.draining:
+                self._count_reset()
+            self.outbound += frames.rst_stream(stream_id, ErrorCode.REFUSED_STREAM)
+            self._remember_reset(stream_id)
+            return
+        if isinstance(head, MalformedRequest):
+            self._reset_unknown(stream_id, ErrorCode.PROTOCOL_ERROR)
+            return
+        stream = ServerStream(stream_id, self._limits.stream_window_bytes, head.content_length)
+        stream.head = head
+        self.streams[stream_id] = stream
+        self._events.append(RequestStarted(stream))
+        if end_stream:
+            self._end_received(stream)
+
+
+# -- Client ------------------------------------------------------------------------------------------------------------
+
+
+class ClientCore(Http2Core):
+    """Core of a client: opens a stream for each call, which the connection owns until it calls ``release``."""
+
+    _early_end_code = ErrorCode.CANCEL
+
+    def __init__(self, limits: TransportLimits, clock: Callable[[], float]) -> None:
+        super().__init__(limits, clock, {Setting.ENABLE_PUSH: 0}, PREFACE)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the server accepts another concurrent stream."""
+        return len(self.streams) < self._peer.max_streams
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether all stream ids of the connection were used."""
+        return self._last_stream_id + 2 > MAX_STREAM_ID
+
+    def begin(self, block: bytes) -> StreamState:
+        """Open a stream and send its request headers."""
+        self._last_stream_id += 2 if self._last_stream_id else 1
+        stream = self.streams[self._last_stream_id] = StreamState(
+            self._last_stream_id, self._limits.stream_window_bytes
+        )
+        self.send_headers(stream, block)
+        return stream
+
+    def end_request(self, stream: StreamState) -> None:
+        """Send the end of a request after its message."""
+        stream.is_local_closed = True
+        self.outbound += FRAME_HEADER.pack(0, 0, FrameType.DATA, Flag.END_STREAM, stream.stream_id)
+
+    def _on_header_block(self, stream_id: int, block: bytes, end_stream: int) -> None:
+        self._turn_left -= len(block)
+        self._check_not_idle(stream_id, "HEADERS")
+        headers = self._decoder.header_list(block)
+        stream = self._stream_of_headers(stream_id)
+        if stream is None:
+            return
+        self._events.append(HeadersReceived(stream, headers))
+        if end_stream:
+            self._end_received(stream)
+
+    def _close_reset(self, stream: StreamState) -> None:
+        if not stream.is_remote_closed:
+            super()._close_reset(stream)
+            return
+        # A server may reset the rest of a request after a complete response, which remains valid (RFC 9113, 8.1).
+        stream.reset = stream.is_local_closed = True
+        self._remember_reset(stream.stream_id)
+
+    def _send_goaway(self, code: ErrorCode, debug: bytes = b"") -> None:
+        self.outbound += frames.goaway(0, code, debug)

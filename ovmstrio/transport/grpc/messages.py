@@ -5,6 +5,7 @@ Framing: flag (1 byte: compressed or not) | length (4 bytes, big endian) | messa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from itertools import count
@@ -106,7 +107,7 @@ class MessageBuffer:
             return None
         flag, length = found
         if length >= _MIN_ALIGNED_BYTES:
-            return flag, self._copy_aligned(length)
+            return flag, self._copy_aligned(length).toreadonly()
         first = self._first
         if self.size or type(first) is not bytes or len(first) - length != PREFIX_BYTES:
             return flag, self._join_parts(length)
@@ -114,7 +115,12 @@ class MessageBuffer:
         self._first = b""
         return flag, first[PREFIX_BYTES:]
 
-    def _next(self, max_bytes: int) -> tuple[int, int] | None:
+    def take_writable(self) -> tuple[int, memoryview] | None:
+        """Return the next message like :meth:`take`, of any size, in memory of its own with an aligned end."""
+        found = self._next(math.inf)
+        return None if found is None else (found[0], self._copy_aligned(found[1]))
+
+    def _next(self, max_bytes: float) -> tuple[int, int] | None:
         """Return flag and length of the next message and subtract the message from ``size``."""
         if self.size < PREFIX_BYTES:
             self.wanted = PREFIX_BYTES
@@ -143,7 +149,7 @@ class MessageBuffer:
         for part in self._parts(length):
             start, end = end, end + len(part)
             whole[start:end] = part
-        return whole.toreadonly()
+        return whole
 
     def _parts(self, length: int) -> list[bytes | memoryview]:
         """Remove the next message from the chunks and return its parts."""

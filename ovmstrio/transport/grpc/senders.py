@@ -1,21 +1,55 @@
-"""Senders of a connection that wait for its HTTP/2 window."""
+"""Senders of a server's or client's connection that wait for its HTTP/2 window."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import trio
 
-from ovmstrio.transport.grpc.headers import Wakeup
-from ovmstrio.transport.grpc.http2 import Http2Core
+from ovmstrio.transport.grpc.http2 import Http2Core, StreamState
 from ovmstrio.transport.send_budget import ConnectionBudget
 from ovmstrio.transport.stall_detector import ProgressTimer
 from ovmstrio.util.buffers import PiecedMessage
 
-if TYPE_CHECKING:
-    from ovmstrio.transport.grpc.http2 import StreamState
+
+class Wakeup:
+    """Wait point of one task.
+
+    ``wake`` without a waiter has no effect. The waiter must check its condition before and after ``wait``, without a
+    checkpoint between check and wait.
+    """
+
+    __slots__ = ("_task",)
+
+    def __init__(self) -> None:
+        self._task: trio.lowlevel.Task | None = None
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a task is waiting."""
+        return self._task is not None
+
+    async def wait(self) -> None:
+        """Wait for the next ``wake``; raises ``BusyResourceError`` if another task is waiting."""
+        if self._task is not None:
+            raise trio.BusyResourceError("another task is already waiting")
+        self._task = trio.lowlevel.current_task()
+
+        def give_up(_raise_cancel: object) -> trio.lowlevel.Abort:
+            self._task = None
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(give_up)
+
+    def wake(self) -> None:
+        """Wake the waiting task, if any."""
+        task = self._task
+        if task is not None:
+            self._task = None
+            trio.lowlevel.reschedule(task)
+
 
 _MAX_STALE_ENTRIES: Final = 64
 """Stale heap entries that are allowed in addition to one per waiting sender."""

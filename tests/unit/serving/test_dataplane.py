@@ -10,7 +10,14 @@ import trio
 import trio.testing
 
 from ovmstrio.config.specs import GraphSpec, ModelSpec
-from ovmstrio.core.errors import FailedPrecondition, GraphFailure, InvalidRequest, ModelFailure, NotFound
+from ovmstrio.core.errors import (
+    FailedPrecondition,
+    GraphFailure,
+    InvalidRequest,
+    ModelFailure,
+    NotFound,
+    VersionMissing,
+)
 from ovmstrio.core.events import CANCELLED, OK, CallEvent, CallObserver
 from ovmstrio.core.request import SEQUENCE_ID, InferRequest, InferResponse, RequestedOutput, ServableMetadata
 from ovmstrio.core.tensor import BY_NAME, Tensor, TensorSpec
@@ -250,6 +257,15 @@ async def test_requested_outputs_are_answered_once_in_their_order(nursery: trio.
         await _requested(nursery, tmp_path, _Outputs("y", "y"), SEQUENCE_ID)
 
 
+def test_the_error_of_an_interface_does_not_change_the_raised_error() -> None:
+    raised = VersionMissing('version 2 of model "m" is not there', tried=2, why="no file")
+    answered = KSERVE_GRPC.words(raised, "ModelInfer")
+    assert type(answered) is VersionMissing
+    assert answered.message == str(answered)
+    assert answered.message == "Model with requested version is not found - the last load of version 2 failed: no file"
+    assert raised.message == str(raised) == 'version 2 of model "m" is not there'
+
+
 SECONDS = 60
 
 
@@ -315,6 +331,23 @@ async def test_load_runs_in_all_processes_at_once_and_a_failure_undoes_it_in_all
                 await _control(one).load("b")
             assert (one.served(), other.served()) == (["a"], ["a"])
             plane.loader.mend("b", 1)
+
+
+async def test_a_cancelled_load_is_undone(tmp_path: Path) -> None:
+    process = _Process(tmp_path, "a", "b")
+    async with running(process.registry):
+        await _load_all(tmp_path, process)
+        await process.control.load("b")
+        gate = process.loader.hold("a", 1)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(process.control.load, "a")
+            with trio.fail_after(SECONDS):
+                await process.loader.begun["a", 1].wait()
+            nursery.cancel_scope.cancel()
+            gate.set()
+        assert [name for name, _, _ in await process.control.loads()] == process.served() == ["b"]
+        await process.control.apply(process.specs)
+        assert process.served() == ["b"]
 
 
 async def test_cancelled_load_undoes_nothing_else(tmp_path: Path) -> None:

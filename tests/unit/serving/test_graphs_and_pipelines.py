@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from structlog.testing import capture_logs
 
 from ovmstrio.config.config_file import parse_config
 from ovmstrio.config.specs import AllVersions, GraphSpec, ModelSpec, PipelineNode, PipelineSpec, ServableSpec
@@ -535,10 +536,13 @@ async def test_a_pipeline_that_calls_itself_loads_once(tmp_path: Path, loader: S
 
 async def test_a_session_of_an_unknown_servable_is_a_warning_with_its_line(tmp_path: Path, registry: Registry) -> None:
     graph = graph_calling(tmp_path, "m", "modle")
-    assert (
-        await registry.apply([graph, _model(tmp_path, 1, name="m"), _model(tmp_path, 1, name="model")])
-    ).failures == ()
+    with capture_logs() as logs:
+        result = await registry.apply([graph, _model(tmp_path, 1, name="m"), _model(tmp_path, 1, name="model")])
+    assert result.failures == ()
     (problem,) = registry.findings()
+    (warning,) = (entry for entry in logs if entry["log_level"] == "warning")
+    assert (warning["event"], warning["kind"], warning["name"]) == ("dependency missing", "graph", graph.name)
+    assert warning["problem"] == str(problem)
     session = "the session 'OpenVINOModelServerSessionCalculator_2'"
     assert problem.message == f"{session} calls 'modle', and nothing of that name is configured"
     assert (problem.file, problem.line, problem.severity) == (str(graph.graph_path), 12, "warning")

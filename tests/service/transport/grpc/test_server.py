@@ -16,10 +16,9 @@ import trio.testing
 import trustme
 from grpclib.const import Cardinality, Handler, Status
 
-from ovmstrio.transport.grpc.call import Call
+from ovmstrio.transport.grpc.call import Call, ReusableScope
 from ovmstrio.transport.grpc.frames import ErrorCode, FrameType
 from ovmstrio.transport.grpc.limits import TransportLimits
-from ovmstrio.transport.grpc.reusable_scope import ReusableScope
 from ovmstrio.transport.listeners import PlainListener, open_listeners, tls_context
 from tests.support.bare_http2 import BareConnection, frame, framed
 from tests.support.waits import WAIT_SECONDS

@@ -15,7 +15,8 @@ from ovmstrio.core.request import InferInput
 from ovmstrio.core.tensor import BY_NAME, Dim, TensorSpec
 from ovmstrio.models.tensor_contents import to_array
 from ovmstrio.protocols.kserve.large_document import LARGE_BYTES, read_large_document
-from ovmstrio.protocols.kserve.rest_requests import JsonTemplateCache, read_infer_request, read_plain_request
+from ovmstrio.protocols.kserve.request_templates import RestTemplates, read_plain_request
+from ovmstrio.protocols.kserve.rest_requests import read_infer_request
 
 EMPTY: dict[str, Any] = {}
 FP32_INPUT: dict[str, Any] = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1.5, 2]}
@@ -28,7 +29,7 @@ BINARY = {"inputs": [BINARY_X, BINARY_Y], "outputs": OUTPUTS, "id": "7", "parame
 NUMBERS = [name for name, row in BY_NAME.items() if row.numpy.kind in "iuf"]
 
 
-def _read(body: bytes, head_length: str | None = None, known: JsonTemplateCache | None = None) -> Any:
+def _read(body: bytes, head_length: str | None = None, known: RestTemplates | None = None) -> Any:
     try:
         return read_infer_request("m", "3", body, head_length, known)
     except ServerError as error:
@@ -74,15 +75,15 @@ def test_plain_documents_are_read_as_by_the_general_reader(document: Any, is_pla
     assert (read_plain_request("m", "1", document) is not None) == is_plain
 
 
-def _known(document: bytes) -> JsonTemplateCache:
-    known = JsonTemplateCache()
+def _known(document: bytes) -> RestTemplates:
+    known = RestTemplates.empty()
     read_infer_request("m", "3", document, known=known)
     return known
 
 
 def test_a_known_document_with_other_numbers_is_read() -> None:
     body = FIRST.replace(b"[1.5, 2]", b" [0.25 , -1e3,7]")
-    request = _known(FIRST).read("m", "3", body)
+    request = _known(FIRST).json.read("m", "3", body)
     assert request is not None
     assert request == _read(body)
     assert request.inputs[0].contents is not None
@@ -126,35 +127,35 @@ def test_any_numbers_of_a_known_document_are_read_as_of_an_unknown_one(numbers: 
     ],
 )
 def test_ambiguous_and_long_documents_do_not_become_known(document: bytes) -> None:
-    assert _known(document).read("m", "3", document) is None
+    assert _known(document).json.read("m", "3", document) is None
 
 
 def test_one_document_per_power_of_two_misses_is_learned() -> None:
-    known = JsonTemplateCache()
+    known = RestTemplates.empty()
     learned = 0
     for number in range(1, 65):
         body = FIRST.replace(b'{"inputs"', b'{"id":"%d","inputs"' % number)
-        assert known.read("m", "3", body) is None
+        assert known.json.read("m", "3", body) is None
         read_infer_request("m", "3", body, known=known)
-        learned += known.read("m", "3", body) is not None
-        known.missed = number
+        learned += known.json.read("m", "3", body) is not None
+        known.json.missed = number
     assert learned == 7
 
 
-def _is_known(document: dict[str, Any], tail: bytes, known: JsonTemplateCache) -> bool:
-    return known.heads.read("m", "3", orjson.dumps(document), memoryview(tail)) is not None
+def _is_known(document: dict[str, Any], tail: bytes, known: RestTemplates) -> bool:
+    return known.binary.read("m", "3", orjson.dumps(document), memoryview(tail)) is not None
 
 
 @given(st.lists(st.binary(max_size=12), min_size=2, max_size=4))
 def test_binary_data_after_a_known_head_is_read(tails: list[bytes]) -> None:
-    head, known = orjson.dumps(BINARY), JsonTemplateCache()
+    head, known = orjson.dumps(BINARY), RestTemplates.empty()
     for tail in (b"123456789", *tails):
         assert _read(head + tail, str(len(head)), known) == _read(head + tail, str(len(head)))
         assert _is_known(BINARY, tail, known) is (len(tail) >= 9)
 
 
 def test_changes_of_a_request_do_not_reach_the_next_one() -> None:
-    head, known = orjson.dumps(BINARY), JsonTemplateCache()
+    head, known = orjson.dumps(BINARY), RestTemplates.empty()
     expected = _read(head + b"123456789", str(len(head)))
     for _ in range(3):
         request = _read(head + b"123456789", str(len(head)), known)
@@ -177,7 +178,7 @@ def test_changes_of_a_request_do_not_reach_the_next_one() -> None:
     ids=["data", "no size", "shared memory", "no inputs", "long"],
 )
 def test_heads_without_the_size_of_each_input_do_not_become_known(document: dict[str, Any]) -> None:
-    head, known = orjson.dumps(document), JsonTemplateCache()
+    head, known = orjson.dumps(document), RestTemplates.empty()
     for tail in (b"123456789", b"12345678"):
         assert _read(head + tail, str(len(head)), known) == _read(head + tail, str(len(head)))
     assert not _is_known(document, b"123456789", known)
@@ -185,34 +186,34 @@ def test_heads_without_the_size_of_each_input_do_not_become_known(document: dict
 
 @pytest.mark.parametrize("length", ["x", "-1", "99999", "1"])
 def test_the_length_of_a_known_head_is_validated(length: str) -> None:
-    head, known = orjson.dumps(BINARY), JsonTemplateCache()
+    head, known = orjson.dumps(BINARY), RestTemplates.empty()
     _read(head + b"123456789", str(len(head)), known)
     assert _read(head + b"123456789", length, known) == _read(head + b"123456789", length)
 
 
-def _learn(known: JsonTemplateCache, number: int) -> None:
+def _learn(known: RestTemplates, number: int) -> None:
     head = orjson.dumps(BINARY | {"id": str(number)})
     _read(head + b"123456789", str(len(head)), known)
 
 
-def _learned(known: JsonTemplateCache, number: int) -> bool:
+def _learned(known: RestTemplates, number: int) -> bool:
     return _is_known(BINARY | {"id": str(number)}, b"123456789", known)
 
 
 def test_one_head_per_power_of_two_misses_is_kept() -> None:
-    known, kept = JsonTemplateCache(), []
+    known, kept = RestTemplates.empty(), []
     for number in range(1, 65):
         _learn(known, number)
         if _learned(known, number):
             kept.append(number)
-        known.heads.missed = number
+        known.binary.missed = number
     assert kept == [1, 2, 4, 8, 16, 32, 64]
 
 
 def test_the_number_of_known_heads_is_bounded() -> None:
-    known = JsonTemplateCache()
+    known = RestTemplates.empty()
     for number in range(1000):
-        known.heads.missed = 0
+        known.binary.missed = 0
         _learn(known, number)
     assert [number for number in range(1000) if _learned(known, number)] == list(range(768, 1000))
 

@@ -20,7 +20,8 @@ from ovmstrio.encoding.generated.grpc.health.v1 import HealthCheckRequest
 from ovmstrio.encoding.generated.grpc.reflection.v1 import ServerReflectionRequest
 from ovmstrio.encoding.messages import message_class
 from ovmstrio.protocols.grpc_codec import Codec
-from ovmstrio.protocols.kserve.grpc_requests import RequestTemplateCache, decode_request, read_elements
+from ovmstrio.protocols.kserve.grpc_requests import decode_request, read_elements
+from ovmstrio.protocols.kserve.request_templates import ProtobufTemplates
 from ovmstrio.serving.early_admission import first_string_field
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -269,7 +270,7 @@ def _parsed(data: bytes) -> InferRequest:
     return decode_request(memoryview(data))
 
 
-def _read(known: RequestTemplateCache, data: bytes) -> Any:
+def _read(known: ProtobufTemplates, data: bytes) -> Any:
     found = known.read(data)
     if found is None:
         known.note(data, _parsed(data))
@@ -277,14 +278,14 @@ def _read(known: RequestTemplateCache, data: bytes) -> Any:
 
 
 def test_a_request_like_an_earlier_one_is_read_from_the_cache() -> None:
-    known = RequestTemplateCache(_TAG, "m")
+    known = ProtobufTemplates(_TAG, "m")
     assert _read(known, _message(bytes(8), outputs=["y"])) is None
     data = _message(b"12345678", outputs=["y"])
     assert _read(known, data) == _parsed(data)
 
 
 def test_changing_a_cached_request_does_not_change_later_ones() -> None:
-    known = RequestTemplateCache(_TAG, "m")
+    known = ProtobufTemplates(_TAG, "m")
     data = _message(bytes(8), outputs=["y"])
     _read(known, data)
     first = _read(known, data)
@@ -296,7 +297,7 @@ def test_changing_a_cached_request_does_not_change_later_ones() -> None:
 
 
 def test_a_request_in_shared_memory_is_cached_by_all_of_its_bytes() -> None:
-    known = RequestTemplateCache(_TAG, "m")
+    known = ProtobufTemplates(_TAG, "m")
     one, other = (_in_memory(region) for region in ("r1", "r2"))
     assert _read(known, one) is None
     for _ in range(2):
@@ -332,7 +333,7 @@ _RAW: Final = st.binary(max_size=12)
 
 @given(st.lists(st.tuples(st.sampled_from(["", "id"]), st.sampled_from(["m", "n"]), _RAW, st.lists(_RAW, max_size=2))))
 def test_cached_requests_equal_parsed_ones(requests: list[tuple[str, str, bytes, list[bytes]]]) -> None:
-    known = RequestTemplateCache(_TAG, "m")
+    known = ProtobufTemplates(_TAG, "m")
     for request_id, model, raw, further in requests:
         data = _message(raw, model, request_id, further=further)
         found = _read(known, data)

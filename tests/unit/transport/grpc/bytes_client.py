@@ -8,7 +8,7 @@ from hpack import Decoder, Encoder
 
 from ovmstrio.transport.grpc import frames
 from ovmstrio.transport.grpc.frames import PREFACE, FrameType
-from ovmstrio.transport.grpc.http2 import Event, Http2Core
+from ovmstrio.transport.grpc.http2 import Event, ServerCore
 from tests.support.bare_http2 import END_HEADERS, END_STREAM, call_headers, frame, framed
 
 __all__ = ["HELLO", "data", "decoded", "headers", "message", "receive_all", "request_headers"]
@@ -17,7 +17,7 @@ HELLO = PREFACE + frames.settings({})
 message = framed
 
 
-def receive_all(core: Http2Core, script: bytes) -> list[Event]:
+def receive_all(core: ServerCore, script: bytes) -> list[Event]:
     events = core.receive(script)
     while core.more:
         events += core.go_on()

@@ -18,9 +18,9 @@ from ovmstrio.transport.grpc.http2 import (
     DataReceived,
     Event,
     GoAwayReceived,
-    Http2Core,
     PingAcknowledged,
     RequestStarted,
+    ServerCore,
     StreamReset,
     WindowOpened,
 )
@@ -32,9 +32,9 @@ from tests.unit.transport.grpc.bytes_client import HELLO, data, decoded, headers
 LIMITS = TransportLimits.for_test()
 
 
-def core_after(*script: bytes, limits: TransportLimits = LIMITS) -> tuple[Http2Core, list[Event]]:
+def core_after(*script: bytes, limits: TransportLimits = LIMITS) -> tuple[ServerCore, list[Event]]:
     """Return a core that has received the preface and a script, with the events of the script."""
-    core = Http2Core(limits, lambda: 0.0)
+    core = ServerCore(limits, lambda: 0.0)
     core.take_outbound()
     return core, receive_all(core, HELLO + b"".join(script))
 
@@ -86,9 +86,9 @@ def valid_script() -> bytes:
 @settings(max_examples=examples(60), deadline=None)
 def test_splits_of_a_session_do_not_change_its_events_and_answers(cuts: list[int]) -> None:
     script = valid_script()
-    whole = Http2Core(LIMITS, lambda: 0.0)
+    whole = ServerCore(LIMITS, lambda: 0.0)
     expected = without_windows(whole.receive(script))
-    pieces = Http2Core(LIMITS, lambda: 0.0)
+    pieces = ServerCore(LIMITS, lambda: 0.0)
     events: list[Event] = []
     edges = [0, *sorted(set(cuts)), len(script)]
     for start, end in itertools.pairwise(edges):
@@ -103,7 +103,7 @@ def test_splits_of_a_session_do_not_change_its_events_and_answers(cuts: list[int
 @given(st.binary(max_size=400), st.booleans())
 @settings(max_examples=examples(150), deadline=None)
 def test_garbage_raises_nothing_but_connection_faults(garbage: bytes, after_hello: bool) -> None:
-    core = Http2Core(LIMITS, lambda: 0.0)
+    core = ServerCore(LIMITS, lambda: 0.0)
     try:
         core.receive((HELLO if after_hello else b"") + garbage)
     except ConnectionFault as fault:
@@ -181,7 +181,7 @@ FAULTS: dict[str, tuple[bytes, ErrorCode]] = {
 @pytest.mark.parametrize(("script", "code"), FAULTS.values(), ids=FAULTS)
 def test_a_connection_error_has_the_code_of_rfc_9113(script: bytes, code: ErrorCode) -> None:
     limits = TransportLimits(connection_window_bytes=65_535, stream_window_bytes=1_000_000)
-    core = Http2Core(limits, lambda: 0.0)
+    core = ServerCore(limits, lambda: 0.0)
     with pytest.raises(ConnectionFault) as caught:
         receive_all(core, HELLO + script)
     assert caught.value.code is code
@@ -193,7 +193,7 @@ def test_a_connection_error_has_the_code_of_rfc_9113(script: bytes, code: ErrorC
 )
 def test_a_connection_must_begin_with_preface_and_settings(start: bytes) -> None:
     with pytest.raises(ConnectionFault) as caught:
-        Http2Core(LIMITS, lambda: 0.0).receive(start)
+        ServerCore(LIMITS, lambda: 0.0).receive(start)
     assert caught.value.code is ErrorCode.PROTOCOL_ERROR
 
 
@@ -327,7 +327,7 @@ def test_floods_are_answered_with_enhance_your_calm(flood: bytes) -> None:
 
 def test_rate_limits_count_frames_per_second() -> None:
     now = [0.0]
-    core = Http2Core(LIMITS, lambda: now[0])
+    core = ServerCore(LIMITS, lambda: now[0])
     core.receive(HELLO)
     for _ in range(200):
         now[0] += 0.1
@@ -346,7 +346,7 @@ def test_one_ping_per_sent_message_is_not_a_flood() -> None:
 def test_requests_of_one_read_are_started_in_several_turns() -> None:
     pairs = request_headers("/test.Echo/Unary")
     script = b"".join(headers(n, pairs) + data(n, message(b"x"), end=True) for n in range(1, 201, 2))
-    core = Http2Core(TransportLimits(), lambda: 0.0)
+    core = ServerCore(TransportLimits(), lambda: 0.0)
     turns = [core.receive(HELLO + script)]
     while core.more:
         turns.append(core.go_on())
@@ -374,7 +374,7 @@ def _large_script() -> tuple[bytes, bytes]:
 @settings(max_examples=examples(40), deadline=None)
 def test_large_frames_are_passed_on_as_they_arrive_however_they_are_split(cuts: list[int], longest: int) -> None:
     script, expected = _large_script()
-    core = Http2Core(ROOMY, lambda: 0.0)
+    core = ServerCore(ROOMY, lambda: 0.0)
     edges = sorted({0, *range(0, len(script), longest), *(cut for cut in cuts if cut < len(script)), len(script)})
     for start, end in itertools.pairwise(edges):
         receive_all(core, script[start:end])
@@ -389,7 +389,7 @@ def test_large_frames_are_passed_on_as_they_arrive_however_they_are_split(cuts: 
 
 
 def test_large_payloads_are_sent_without_a_copy() -> None:
-    core = Http2Core(ROOMY, lambda: 0.0)
+    core = ServerCore(ROOMY, lambda: 0.0)
     peer_settings = {Setting.MAX_FRAME_SIZE: 2**24 - 1, Setting.INITIAL_WINDOW_SIZE: 2**24}
     receive_all(
         core, frames.PREFACE + frames.settings(peer_settings) + frames.window_update(0, 2**24) + headers(1, end=True)

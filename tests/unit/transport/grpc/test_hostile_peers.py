@@ -18,7 +18,7 @@ from trio.testing import MockClock
 
 from ovmstrio.transport.grpc import frames
 from ovmstrio.transport.grpc.frames import MAX_WINDOW, ConnectionFault, ErrorCode, FrameType, Setting
-from ovmstrio.transport.grpc.http2 import Http2Core
+from ovmstrio.transport.grpc.http2 import ServerCore
 from ovmstrio.transport.grpc.limits import TransportLimits
 from ovmstrio.transport.send_budget import SendBudget
 from tests.support.bare_http2 import frame
@@ -230,9 +230,9 @@ def counted_lines() -> Iterator[Lines]:
         sys.settrace(before)
 
 
-def core_with(streams: int) -> Http2Core:
+def core_with(streams: int) -> ServerCore:
     """Create a core with open streams whose windows are used up and whose answers wait."""
-    core, encoder = Http2Core(LIMITS, lambda: 0.0), Encoder()
+    core, encoder = ServerCore(LIMITS, lambda: 0.0), Encoder()
     opened = b"".join(headers(number, encoder=encoder) for number in range(1, 2 * streams, 2))
     receive_all(core, HELLO + frames.window_update(0, 2**30) + opened)
     for stream in core.streams.values():
@@ -243,7 +243,7 @@ def core_with(streams: int) -> Http2Core:
     return core
 
 
-def lines_of(core: Http2Core, script: bytes) -> int:
+def lines_of(core: ServerCore, script: bytes) -> int:
     with counted_lines() as lines:
         try:
             receive_all(core, script)
