@@ -209,7 +209,7 @@ def _form_request(number: int, form: str) -> QueuedRequest:
 
 
 def _waiting(compiler: _Compiler, forms: str) -> tuple[GrammarQueue, list[QueuedRequest]]:
-    trials = GrammarQueue(compiler)
+    trials = GrammarQueue(cast("Any", compiler))
     requests = [_form_request(number, form) for number, form in enumerate(forms)]
     for each in requests:
         trials.wait(each)
@@ -293,7 +293,7 @@ def test_missing_compiler_raises_lookup_error(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(GrammarCompiler, "_make", Mock(side_effect=RuntimeError("there is no room on the disk")))
     none: Any = None
     with pytest.raises(LookupError, match="grammar check not available: there is no room on the disk"):
-        GrammarCompiler(none, tmp_path).compile(none)
+        GrammarCompiler(none, tmp_path).compile((none, none))
 
 
 _BREAKS: Final = 999
