@@ -23,6 +23,7 @@ from ovmstrio.core.worker_peers import StreamedResult
 from ovmstrio.inference.engine.messages import REJECTED
 from ovmstrio.isolation.worker_process import WorkerExited
 from ovmstrio.text.engine_process import PROGRAM, EngineProcess
+from ovmstrio.util.truncation import size_of
 
 if TYPE_CHECKING:
     from ovmstrio.config.specs import TextModelSpec
@@ -100,7 +101,8 @@ EXITED: Final = 1
 LEAVING: Final = 2
 """Outcomes of a call: a result; the engine process has ended, with the reason; another worker takes over."""
 
-_MAX_QUEUED_MESSAGES: Final = 100_000
+_MAX_QUEUED_SIZE: Final = 16 * 2**20
+"""Maximum size, about bytes, of the engine's messages that another worker has not read."""
 _CANCEL_SECONDS: Final = 5.0
 _LEAVE_SECONDS: Final = 60.0
 
@@ -138,10 +140,10 @@ class EngineServer(EngineProcess):
         self._asking = asking
         self._streams: dict[int, _MessageStream] = {}
         self._open_texts: dict[int, dict[int, int]] = {}
-        self._idle_lot = trio.lowlevel.ParkingLot()
+        self._forgotten_lot = trio.lowlevel.ParkingLot()
         self._loaded = trio.Event()
         self._failure: ServerError | None = None
-        self._exited_workers: trio.MemorySendChannel[int] | None = None
+        self._abandoned: trio.MemorySendChannel[tuple[int, int]] | None = None
         self._is_leaving = False
         self.last_asked = -math.inf
 
@@ -151,12 +153,12 @@ class EngineServer(EngineProcess):
         Raises:
             ModelFailure: the model cannot be loaded the first time.
         """
-        self._exited_workers, dropped = trio.open_memory_channel[int](math.inf)
+        self._abandoned, abandoned = trio.open_memory_channel[tuple[int, int]](math.inf)
         with self._engines.shown(self._key, self):
             try:
                 async with trio.open_nursery() as nursery:
                     await nursery.start(super().run)
-                    nursery.start_soon(self._cancel_exited, dropped)
+                    nursery.start_soon(self._cancel_abandoned, abandoned)
                     self._loaded.set()
                     task_status.started()
             except* ServerError as group:
@@ -169,6 +171,8 @@ class EngineServer(EngineProcess):
                 self._failure = self._failure or NotReady("the engine is closed")
                 self._loaded.set()
                 self._end_streams("the engine is closed")
+                self._open_texts.clear()
+                self._forgotten_lot.unpark_all()
 
     async def sleep(self) -> None:
         """Wait a bounded time for other workers' requests, then end the process; see :meth:`EngineProcess.sleep`."""
@@ -197,8 +201,11 @@ class EngineServer(EngineProcess):
         number, asked, *_ = rest
         self._open_texts.setdefault(row, {})[number] = asked["n"] if isinstance(asked, dict) else 1
         try:
-            # If the caller is cancelled while it waits, its worker cancels the request, or exits.
             answer = await self._ask(value)
+        except trio.Cancelled:
+            # The program may have the request already, and the cancellation by its worker may not arrive.
+            self._abandon(row, number)
+            raise
         except Exception:
             self._forget(row, number)
             raise
@@ -223,29 +230,37 @@ class EngineServer(EngineProcess):
             ServerError: the model cannot be loaded.
         """
         await self._loaded.wait()
+        old = self._streams.get(row)
+        if old is not None:
+            old.end()
+            self.left(old, row)
+        # A worker that has started again uses the request ids of its predecessor again.
+        while self._open_texts.get(row):
+            await self._forgotten_lot.park()
         if self._failure is not None:
             raise self._failure
         if self._is_leaving:
             raise NotReady("the engine is being closed")
         session = _MessageStream(self, row)
         session.put(READY, self.facts)
-        old = self._streams.get(row)
         self._streams[row] = session
-        if old is not None:
-            old.end()
         return session
 
     def left(self, session: _MessageStream, row: int) -> None:
         """Cancel the requests of another worker, whose stream has ended."""
         if self._streams.get(row) is session:
             del self._streams[row]
-            if self._exited_workers is not None:
-                self._exited_workers.send_nowait(row)
+            for number in self._open_texts.get(row, ()):
+                self._abandon(row, number)
 
-    async def _cancel_exited(self, rows: trio.MemoryReceiveChannel[int]) -> None:
-        """Cancel the requests of workers that have exited."""
-        async for row in rows:
-            for number in list(self._open_texts.get(row, ())) if row not in self._streams else ():
+    def _abandon(self, row: int, number: int) -> None:
+        """Have a request cancelled that no worker waits for."""
+        if self._abandoned is not None:
+            self._abandoned.send_nowait((row, number))
+
+    async def _cancel_abandoned(self, requests: trio.MemoryReceiveChannel[tuple[int, int]]) -> None:
+        async for row, number in requests:
+            if number in self._open_texts.get(row, ()):
                 with trio.move_on_after(_CANCEL_SECONDS):
                     await self._ask([self._asking.ends, number])
                 self._forget(row, number)
@@ -253,8 +268,7 @@ class EngineServer(EngineProcess):
     def _forget(self, row: int, number: int) -> None:
         self._open_texts.get(row, {}).pop(number, None)
         self.last_asked = trio.current_time()
-        if not self.open:
-            self._idle_lot.unpark_all()
+        self._forgotten_lot.unpark_all()
 
     @property
     def open(self) -> int:
@@ -264,7 +278,7 @@ class EngineServer(EngineProcess):
     async def idle(self) -> None:
         """Wait until other workers have no request."""
         while self.open:
-            await self._idle_lot.park()
+            await self._forgotten_lot.park()
 
     def watched(self, requests: RequestActivity) -> RequestActivity:
         """Return a view of all requests, including other workers'."""
@@ -313,10 +327,10 @@ class EngineServer(EngineProcess):
 
     def _on_exit(self, why: str) -> None:
         self._on_own_exit(why)
-        for row, session in self._streams.items():
+        for session in self._streams.values():
             session.put(LOST, why)
-            self._open_texts.pop(row, None)
-        self._idle_lot.unpark_all()
+        self._open_texts.clear()
+        self._forgotten_lot.unpark_all()
 
 
 class _AllRequests:
@@ -351,6 +365,7 @@ class _MessageStream(StreamedResult):
         self._engine = engine
         self._row = row
         self._parts: deque[list[Any]] = deque()
+        self._queued_size = 0
         self._is_over = False
         self._wakeup_lot = trio.lowlevel.ParkingLot()
 
@@ -362,14 +377,16 @@ class _MessageStream(StreamedResult):
         """Append an engine message to the previous unsent ones; drop a worker that does not read."""
         if self._is_over:
             return
-        if self._parts and self._parts[-1][0] == MESSAGES:
-            frames = self._parts[-1][1]
-            frames.append(frame)
-            if len(frames) > _MAX_QUEUED_MESSAGES:
-                self.put(LOST, "the worker does not read the engine's messages")
-                self.end()
-        else:
+        if not self._parts or self._parts[-1][0] != MESSAGES:
             self.put(MESSAGES, [frame])
+            return
+        self._parts[-1][1].append(frame)
+        self._queued_size += size_of(frame, _MAX_QUEUED_SIZE)
+        if self._queued_size > _MAX_QUEUED_SIZE:
+            self._parts.clear()
+            self.put(LOST, "the worker does not read the engine's messages")
+            self.end()
+            self.close()
 
     def end(self) -> None:
         self._is_over = True
@@ -380,7 +397,10 @@ class _MessageStream(StreamedResult):
             if self._is_over:
                 raise StopAsyncIteration
             await self._wakeup_lot.park()
-        return self._parts.popleft()
+        part = self._parts.popleft()
+        if not self._parts:
+            self._queued_size = 0
+        return part
 
     def close(self) -> None:
         self._engine.left(self, self._row)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ovmstrio.config.specs import TextModelSpec
     from ovmstrio.core.generation import GenerationRequest, Padding, TokenRow
     from ovmstrio.text.engine_sharing import Engine
+    from ovmstrio.text.grammars import ForcedCalls
     from ovmstrio.text.model_swap import ModelSwap
     from ovmstrio.text.output_buffer import OutputChunk
 
@@ -80,13 +81,15 @@ class OutputParsing:
         has_tools = bool(conversation.tools) and conversation.tool_choice != _NONE
         tools, reasoning = self._tools if has_tools else _NONE, self._reasoning
         imposed = tool_call_grammar(conversation, self._tools, guided=self._guided)
-        if imposed is not None and (imposed.forced or asked.grammar is None):
+        if imposed is not None and not imposed.forced and asked.grammar is not None:
+            imposed = None
+        if imposed is not None:
             asked = replace(asked, grammar=imposed.grammar)
             if imposed.forced:
                 tools, reasoning = imposed.tool_parser, _NONE
         if not asked.parses_output or not asked.skips_special_tokens:
             tools = reasoning = _NONE
-        reading = OutputReader(conversation, tools, reasoning)
+        reading = OutputReader(conversation, tools, reasoning, imposed)
         if reading.keeps_special_tokens:
             asked = replace(asked, skips_special_tokens=False)
         return asked, reading
@@ -99,9 +102,13 @@ class OutputReader:
         conversation: the prompt; None for a completion.
         tools: tool parser.
         reasoning: reasoning parser.
+        forced_calls: grammar of the tools.
     """
 
-    def __init__(self, conversation: Conversation | None, tools: str, reasoning: str) -> None:
+    def __init__(
+        self, conversation: Conversation | None, tools: str, reasoning: str, forced_calls: ForcedCalls | None = None
+    ) -> None:
+        self.forced_calls = forced_calls
         self._conversation = conversation
         self._tools = tools
         self._reasoning = reasoning
@@ -347,8 +354,13 @@ class TextModel(HostedService):
             is_slow = self._reading.is_slow(asked)
             asked, reading = await trio.to_thread.run_sync(prepare) if is_slow else prepare()
             process = await self._process.ready()
-            async with self._link.ask(process, asked) as opened:
-                yield RunningGeneration(opened, reading)
+            try:
+                async with self._link.ask(process, asked) as opened:
+                    yield RunningGeneration(opened, reading)
+            except InvalidField as error:
+                if reading.forced_calls is None or error.field != "response_format":
+                    raise
+                raise reading.forced_calls.refusal(error) from error
 
     def _check(self, asked: GenerationRequest) -> None:
         """Check a request against the model's limits."""

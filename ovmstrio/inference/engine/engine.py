@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ovmstrio.core.generation import GenerationRequest
-    from ovmstrio.inference.engine.grammar_precompile import GrammarCompilerProtocol
+    from ovmstrio.inference.engine.grammar_precompile import GrammarCompiler
     from ovmstrio.inference.engine.pipeline import Pipeline
     from ovmstrio.inference.engine.prompts import PromptTokenizer
     from ovmstrio.inference.engine.template_process import TemplateProcess
@@ -76,7 +76,7 @@ class Engine:
         prompts: PromptTokenizer,
         limits: Limits,
         answer: Callable[[int, Any], None],
-        forms: GrammarCompilerProtocol,
+        forms: GrammarCompiler,
         *,
         templates: TemplateProcess | None = None,
         caches_prefixes: bool = True,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import threading
 from collections import OrderedDict, deque
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import openvino as ov
@@ -17,18 +19,19 @@ import openvino_genai as genai
 from openvino import opset13
 
 from ovmstrio.core.errors import InvalidField
-from ovmstrio.core.generation import Sampling
+from ovmstrio.core.generation import Grammar, GrammarKind, Sampling
 from ovmstrio.inference.engine.pipeline import library_error_message
-from ovmstrio.inference.engine.sampling import configure_generation
+from ovmstrio.inference.engine.sampling import configure_generation, set_grammar
 
 if TYPE_CHECKING:
-    from ovmstrio.core.generation import GenerationRequest, Grammar
+    from ovmstrio.core.generation import GenerationRequest
     from ovmstrio.inference.engine.pipeline import Pipeline
     from ovmstrio.inference.engine.sequences import QueuedRequest
 
 _MODEL_FILE: Final = "openvino_model.xml"
 _LOGITS: Final = "logits"
 _TOKENS: Final = 2
+_MAX_PART_COMPILATIONS: Final = 32
 _PROPERTIES: Final = {"ATTENTION_BACKEND": "SDPA", "INFERENCE_NUM_THREADS": 1}
 
 
@@ -41,22 +44,31 @@ class GrammarCompiler:
         self._vocabulary = 0
         self._pipeline: Any = None
 
-    def ask(self, request: GenerationRequest) -> Any:
+    def ask(self, request: GenerationRequest) -> tuple[Any, Grammar | None]:
         """Return the argument of :meth:`compile` for a request; call it in the thread that steps the batch."""
         defaults = self._batch.defaults()
         config = configure_generation(genai.GenerationConfig(), Sampling(temperature=0), grammar=request.grammar)
         config.max_new_tokens = _TOKENS
         config.eos_token_id = defaults.eos_token_id
         config.stop_token_ids = {*defaults.stop_token_ids, *request.sampling.stop_token_ids}
-        return config
+        return config, request.grammar
 
-    def compile(self, config: Any) -> None:
+    def compile(self, asked: tuple[Any, Grammar | None]) -> None:
         """Generate two tokens with a grammar, in one thread at a time.
 
         Raises:
-            RuntimeError: the library rejects the grammar.
+            RuntimeError: the library rejects the grammar; the message has the path of the rejected part, if known.
             OSError, LookupError: grammars cannot be checked with this model.
         """
+        config, grammar = asked
+        try:
+            self._generate(config)
+        except RuntimeError as error:
+            message = library_error_message(error)
+            path = "" if grammar is None else self._find_rejected_part(config, grammar, message)
+            raise RuntimeError(f"at {path}: {message}" if path else message) from error
+
+    def _generate(self, config: Any) -> None:
         if self._pipeline is None:
             try:
                 self._pipeline = self._make()
@@ -68,11 +80,86 @@ class GrammarCompiler:
         # A pipeline that failed is not reused.
         self._pipeline = pipeline
 
+    def _find_rejected_part(self, config: Any, grammar: Grammar, message: str) -> str:
+        """Return the path of the smallest part that is rejected for the same reason, which the library does not name.
+
+        The number of compilations is bounded, because other grammars wait.
+        """
+        if grammar.kind not in {GrammarKind.JSON_SCHEMA, GrammarKind.STRUCTURAL_TAG}:
+            return ""
+        root = "$.format" if grammar.kind is GrammarKind.STRUCTURAL_TAG else "$"
+        path, left = root, _MAX_PART_COMPILATIONS
+        parts = list(_grammar_parts(grammar))
+        while parts and left:
+            left -= 1
+            place, part = parts.pop(0)
+            set_grammar(config, part)
+            try:
+                self._generate(config)
+            except RuntimeError as error:
+                if library_error_message(error) == message:
+                    path += place
+                    parts = list(_grammar_parts(part))
+            except LookupError:
+                break
+        return "" if path == root else path
+
     def _make(self) -> Any:
         self._vocabulary = self._vocabulary or _logits_of(self._file)
         with TemporaryDirectory() as folder:
             ov.serialize(_without_weights(self._vocabulary), Path(folder) / _MODEL_FILE)
             return genai.LLMPipeline(folder, self._batch.tokenizer, "CPU", **_PROPERTIES)
+
+
+_DEFINITIONS: Final = ("$defs", "definitions")
+_NAMED_SCHEMAS: Final = (*_DEFINITIONS, "properties", "patternProperties")
+_LISTED_SCHEMAS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SINGLE_SCHEMAS: Final = ("items", "unevaluatedItems", "additionalProperties", "unevaluatedProperties", "propertyNames")
+_NESTED_GRAMMARS: Final = {
+    "json_schema": GrammarKind.JSON_SCHEMA,
+    "pattern": GrammarKind.REGEX,
+    "grammar": GrammarKind.EBNF,
+}
+
+
+def _grammar_parts(grammar: Grammar) -> Iterator[tuple[str, Grammar]]:
+    """Return the direct parts of a JSON schema or structural tag that are grammars themselves, with relative paths."""
+    if grammar.kind is GrammarKind.STRUCTURAL_TAG:
+        form = json.loads(grammar.text).get("format")
+        yield from _tag_parts(form) if isinstance(form, Mapping) else ()
+    elif grammar.kind is GrammarKind.JSON_SCHEMA:
+        schema = json.loads(grammar.text)
+        yield from _schema_parts(schema) if isinstance(schema, Mapping) else ()
+
+
+def _tag_parts(form: Mapping[str, Any]) -> Iterator[tuple[str, Grammar]]:
+    for keyword, kind in _NESTED_GRAMMARS.items():
+        if keyword in form:
+            value = form[keyword]
+            yield f".{keyword}", Grammar(kind, json.dumps(value) if kind is GrammarKind.JSON_SCHEMA else value)
+    for keyword in ("elements", "tags", "content"):
+        value = form.get(keyword)
+        listed = value if isinstance(value, list) else [value]
+        for number, part in enumerate(listed):
+            if isinstance(part, Mapping):
+                tag = {"type": "structural_tag", "format": {"type": "tag", **part}}
+                place = f".{keyword}[{number}]" if isinstance(value, list) else f".{keyword}"
+                yield place, Grammar(GrammarKind.STRUCTURAL_TAG, json.dumps(tag))
+
+
+def _schema_parts(schema: Mapping[str, Any]) -> Iterator[tuple[str, Grammar]]:
+    definitions = {word: schema[word] for word in _DEFINITIONS if word in schema}
+    found: list[tuple[str, Any]] = []
+    for word in _NAMED_SCHEMAS:
+        named = schema.get(word)
+        found += [(f".{word}.{name}", part) for name, part in named.items()] if isinstance(named, Mapping) else []
+    for word in _LISTED_SCHEMAS:
+        listed = schema.get(word)
+        found += [(f".{word}[{place}]", part) for place, part in enumerate(listed)] if isinstance(listed, list) else []
+    found += [(f".{word}", schema[word]) for word in _SINGLE_SCHEMAS if word in schema]
+    for place, part in found:
+        if isinstance(part, Mapping):
+            yield place, Grammar(GrammarKind.JSON_SCHEMA, json.dumps({**definitions, **part}))
 
 
 def _logits_of(file: Path) -> int:
@@ -108,18 +195,6 @@ _NICENESS_STEP: Final = 10
 _MAX_NICENESS: Final = 19
 
 
-class GrammarCompilerProtocol(Protocol):
-    """Grammar compiler; see :class:`GrammarCompiler`."""
-
-    def ask(self, request: GenerationRequest) -> Any:
-        """Return the argument of :meth:`compile` for a request."""
-        ...
-
-    def compile(self, config: Any) -> None:
-        """Compile a grammar, in a thread."""
-        ...
-
-
 class _Compilation(NamedTuple):
     asked: QueuedRequest | None
     form: bytes
@@ -133,7 +208,7 @@ class GrammarQueue:
         descriptor: event descriptor, readable from the end of a compilation until :meth:`take`.
     """
 
-    def __init__(self, compiler: GrammarCompilerProtocol) -> None:
+    def __init__(self, compiler: GrammarCompiler) -> None:
         self._compiler = compiler
         self._thread = ThreadPoolExecutor(1, "forms", _lower_priority)
         self._waiting: deque[QueuedRequest] = deque()
@@ -195,7 +270,7 @@ class GrammarQueue:
             os.eventfd_read(self.descriptor)
             error = done.exception()
         if isinstance(error, RuntimeError):
-            why = f"response format rejected: {library_error_message(error)}"
+            why = f"response_format: {library_error_message(error)}"
             return None if queued is None else (queued, InvalidField(why, field="response_format"))
         if error is None:
             self._known[form] = None

@@ -63,11 +63,16 @@ def configure_generation(
     else:
         _set_sampling(config, sampling, seed)
     if grammar is not None:
-        text = _ANY_OBJECT if grammar.kind is GrammarKind.JSON_OBJECT else grammar.text
-        form = genai.StructuredOutputConfig()
-        setattr(form, _GRAMMARS[grammar.kind], text)
-        config.structured_output_config = form
+        set_grammar(config, grammar)
     return config
+
+
+def set_grammar(config: Any, grammar: Grammar) -> None:
+    """Set the grammar of ``config``."""
+    text = _ANY_OBJECT if grammar.kind is GrammarKind.JSON_OBJECT else grammar.text
+    form = genai.StructuredOutputConfig()
+    setattr(form, _GRAMMARS[grammar.kind], text)
+    config.structured_output_config = form
 
 
 def _set_sampling(config: Any, sampling: Sampling, seed: int) -> None:

@@ -1,9 +1,11 @@
-"""Grammars of structured output, checked before the engine sees them: an invalid one would stop the engine.
+"""Grammars of structured output: limits, JSON schemas on one line, and forced tool calls.
 
 ::
 
-    request ─> response_format ─> check_grammar ─> on_one_line ─> Grammar ─> engine (xgrammar)
-            └> tools, choice ──> impose_calls ─────────────────────┘
+    request ─> response_format ─> check_grammar ─> to_compact_json ─> Grammar ─> engine
+            └> tools, tool_choice ─> tool_call_grammar ──────────────────┘
+
+The engine compiles a grammar before its request joins the batch, and refuses what it cannot compile.
 """
 
 from ovmstrio.text.grammars.checking import check_grammar

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from ovmstrio.core.generation import Grammar, GrammarKind
-from ovmstrio.text.grammars.schemas import read_schema, resolve_reference, without_wide_bounds
+from ovmstrio.text.grammars.schemas import read_json, resolve_reference, without_wide_bounds
 
 # ----------------------------------------------------------------------
 # Number ranges
@@ -174,7 +174,7 @@ def to_compact_json(grammar: Grammar) -> Grammar:
     if grammar.kind is GrammarKind.JSON_OBJECT:
         return Grammar(GrammarKind.EBNF, compact_json_rules({"type": "object"}) or "")
     if grammar.kind is GrammarKind.JSON_SCHEMA:
-        schema = read_schema(grammar.text)
+        schema = read_json(grammar.text)
         narrow = without_wide_bounds(schema)
         rules = compact_json_rules(narrow)
         if rules is not None:
@@ -303,6 +303,8 @@ class _RuleWriter:
         # Without `items`, an array is unrestricted, unless `prefixItems` lists all its items.
         items = schema.get("items", not prefix)
         if items is False:
+            if schema.get("minItems", 0) > len(prefix):
+                raise _UnsupportedSchema
             return f'"[" {self._joined(prefix)} "]"'
         least, most = max(schema.get("minItems", 0) - len(prefix), 0), schema.get("maxItems")
         if max(least, most or 0) > _MAX_LENGTH:

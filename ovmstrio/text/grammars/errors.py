@@ -10,10 +10,6 @@ from ovmstrio.util.truncation import cut
 MAX_GRAMMAR_CHARACTERS: Final = 256 * 1024
 """Maximum characters of a schema, pattern or grammar."""
 
-MAX_REPETITIONS: Final = 1_000_000
-"""Maximum count of one repetition."""
-
-_MAX_NESTED_REPETITIONS: Final = 20_000
 _MAX_PATH_CHARACTERS: Final = 200
 
 
@@ -35,18 +31,3 @@ class GrammarRefused(InvalidField):
     def of(self, field: str, path: str = "") -> GrammarRefused:
         """Return the error for another field, or for a nested part at ``path``."""
         return GrammarRefused(path + self.path.removeprefix("$") if path else self.path, self.reason, field=field)
-
-
-def check_repetition(path: str, most: int, within: int) -> int:
-    """Return the product of nested repetition counts.
-
-    Raises:
-        GrammarRefused: the product is too large to compile.
-    """
-    together = max(most, 1) * within
-    if most > MAX_REPETITIONS or (within > 1 and together > _MAX_NESTED_REPETITIONS):
-        raise GrammarRefused(
-            path,
-            f"{together} repetitions are too many: at most {MAX_REPETITIONS}, or {_MAX_NESTED_REPETITIONS} nested",
-        )
-    return together

@@ -1,4 +1,7 @@
-"""Check of JSON schemas as xgrammar 0.1.31 reads them; anything it fails on or ignores is refused with its path."""
+"""Check of JSON schemas: their shape, limits, and keywords that the engine would ignore; errors have a path.
+
+The engine judges everything else, such as the syntax of a ``pattern``.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
-from ovmstrio.text.grammars.errors import MAX_GRAMMAR_CHARACTERS, GrammarRefused, check_repetition
-from ovmstrio.text.grammars.patterns import check_pattern
+from ovmstrio.text.grammars.errors import MAX_GRAMMAR_CHARACTERS, GrammarRefused
+from ovmstrio.text.grammars.syntax_limits import check_pattern, check_repetition
 
 # ----------------------------------------------------------------------
 # Recursion without end
@@ -117,22 +120,22 @@ _MAX_LENGTH_SUM: Final = 1500
 """Maximum sum of all length bounds; the batch is blocked while they compile."""
 _MAX_OPTIONAL: Final = 300
 """Maximum optional properties; compile time grows with the square of their number per object."""
-_UNSUPPORTED_IN_NAMES: Final = frozenset('"\\')
-_FIRST_PRINTABLE: Final = " "
 
 
-def read_schema(text: str) -> Any:
-    """Parse a JSON schema.
+def read_json(text: str, subject: str = "schema") -> Any:
+    """Parse the JSON of a schema or structural tag.
 
     Raises:
         GrammarRefused: it is not JSON, or too large.
     """
     if len(text) > MAX_GRAMMAR_CHARACTERS:
-        raise GrammarRefused("", f"the schema has {len(text)} characters; at most {MAX_GRAMMAR_CHARACTERS} are allowed")
+        error = f"the {subject} has {len(text)} characters; at most {MAX_GRAMMAR_CHARACTERS} are allowed"
+        raise GrammarRefused("", error)
     try:
+        text.encode()
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise GrammarRefused("", f"the schema is not valid JSON: {error}") from error
+        raise GrammarRefused("", f"the {subject} is not valid JSON: {error}") from error
 
 
 def check_schema(schema: Any) -> None:
@@ -275,8 +278,6 @@ class _SchemaChecker:
     def _object(self, schema: Mapping[str, Any], path: str, depth: int) -> None:
         properties = _mapping(schema, "properties", path)
         for name, value in properties.items():
-            if any(letter in _UNSUPPORTED_IN_NAMES or letter < _FIRST_PRINTABLE for letter in name):
-                _refuse(f"{path}.properties", f"{name!r}: quotes, backslashes and control characters are not supported")
             self._visit(value, f"{path}.properties.{name}", depth + 1)
         required = schema.get("required", [])
         if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
@@ -289,31 +290,13 @@ class _SchemaChecker:
         for pattern, value in patterns.items():
             check_pattern(pattern, f"{path}.patternProperties")
             self._visit(value, f"{path}.patternProperties.{pattern}", depth + 1)
-        self._names(schema, path, depth)
+        if names := _mapping(schema, "propertyNames", path):
+            self._visit({**names, "type": "string"}, f"{path}.propertyNames", depth + 1)
         for keyword in ("additionalProperties", "unevaluatedProperties"):
             if (value := schema.get(keyword, False)) is not False:
                 self._visit(value, f"{path}.{keyword}", depth + 1)
-        self._number_of_properties(schema, path, properties, required)
-
-    def _names(self, schema: Mapping[str, Any], path: str, depth: int) -> None:
-        names = _mapping(schema, "propertyNames", path)
-        if names:
-            if names.get("type", "string") != "string":
-                _refuse(f"{path}.propertyNames.type", "property names must be strings")
-            self._visit({**names, "type": "string"}, f"{path}.propertyNames", depth + 1)
-
-    @staticmethod
-    def _number_of_properties(
-        schema: Mapping[str, Any], path: str, properties: Mapping[str, Any], required: list[str]
-    ) -> None:
-        least = _count(schema, "minProperties", path, _MAX_PROPERTIES) or 0
-        most = _count(schema, "maxProperties", path, _MAX_PROPERTIES)
-        others = schema.get("additionalProperties", schema.get("unevaluatedProperties", False)) is not False
-        is_open = others or bool(schema.get("patternProperties")) or "propertyNames" in schema
-        if most is not None and max(least, len(set(required))) > most:
-            _refuse(path, f"maxProperties {most} is less than minProperties or the number of required properties")
-        if not is_open and least > len(properties):
-            _refuse(path, f"minProperties {least} exceeds the number of properties; allow additionalProperties")
+        for keyword in ("minProperties", "maxProperties"):
+            _count(schema, keyword, path, _MAX_PROPERTIES)
 
     def _array(self, schema: Mapping[str, Any], path: str, depth: int) -> None:
         prefix = schema.get("prefixItems", [])
@@ -331,8 +314,6 @@ class _SchemaChecker:
         most = _count(schema, "maxItems", path, _MAX_ITEMS)
         if most is not None and max(least, len(prefix)) > most:
             _refuse(path, f"maxItems {most} is less than minItems or the length of prefixItems")
-        if items is False and least > len(prefix):
-            _refuse(path, f"minItems {least} exceeds the number of item schemas; add items")
 
 
 _IMPLIED: Final = {
@@ -343,14 +324,12 @@ _IMPLIED: Final = {
 
 def _check_string(schema: Mapping[str, Any], path: str) -> int:
     """Check string keywords; return the length bound, 0 for none."""
-    if not isinstance(schema.get("format", ""), str):
-        _refuse(f"{path}.format", f"expected a string, got {_shown(schema['format'])}")
     least = _count(schema, "minLength", path) or 0
     most = _count(schema, "maxLength", path)
     if most is not None and most < least:
         _refuse(path, f"maxLength {most} is less than minLength {least}")
     bound = max(least, most or 0)
-    check_repetition(path, bound, 1)
+    check_repetition(path, bound)
     if "pattern" in schema:
         if not isinstance(schema["pattern"], str):
             _refuse(f"{path}.pattern", f"expected a string, got {_shown(schema['pattern'])}")
@@ -368,8 +347,6 @@ def _check_number(schema: Mapping[str, Any], path: str, *, whole: bool) -> None:
             _refuse(f"{path}.{word}", f"expected a number, got {_shown(value)}")
         if _is_wide(word, value):
             continue
-        if whole and value != int(value):
-            _refuse(f"{path}.{word}", f"expected an integer, got {value}")
         if abs(value) > _MAX_INTEGER:
             _refuse(f"{path}.{word}", f"expected a number up to {_MAX_INTEGER}, got {value}; remove the bound")
         bounds[word] = value

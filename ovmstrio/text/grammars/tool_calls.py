@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from ovmstrio.core.errors import InvalidField
 from ovmstrio.core.generation import Conversation, Grammar, GrammarKind
 from ovmstrio.text.grammars.compact_json import compact_json_rules
 from ovmstrio.text.grammars.errors import MAX_GRAMMAR_CHARACTERS, GrammarRefused
 from ovmstrio.text.grammars.schemas import check_schema, without_wide_bounds
 from ovmstrio.util.truncation import size_of
 
+_SCHEMA_PATH: Final = re.compile(
+    r"(?s)at \$\.format(\.\w+\[(?P<number>\d+)\])?\.content\.json_schema(?P<path>.*?): (?P<reason>.*)"
+)
 _ANY_ARGUMENTS: Final[Mapping[str, Any]] = {"type": "object", "additionalProperties": True}
 
 
@@ -23,11 +28,21 @@ class ForcedCalls:
     Attributes:
         tool_parser: parser of the result; another one than the model's if its format has no grammar.
         forced: whether the output is a call only, without content and reasoning.
+        fields: request field of each function's schema, in the grammar's order.
     """
 
     grammar: Grammar
     tool_parser: str
     forced: bool
+    fields: tuple[str, ...]
+
+    def refusal(self, error: InvalidField) -> GrammarRefused:
+        """Return the engine's error about the grammar as an error of the function whose schema it names."""
+        reason = error.message.removeprefix("response_format: ")
+        found = _SCHEMA_PATH.match(reason)
+        if found is None:
+            return GrammarRefused("", reason, field="tools")
+        return GrammarRefused(f"${found['path']}", found["reason"], field=self.fields[int(found["number"] or 0)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,23 +96,25 @@ def tool_call_grammar(conversation: Conversation, tool_parser: str, *, guided: b
     if form is None or not (forced or (form.trigger and (guided or strict))):
         return None
     places = {tool["function"]["name"]: number for number, tool in enumerate(conversation.tools)}
+    fields = tuple(f"tools[{places[function['name']]}].function.parameters" for function in functions)
     if size_of(functions, MAX_GRAMMAR_CHARACTERS) > MAX_GRAMMAR_CHARACTERS:
         raise GrammarRefused(
             "", f"expected at most {MAX_GRAMMAR_CHARACTERS} characters with forced or strict calls", field="tools"
         )
-    tags = [_tag(form, function, places[function["name"]], imposed=forced or guided) for function in functions]
+    tags = [
+        _tag(form, function, field, imposed=forced or guided) for function, field in zip(functions, fields, strict=True)
+    ]
     if not forced:
         shape = {"type": "triggered_tags", "triggers": [form.trigger], "tags": tags}
     else:
         shape = tags[0] if len(tags) == 1 else {"type": "or", "elements": tags}
     text = json.dumps({"type": "structural_tag", "format": shape}, ensure_ascii=False)
-    return ForcedCalls(Grammar(GrammarKind.STRUCTURAL_TAG, text), name, forced)
+    return ForcedCalls(Grammar(GrammarKind.STRUCTURAL_TAG, text), name, forced, fields)
 
 
-def _tag(form: _CallFormat, function: Mapping[str, Any], index: int, *, imposed: bool) -> dict[str, Any]:
+def _tag(form: _CallFormat, function: Mapping[str, Any], field: str, *, imposed: bool) -> dict[str, Any]:
     schema = function.get("parameters") if imposed or function.get("strict") else None
     parameters = _parameters(schema)
-    field = f"tools[{index}].function.parameters"
     try:
         check_schema(parameters)
     except GrammarRefused as refused:

@@ -470,6 +470,29 @@ async def test_invalid_grammar_is_refused_with_its_place(model: TextModel) -> No
 
 
 @on_model_loop
+async def test_engine_refuses_a_grammar_with_the_place_of_its_error(model: TextModel) -> None:
+    good, bad = {"type": "string", "pattern": "a+"}, {"type": "string", "pattern": "(?=a)"}
+    schema = {"type": "object", "properties": {"a": good, "b": {"type": "array", "items": {"anyOf": [good, bad]}}}}
+    reason = r"at \$.properties.b.items.anyOf\[1\]: .*Lookahead is not supported"
+    with pytest.raises(InvalidField, match=f"response_format: {reason}") as refused:
+        await made(model, _request(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))))
+    assert refused.value.field == "response_format"
+    tools = tuple(
+        {"type": "function", "function": {"name": f"f{n}", "parameters": s}} for n, s in enumerate((good, schema))
+    )
+    with pytest.raises(InvalidField, match=rf"tools\[1\].function.parameters: {reason}") as refused:
+        await made(model, _request(tools=tools, tool_choice="required"))
+    assert refused.value.field == "tools[1].function.parameters"
+    for kind, text, expected in (
+        (GrammarKind.REGEX, "a(b", "response_format: .*parenthesis is not closed"),
+        (GrammarKind.EBNF, 'root ::= "a"\nx ::= y', 'response_format: .*at line 2, column 7: Rule "y" is not defined'),
+    ):
+        with pytest.raises(InvalidField, match=expected):
+            await made(model, _request(Grammar(kind, text)))
+    assert text_of(await made(model, _request(_saying("fine")))) == "fine"
+
+
+@on_model_loop
 async def test_texts_with_special_tokens_are_complete(model: TextModel) -> None:
     written = "abcdefghijklmnopqrstuvwxyz" * 4
     pieces = await made(model, replace(_request(_saying(written)), skips_special_tokens=False))

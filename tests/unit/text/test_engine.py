@@ -209,7 +209,7 @@ def _form_request(number: int, form: str) -> QueuedRequest:
 
 
 def _waiting(compiler: _Compiler, forms: str) -> tuple[GrammarQueue, list[QueuedRequest]]:
-    trials = GrammarQueue(compiler)
+    trials = GrammarQueue(cast("Any", compiler))
     requests = [_form_request(number, form) for number, form in enumerate(forms)]
     for each in requests:
         trials.wait(each)
@@ -293,7 +293,7 @@ def test_missing_compiler_raises_lookup_error(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(GrammarCompiler, "_make", Mock(side_effect=RuntimeError("there is no room on the disk")))
     none: Any = None
     with pytest.raises(LookupError, match="grammar check not available: there is no room on the disk"):
-        GrammarCompiler(none, tmp_path).compile(none)
+        GrammarCompiler(none, tmp_path).compile((none, none))
 
 
 _BREAKS: Final = 999
@@ -522,9 +522,12 @@ class _Shown(EngineServer):
     async def ready(self) -> WorkerProcess:
         return cast("WorkerProcess", self._process)
 
-    async def drop_all(self) -> None:
-        self._exited_workers, dropped = trio.open_memory_channel[int](math.inf)
-        await self._cancel_exited(dropped)
+    async def cancel_abandoned(self) -> None:
+        self._abandoned, abandoned = trio.open_memory_channel[tuple[int, int]](math.inf)
+        await self._cancel_abandoned(abandoned)
+
+    def send_step(self, frame: Any) -> None:
+        self._on_message(frame)
 
 
 async def _told(session: StreamedResult) -> list[str]:
@@ -546,19 +549,78 @@ async def test_requests_that_wait_for_room_end_with_their_worker() -> None:
     process = _Process(has_room=False)
     engine = _Shown(process)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(engine.drop_all)
+        nursery.start_soon(engine.cancel_abandoned)
         session = await engine.listen(0)
-        async with trio.open_nursery() as asking:
-            for number in (2, 4):
-                asking.start_soon(engine.call, 0, ["add", number, {"n": 1}])
-            await trio.testing.wait_all_tasks_blocked()
-            asking.cancel_scope.cancel()
+        for number in (2, 4):
+            nursery.start_soon(engine.call, 0, ["add", number, {"n": 1}])
+        await trio.testing.wait_all_tasks_blocked()
         assert (engine.open, process.reported) == (2, [])
         session.close()
         with trio.fail_after(MOCK_SECONDS):
             await engine.idle()
         nursery.cancel_scope.cancel()
     assert sorted(process.reported) == [["cancel", 2], ["cancel", 4]]
+
+
+async def test_request_whose_call_is_cancelled_is_cancelled_in_the_engine() -> None:
+    process = _Process(has_room=False)
+    engine = _Shown(process)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(engine.cancel_abandoned)
+        await engine.listen(0)
+        with trio.CancelScope() as scope:
+            nursery.start_soon(_cancel_when_blocked, scope)
+            await engine.call(0, ["add", 2, {"n": 1}])
+        with trio.fail_after(MOCK_SECONDS):
+            await engine.idle()
+        nursery.cancel_scope.cancel()
+    assert process.reported == [["cancel", 2]]
+
+
+async def _cancel_when_blocked(scope: trio.CancelScope) -> None:
+    await trio.testing.wait_all_tasks_blocked()
+    scope.cancel()
+
+
+async def test_stream_of_a_new_worker_begins_without_requests_of_its_predecessor() -> None:
+    process = _Process()
+    engine = _Shown(process)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(engine.cancel_abandoned)
+        old = await engine.listen(0)
+        assert await engine.call(0, ["add", 2, {"n": 1}]) == [ANSWERED, ["accepted"]]
+        with trio.fail_after(MOCK_SECONDS):
+            new = await engine.listen(0)
+        assert (engine.open, process.reported) == (0, [["cancel", 2]])
+        assert await engine.call(0, ["add", 2, {"n": 1}]) == [ANSWERED, ["accepted"]]
+        old.close()
+        await trio.testing.wait_all_tasks_blocked()
+        assert (engine.open, process.reported) == (1, [["cancel", 2]])
+        new.close()
+        with trio.fail_after(MOCK_SECONDS):
+            await engine.idle()
+        nursery.cancel_scope.cancel()
+
+
+async def test_worker_that_does_not_read_loses_its_requests_and_little_is_kept_for_it() -> None:
+    process = _Process()
+    engine = _Shown(process)
+    text = "x" * 2**20
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(engine.cancel_abandoned)
+        session = await engine.listen(0)
+        assert await engine.call(0, ["add", 2, {"n": 1}]) == [ANSWERED, ["accepted"]]
+        for _ in range(16):
+            engine.send_step([[[2, 0, text, 1, None, None]], [], None])
+        assert engine.open == 1
+        for _ in range(2):
+            engine.send_step([[[2, 0, text, 1, None, None]], [], None])
+        with trio.fail_after(MOCK_SECONDS):
+            await engine.idle()
+            assert await _told(session) == [LOST]
+        assert process.reported == [["cancel", 2]]
+        assert await engine.call(0, ["add", 4, {"n": 1}]) == [LEAVING, None]
+        nursery.cancel_scope.cancel()
 
 
 class _NoPeers:
