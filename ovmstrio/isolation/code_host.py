@@ -14,6 +14,7 @@ One thread at a time reads messages; it passes the reading on before it serves t
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import socket
 import sys
@@ -264,6 +265,7 @@ def serve(end: int, lifeline: int) -> None:
     ignore_stop_signals()
     print_whole_lines()
     channel = BlockingChannel(socket.socket(fileno=end))
+    logging.getLogger().addHandler(channel.log_forwarder())
     os.register_at_fork(after_in_child=channel.close_in_fork)
     first = channel.receive()
     if first is not None:

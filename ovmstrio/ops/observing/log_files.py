@@ -86,20 +86,6 @@ def open_log_files(settings: LoggingSettings) -> Iterator[LogFiles | None]:
         yield LogFiles(directory, handlers["pipeline.tracer"], handlers["pipeline.log"])
 
 
-@contextmanager
-def join_log_files(settings: LoggingSettings) -> Iterator[None]:
-    """Attach the server's log files to the root logger of a worker process within the block.
-
-    Only the server rotates files; the worker follows.  Files that the server lacks are not created.
-    """
-    directory = log_directory(settings.folder)
-    with ExitStack() as opened:
-        if settings.enabled and all((directory / name).is_file() for name in _RECORD_FILES):
-            files = (_FollowingHandler(directory / name, encoding="utf-8") for name in _RECORD_FILES)
-            opened.enter_context(_attach([opened.enter_context(_written(file)) for file in files], settings))
-        yield
-
-
 def _rotating(directory: Path, name: str, settings: LoggingSettings) -> logging.handlers.RotatingFileHandler:
     return _RotatingHandler(
         directory / name,
@@ -142,10 +128,6 @@ class _RotatingHandler(LogFileHandler, logging.handlers.RotatingFileHandler):
     """Rotating file handler over the log writer."""
 
 
-class _FollowingHandler(LogFileHandler, logging.handlers.WatchedFileHandler):
-    """File handler that reopens a file renamed by another process."""
-
-
 class _PipelineFilter(logging.Filter):
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -159,7 +141,8 @@ class _PipelineFilter(logging.Filter):
 class _LineFormatter(LineFormatter):
     def format(self, record: logging.LogRecord) -> str:
         copy = logging.makeLogRecord(record.__dict__)
-        copy.ids = f"{ids} " if (ids := current_ids()) else ""
+        # Records of worker processes have their ids.
+        copy.ids = f"{ids} " if (ids := getattr(record, "ids", "") or current_ids()) else ""
         if isinstance(record.msg, dict):  # structlog passes the event dict
             copy.msg, copy.args = _flat(record.msg), ()
             copy.exc_info = record.msg.get("exc_info")
