@@ -30,7 +30,7 @@ from ovmstrio.isolation.codec import encode_error
 from ovmstrio.isolation.exit_status import CHANNEL_CLOSED, RECEIVE_FAILED, exit_with_parent, ignore_stop_signals
 from ovmstrio.isolation.generator_hosts import RAISED, AsyncGeneratorHost, GeneratorHost, HostedGenerator, LoopThread
 from ovmstrio.isolation.hosted_object import HostedObject, Invocation
-from ovmstrio.isolation.trace_propagation import flush_spans, start_invocation_span
+from ovmstrio.isolation.trace_propagation import flush_spans, start_call_span
 from ovmstrio.util.stdio import finish_lines, print_whole_lines
 
 VALUE: Final = "value"
@@ -150,7 +150,7 @@ class CodeHost:
         try:
             invocation = self._hosted.invoke(method, value)
             if trace is not None:
-                self._span_ends[number] = start_invocation_span(invocation, method, trace)
+                invocation.variables, self._span_ends[number] = start_call_span(invocation.variables, method, trace)
             cancellation.add(invocation.stop)
             if _is_async(invocation.function):
                 self._await(number, invocation, partial(invocation.function, *invocation.arguments), cancellation)

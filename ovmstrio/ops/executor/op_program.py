@@ -26,7 +26,7 @@ from ovmstrio.ops.executor.pipeline_source import (
     ensure_sendable,
 )
 from ovmstrio.ops.executor.workers import GRACE_SECONDS, InstanceWorker
-from ovmstrio.ops.observing.counters import current_ids
+from ovmstrio.ops.observing.log_files import current_ids
 from ovmstrio.telemetry.logs import forward_logs
 from ovmstrio.util.stdio import print_whole_lines
 from ovmstrio.util.truncation import format_error

@@ -12,17 +12,54 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.ops.observing.counters import PIPELINE, current_ids
 from ovmstrio.telemetry.log_levels import LOG_LEVEL
 from ovmstrio.telemetry.log_writer import FileSink, LineFormatter, LogFileHandler, LogOutlet
 
 if TYPE_CHECKING:
     from ovmstrio.ops.settings import LoggingSettings
+
+# Identity of log lines
+
+SAMPLES: Final[ContextVar[tuple[tuple[int, int], ...]]] = ContextVar("samples", default=())
+"""Data id and log id of the samples that the current task or thread processes, for log lines."""
+
+PIPELINE: Final[ContextVar[str]] = ContextVar("pipeline", default="")
+"""Pipeline name of the current task or thread; empty for none."""
+
+
+def log_fields_of(op: str) -> dict[str, str]:
+    """Return the log fields for output of an Op's code."""
+    pipeline = PIPELINE.get()
+    return {"servable": pipeline, "op": op} if pipeline else {"op": op}
+
+
+class current_samples:  # noqa: N801 - used like a function; a class takes half the calls of a generator
+    """Context manager that sets the current samples for log lines; trio threads inherit the value."""
+
+    __slots__ = ("_samples", "_token")
+
+    def __init__(self, *samples: tuple[int, int]) -> None:
+        self._samples = samples
+
+    def __enter__(self) -> None:
+        self._token: Token[tuple[tuple[int, int], ...]] = SAMPLES.set(self._samples)
+
+    def __exit__(self, *_: object) -> None:
+        SAMPLES.reset(self._token)
+
+
+def current_ids() -> str:
+    """Return the current ids in log format, such as ``(data_id=1 log_id=0)``; empty outside requests."""
+    return " ".join(f"(data_id={data_id} log_id={log_id})" for data_id, log_id in SAMPLES.get())
+
+
+# Files
 
 DIRECTORY_VARIABLE: Final = "SERVING_LOG_PATH"
 """Environment variable with the parent directory of the log directory; default is the current directory."""

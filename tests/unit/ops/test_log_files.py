@@ -18,8 +18,7 @@ from structlog.testing import capture_logs
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.ext.ops import Op
 from ovmstrio.ops.executor import Executor, open_executor
-from ovmstrio.ops.observing.counters import current_samples
-from ovmstrio.ops.observing.log_files import open_log_files
+from ovmstrio.ops.observing.log_files import current_samples, open_log_files
 from ovmstrio.ops.observing.observers import PipelineObservers, open_observers
 from ovmstrio.ops.settings import LoggingSettings, OpSettings, PipelineSettings
 from ovmstrio.telemetry.logs import configure_logs
