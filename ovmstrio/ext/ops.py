@@ -33,8 +33,7 @@ __all__ = [
 
 
 def _run_service(service: WebService) -> None:
-    # Imported late: scripts that only define a pipeline need no server.
-    from ovmstrio.workers.run_service import run_script_service  # noqa: PLC0415
+    from ovmstrio.workers.run_service import run_script_service  # noqa: PLC0415 - a definition needs no server
 
     run_script_service(service)
 

@@ -9,8 +9,9 @@ import socket
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
+from ovmstrio.isolation.log_records import LOG_LEVELS, RecordForwarder, apply_log_levels
 from ovmstrio.isolation.packets import MAX_PACKET_BYTES, MAX_PACKET_DESCRIPTORS, Message, MessagePackets
-from ovmstrio.isolation.stack_requests import is_sampling_request, sample_in_thread
+from ovmstrio.isolation.stack_requests import SAMPLING_REQUEST, is_marked, sample_in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -24,7 +25,7 @@ class ChannelClosedByUserCode(Exception):
 
 
 class BlockingChannel:
-    """Channel for threads; takes over the socket. Answers stack sampling requests itself.
+    """Channel for threads; takes over the socket. Handles stack sampling requests and log levels itself.
 
     Any thread may send, one at a time may receive. All methods raise ``ChannelClosedByUserCode``.
     """
@@ -80,6 +81,10 @@ class BlockingChannel:
             return True
         return True
 
+    def log_forwarder(self) -> RecordForwarder:
+        """Create a handler that sends log records to the server."""
+        return RecordForwarder(self._send_now)
+
     def receive(self) -> Message | None:
         """Wait for a message; None when the server has closed the channel."""
         while not self._received:
@@ -110,8 +115,11 @@ class BlockingChannel:
             message = self._packets.read(packet, files.tolist())
         if message is None:
             return
-        if is_sampling_request(message.value):
+        if is_marked(message.value, SAMPLING_REQUEST):
             sample_in_thread(message.value, self.send)
+            return
+        if is_marked(message.value, LOG_LEVELS):
+            apply_log_levels(message.value[1])
             return
         self._received.append(message)
 

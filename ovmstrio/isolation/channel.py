@@ -22,10 +22,8 @@ from typing import Any, Final
 
 import trio
 
+from ovmstrio.isolation.log_records import RecordForwarder
 from ovmstrio.isolation.packets import MAX_PACKET_BYTES, MAX_PACKET_DESCRIPTORS, Message, MessagePackets
-
-# -- Packets -----------------------------------------------------------------------------------------------------------
-
 
 # -- Socket ------------------------------------------------------------------------------------------------------------
 
@@ -184,6 +182,10 @@ class MessageChannel:
             self._packets.withdraw(message)
             raise ValueError("only small values can be sent later")
         self._packets.tell(bytes(message.write()))
+
+    def log_forwarder(self) -> RecordForwarder:
+        """Create a handler that sends log records to the peer."""
+        return RecordForwarder(self._socket.send_now)
 
     async def _send(self, packet: bytes | bytearray, files: Sequence[int] = ()) -> None:
         # Without contention there is no checkpoint.

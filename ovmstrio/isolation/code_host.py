@@ -14,6 +14,7 @@ One thread at a time reads messages; it passes the reading on before it serves t
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import socket
 import sys
@@ -29,7 +30,7 @@ from ovmstrio.isolation.codec import encode_error
 from ovmstrio.isolation.exit_status import CHANNEL_CLOSED, RECEIVE_FAILED, exit_with_parent, ignore_stop_signals
 from ovmstrio.isolation.generator_hosts import RAISED, AsyncGeneratorHost, GeneratorHost, HostedGenerator, LoopThread
 from ovmstrio.isolation.hosted_object import HostedObject, Invocation
-from ovmstrio.isolation.trace_propagation import flush_spans, start_invocation_span
+from ovmstrio.isolation.trace_propagation import flush_spans, start_call_span
 from ovmstrio.util.stdio import finish_lines, print_whole_lines
 
 VALUE: Final = "value"
@@ -149,7 +150,7 @@ class CodeHost:
         try:
             invocation = self._hosted.invoke(method, value)
             if trace is not None:
-                self._span_ends[number] = start_invocation_span(invocation, method, trace)
+                invocation.variables, self._span_ends[number] = start_call_span(invocation.variables, method, trace)
             cancellation.add(invocation.stop)
             if _is_async(invocation.function):
                 self._await(number, invocation, partial(invocation.function, *invocation.arguments), cancellation)
@@ -264,6 +265,7 @@ def serve(end: int, lifeline: int) -> None:
     ignore_stop_signals()
     print_whole_lines()
     channel = BlockingChannel(socket.socket(fileno=end))
+    logging.getLogger().addHandler(channel.log_forwarder())
     os.register_at_fork(after_in_child=channel.close_in_fork)
     first = channel.receive()
     if first is not None:

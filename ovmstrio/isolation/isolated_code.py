@@ -30,7 +30,7 @@ from ovmstrio.core.errors import NotReady
 from ovmstrio.core.tracing import current_span
 from ovmstrio.isolation.code_host import GENERATOR, VALUE
 from ovmstrio.isolation.codec import decode_error
-from ovmstrio.isolation.generator_hosts import ENDED, RAISED
+from ovmstrio.isolation.generator_hosts import ENDED
 from ovmstrio.isolation.generators import End, Failed
 from ovmstrio.isolation.packets import MALFORMED_MESSAGE_ERRORS
 from ovmstrio.isolation.user_code import UserCodeRaisedError
@@ -161,7 +161,10 @@ class CodeWorker:
         limit = self._limit if is_limited else math.inf
         span = current_span.get()
         request = ["call", method, value] if span is None else ["call", method, value, dict(span.headers())]
-        answer = await self.process.call(request, limit_seconds=limit)
+        return self.result_of(await self.process.call(request, limit_seconds=limit))
+
+    def result_of(self, answer: Any) -> Any:
+        """Decode an answer; raises as :meth:`call`, and kills a process that sent an invalid one."""
         try:
             kind, payload = answer
             if kind == VALUE:
@@ -309,7 +312,7 @@ class IsolatedCode:
         """Initialise the object of a process; return whether it succeeded."""
         worker = CodeWorker(process, self._isolation.limit_seconds)
         try:
-            _check_created(answer)
+            worker.result_of(answer)
             await self._prepare(worker)
         except Exception as error:  # noqa: BLE001 - user code may raise anything
             self._record_failure(row, error)
@@ -358,9 +361,3 @@ class IsolatedCode:
             except WorkerExited as end:
                 if end.was_called:
                     raise
-
-
-def _check_created(answer: Any) -> None:
-    """Raise ``UserCodeRaisedError`` if the process could not create its object."""
-    if answer[0] == RAISED:
-        raise UserCodeRaisedError(decode_error(answer[1]))

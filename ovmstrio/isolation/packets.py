@@ -80,6 +80,17 @@ def encode_packed(head: list[Any], buffers: Sequence[Any]) -> bytes | None:
     return packet if len(packet) <= MAX_PACKET_BYTES else None
 
 
+def encode_inline(value: Any) -> bytes | None:
+    """Encode the packet of a value without the state of a channel, in any thread; None if it is too large."""
+    encoded = Encoded(value)
+    if encoded.size > MAX_INLINE_BYTES:
+        return None
+    packet = bytearray(len(_INLINE) + encoded.size)
+    packet[: len(_INLINE)] = _INLINE
+    encoded.write(memoryview(packet)[len(_INLINE) :])
+    return bytes(packet)
+
+
 class PreparedMessage:
     """Message that is written and sent; finished with ``sent`` or ``withdraw``. ``files`` are not owned."""
 

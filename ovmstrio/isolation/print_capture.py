@@ -1,17 +1,19 @@
-"""Capture of printed output of user code as log lines with the code's names."""
+"""Output of user code in the log: captured prints, and log records of worker processes, with the code's names."""
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
+from ovmstrio.isolation.log_records import decode_record
 from ovmstrio.util.stdio import STREAM_NAMES, LineStream, StreamName, code_names
 
 log = structlog.get_logger("ovmstrio.printed")
@@ -27,6 +29,20 @@ def log_printed_line(line: str, stream: StreamName, names: Mapping[str, str]) ->
         log.info(line, stream=stream, **names)
     finally:
         _is_logging.reset(token)
+
+
+def log_forwarded_record(row: Any, names: Mapping[str, str]) -> None:
+    """Handle a record of a worker process that runs the code with these names, if its level is logged."""
+    decoded = decode_record(row)
+    if decoded is None:
+        return
+    record, fields = decoded
+    name_token, token = code_names.set({**names, **fields}), _is_logging.set(True)
+    try:
+        logging.getLogger(record.name).handle(record)
+    finally:
+        _is_logging.reset(token)
+        code_names.reset(name_token)
 
 
 class _CapturedStreams:

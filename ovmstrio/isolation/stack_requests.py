@@ -29,9 +29,9 @@ _DIGITS: Final = "0123456789"
 _MAX_STACKS: Final = 4_000
 
 
-def is_sampling_request(value: object) -> bool:
-    """Return whether a message is a sampling request."""
-    return isinstance(value, list | tuple) and len(value) > 0 and value[0] == SAMPLING_REQUEST
+def is_marked(value: object, number: int) -> bool:
+    """Return whether a message begins with a number that marks requests outside of the program's own."""
+    return isinstance(value, list | tuple) and len(value) > 0 and value[0] == number
 
 
 def create_process_sampler(rate: float) -> StackSampler:

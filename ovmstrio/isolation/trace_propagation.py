@@ -11,12 +11,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from functools import partial
 from importlib import import_module
 from typing import Any, Final
 
-from ovmstrio.isolation.hosted_object import Invocation
 from ovmstrio.telemetry.trace_context import exporter_names, is_export_configured, otlp_protocol
 
 _FLUSH_TIMEOUT_MS: Final = 2000
@@ -27,20 +26,24 @@ _problems: Final[list[Exception]] = []
 """The reason why no spans are exported: packages in the user's environment may be incompatible."""
 
 
-def start_invocation_span(invocation: Invocation, method: str, headers: dict[str, str]) -> Callable[[Any], None]:
-    """Run an invocation in a span; return a function that ends the span and must be called with the answer."""
+def start_call_span(
+    variables: Context | None, method: str, headers: dict[str, str]
+) -> tuple[Context | None, Callable[[Any], None]]:
+    """Start the span of a call in a context.
+
+    Return the context to run the call in, and a function that ends the span and must be called with the answer.
+    """
     started = _start(method, headers)
     if started is None:
-        return _no_span
+        return variables, _no_span
     span, attach = started
-    variables = copy_context() if invocation.variables is None else invocation.variables
+    variables = copy_context() if variables is None else variables
     variables.run(attach)
-    invocation.variables = variables
 
     def end(answer: Any) -> None:
         _end(span, str(answer[1]) if answer and answer[0] == "raised" else "")
 
-    return end
+    return variables, end
 
 
 @contextmanager

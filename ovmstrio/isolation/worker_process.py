@@ -18,10 +18,12 @@ import trio
 from ovmstrio.core.resource_registry import current_owner, current_resource_registry
 from ovmstrio.core.service import SampledThreads, notify_readiness_changed
 from ovmstrio.isolation.channel import MessageChannel, packet_pair
+from ovmstrio.isolation.log_records import LOG_LEVELS, LOG_RECORD
 from ovmstrio.isolation.packets import MALFORMED_MESSAGE_ERRORS, Message
-from ovmstrio.isolation.print_capture import log_printed_line
+from ovmstrio.isolation.print_capture import log_forwarded_record, log_printed_line
 from ovmstrio.isolation.program import Program, describe_exit_status, start_program
 from ovmstrio.isolation.stack_requests import SAMPLING_REQUEST, decode_samples
+from ovmstrio.telemetry.log_levels import LOG_LEVEL
 from ovmstrio.util.backoff import Backoff
 from ovmstrio.util.stdio import StreamName, whole_lines
 
@@ -132,7 +134,8 @@ class WorkerProcess:
             server was stopped too does not count.
         own_group: as for :func:`start_program`.
         ends_group: kill the remaining members of the process group at exit, such as forked children.
-        names: log fields of the process output; without them the process shares the server's output.
+        names: log fields of the process's output and log records; without them the process shares the server's output
+            and logs by itself.
         heard: called on the event loop with unsolicited messages; must not block.
 
     Attributes:
@@ -227,6 +230,7 @@ class WorkerProcess:
             WorkerEnded: the process exited before it answered.
         """
         await nursery.start(self._run_process, buried)
+        self._send_log_levels()
         try:
             return await self.call(first, descriptor)
         except BaseException:
@@ -256,7 +260,7 @@ class WorkerProcess:
             finally:
                 os.close(lifeline)
             task_status.started()
-            with current_resource_registry().process(self, self._owner):
+            with current_resource_registry().process(self, self._owner), LOG_LEVEL.watched(self._send_log_levels):
                 await self._run(process, channel)
             if not self.is_retired or self.why or self._is_stuck:
                 current_resource_registry().ended[self._owner] += 1
@@ -272,6 +276,10 @@ class WorkerProcess:
                 samples.done.set()
             self.ended.set()
         await buried()
+
+    def _send_log_levels(self) -> None:
+        if self._channel is not None and self._names is not None:
+            self._channel.send_or_queue([LOG_LEVELS, LOG_LEVEL.levels()])
 
     async def _run(self, process: trio.Process, channel: MessageChannel) -> None:
         async with log_output(process, self._names or {}), trio.open_nursery() as nursery:
@@ -341,6 +349,9 @@ class WorkerProcess:
             return
         if number == SAMPLING_REQUEST:
             self._take_samples(*value)
+            return
+        if number == LOG_RECORD:
+            log_forwarded_record(value, self._names or {})
             return
         pending = self._pending[number]
         if not pending.is_abandoned:

@@ -14,12 +14,13 @@ import trio
 
 from ovmstrio.isolation.channel import MessageChannel
 from ovmstrio.isolation.exit_status import ignore_stop_signals
+from ovmstrio.isolation.log_records import LOG_LEVELS, RecordForwarder, apply_log_levels
 from ovmstrio.isolation.packets import Message
 from ovmstrio.isolation.stack_requests import (
     SAMPLING_REQUEST,
     create_process_sampler,
     encode_samples,
-    is_sampling_request,
+    is_marked,
 )
 from ovmstrio.util.stdio import ignore_failed_writes
 
@@ -55,12 +56,19 @@ class WorkRequests:
         with suppress(trio.BrokenResourceError):
             await self._channel.send([_NO_ANSWER, value])
 
+    def log_forwarder(self) -> RecordForwarder:
+        """Create a handler that sends log records to the server."""
+        return self._channel.log_forwarder()
+
     async def next(self) -> WorkRequest | None:
         """Wait for a request; None at the end."""
         while (message := await self._channel.receive()) is not None:
-            if not is_sampling_request(message.value):
+            if is_marked(message.value, SAMPLING_REQUEST):
+                self._tasks.start_soon(self._sample, *message.value[1])
+            elif is_marked(message.value, LOG_LEVELS):
+                apply_log_levels(message.value[1])
+            else:
                 return WorkRequest(self._channel, message)
-            self._tasks.start_soon(self._sample, *message.value[1])
         return None
 
     async def _sample(self, number: int, seconds: float, rate: float) -> None:

@@ -13,7 +13,7 @@ from ovmstrio.config.specs import OpPipelineSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.ops.executor.executor import open_executor
 from ovmstrio.ops.graph import draw
-from ovmstrio.ops.observing.counters import PIPELINE
+from ovmstrio.ops.observing.log_files import PIPELINE
 from ovmstrio.ops.observing.observers import open_observers
 from ovmstrio.ops.op_service import DEFAULT_NAME, OpService
 from ovmstrio.ops.prepared_service import PreparedService, run_on_shared_server

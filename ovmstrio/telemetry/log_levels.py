@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Protocol
@@ -125,9 +125,11 @@ class LogLevel:
         self._own = logging.NOTSET
         self._floors: dict[str, int] = {}
         self._parts: dict[str, int] = {}
+        self._changed: set[str] = set()
         self._file_levels: list[int] = []
         self._handlers: list[tuple[logging.Handler, int]] = []
         self._cell: SharedLogLevel | None = None
+        self._watchers: list[Callable[[], None]] = []
 
     @property
     def is_begun(self) -> bool:
@@ -167,6 +169,7 @@ class LogLevel:
         for name in self._parts:
             logging.getLogger(logger_name(name)).setLevel(logging.NOTSET)
         self._parts = dict(levels)
+        self._changed.update(map(logger_name, levels))
         self._change(self._own)
 
     @contextmanager
@@ -208,6 +211,19 @@ class LogLevel:
                 handler.setLevel(own)
             self._handlers = []
 
+    def levels(self) -> dict[str, int]:
+        """Return the levels of the root logger, whose name is empty, and of single loggers, for another process."""
+        return {name: logging.getLogger(name).level for name in ("", *self._floors, *self._changed)}
+
+    @contextmanager
+    def watched(self, changed: Callable[[], None]) -> Iterator[None]:
+        """Call ``changed`` after each change within the block."""
+        self._watchers.append(changed)
+        try:
+            yield
+        finally:
+            self._watchers.remove(changed)
+
     def _change(self, level: int) -> None:
         self._own = level
         for name, floor in self._floors.items():
@@ -221,6 +237,8 @@ class LogLevel:
             handler.setLevel(max(own, min(self._own, *self._parts.values())) if self._parts else max(own, self._own))
         lowest = min(self._file_levels, default=self._own)
         logging.getLogger().setLevel(min(self._own, lowest) if self._own else lowest)
+        for changed in self._watchers:
+            changed()
 
 
 LOG_LEVEL: Final = LogLevel()

@@ -17,6 +17,7 @@ from ovmstrio.core.events import current_event
 from ovmstrio.telemetry.log_levels import LEVELS, LOG_LEVEL
 from ovmstrio.telemetry.log_writer import LogOutlet, StandardSink, open_log_sink
 from ovmstrio.telemetry.spans import current_or_event_span
+from ovmstrio.util.stdio import code_names
 from ovmstrio.util.truncation import CONTROLS, escape_controls
 
 if TYPE_CHECKING:
@@ -61,6 +62,16 @@ def add_worker_number(_: object, __: str, event: MutableMapping[str, Any]) -> Mu
     return event
 
 
+# Names of user code
+
+
+def add_code_names(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Add the names of the user code that logs (structlog processor)."""
+    for name, value in (code_names.get() or {}).items():
+        event.setdefault(name, value)
+    return event
+
+
 # Configuration
 
 LogFormat = Literal["pretty", "json"]
@@ -95,6 +106,16 @@ def configure_logs(*, level: str = "INFO", fmt: LogFormat = "pretty", path: Path
         handlers.append(file)
     logging.basicConfig(handlers=handlers, force=True)
     LOG_LEVEL.begin(LEVELS[level], dict.fromkeys(_NOISY_LOGGERS, logging.WARNING), "" if path is None else str(path))
+    _configure_structlog()
+
+
+def forward_logs(forwarder: logging.Handler) -> None:
+    """Send all log records of this worker process to one handler; the server sets the levels."""
+    logging.basicConfig(handlers=[forwarder], force=True)
+    _configure_structlog()
+
+
+def _configure_structlog() -> None:
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,
@@ -118,7 +139,7 @@ def _formatter(fmt: LogFormat, *, colors: bool) -> logging.Formatter:
     else:
         rendering = [_escape_values, structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=_write_traceback)]
     return structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=list(_PROCESSORS),
+        foreign_pre_chain=[*_PROCESSORS, add_code_names],
         processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
     )
 

@@ -73,16 +73,29 @@ def write_config(folder: Path, *models: dict[str, Any], **lists: list[dict[str, 
 # Configurations
 
 
-_PRINTING_NODE: Final = """
+_LOGGING: Final = """
+import logging
+
+def write_records(name):
+    log = logging.getLogger("user.code")
+    log.debug("not logged")
+    log.info("%s began", name)
+    try:
+        raise KeyError(name)
+    except KeyError:
+        log.exception("%s failed", name)
+"""
+_PRINTING_NODE: Final = f"""{_LOGGING}
 from pyovms import Tensor
 
 class OvmsPythonModel:
     def execute(self, inputs):
         print("from", end=" ", flush=True)
         print("graph")
+        write_records("graph")
         return [Tensor("out", bytes(inputs[0]).upper())]
 """
-_PRINTING_HANDLER: Final = """
+_PRINTING_HANDLER: Final = f"""{_LOGGING}
 import sys, threading
 
 class Handler:
@@ -91,9 +104,12 @@ class Handler:
         thread = threading.Thread(target=print, args=("from a thread of the handler",))
         thread.start()
         thread.join()
+        write_records("handler")
         return sum(payload)
 """
-_PRINTING_OP: Final = OPS.replace("(given,)", 'print("from op", end="")\n        (given,)')
+_PRINTING_OP: Final = _LOGGING + OPS.replace(
+    "(given,)", 'print("from op", end="")\n        write_records("op")\n        (given,)'
+)
 
 
 def _all_kinds(folder: Path) -> Sequence[str]:

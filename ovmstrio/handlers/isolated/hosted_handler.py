@@ -338,7 +338,9 @@ def _require(found: ValueT | None) -> ValueT:
 def _enter_project(project: ProjectSpec) -> None:
     os.environ.update(project.environment)
     os.chdir(project.directory)
-    logging.basicConfig(level=project.log_level.upper(), handlers=[StdoutHandler()], force=True)
+    # The server writes the lines of these loggers, in its own format.
+    StdoutHandler.outlet = logging.getLogger().handlers[0]
+    logging.getLogger().setLevel(project.log_level.upper())
     structlog.configure(
         processors=[structlog.contextvars.merge_contextvars, structlog.stdlib.render_to_log_kwargs],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLogger().level),

@@ -40,8 +40,8 @@ from ovmstrio.ops.executor.process_worker import ProcessWorker
 from ovmstrio.ops.executor.stages import make_channel_data
 from ovmstrio.ops.executor.workers import InstanceWorker, WorkerPool
 from ovmstrio.ops.graph import OpGraph
-from ovmstrio.ops.observing.counters import PIPELINE, SAMPLES, log_fields_of
 from ovmstrio.ops.observing.hooks import NULL_HOOKS, ChannelState, OpHooks
+from ovmstrio.ops.observing.log_files import PIPELINE, SAMPLES, log_fields_of
 from ovmstrio.ops.op import EXECUTOR_NAME, Op, RequestOp, ResponseOp
 from ovmstrio.ops.predictor.protocol import CreatePredictor
 from ovmstrio.ops.settings import OpSettings, PipelineSettings

@@ -15,7 +15,7 @@ from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.isolation.thread_pool import WorkerThreads
 from ovmstrio.isolation.user_code import AbandonableLoopCalls, UserCodeRaisedError, call_in_thread, is_async
 from ovmstrio.ops.executor import failures
-from ovmstrio.ops.observing.counters import log_fields_of
+from ovmstrio.ops.observing.log_files import log_fields_of
 from ovmstrio.ops.op import Op
 from ovmstrio.ops.predictor.protocol import CreatePredictor
 from ovmstrio.ops.settings import OpSettings

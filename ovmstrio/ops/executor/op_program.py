@@ -5,8 +5,9 @@ The first request selects the worker; each later request is a batch.  The server
 
 from __future__ import annotations
 
+import logging
 import sys
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -25,39 +26,45 @@ from ovmstrio.ops.executor.pipeline_source import (
     ensure_sendable,
 )
 from ovmstrio.ops.executor.workers import GRACE_SECONDS, InstanceWorker
-from ovmstrio.ops.observing.log_files import join_log_files
-from ovmstrio.telemetry.log_writer import WRITER
-from ovmstrio.telemetry.logs import configure_logs
+from ovmstrio.ops.observing.log_files import current_ids
+from ovmstrio.telemetry.logs import forward_logs
 from ovmstrio.util.stdio import print_whole_lines
 from ovmstrio.util.truncation import format_error
 
 
 async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
-    async with WRITER.in_thread(), trio.open_nursery() as nursery:
+    forwarder = requests.log_forwarder()
+    forwarder.addFilter(_add_ids)
+    forward_logs(forwarder)
+    async with trio.open_nursery() as nursery:
         await _serve_worker(first, requests, nursery)
         nursery.cancel_scope.cancel()
 
 
+def _add_ids(record: logging.LogRecord) -> bool:
+    if ids := current_ids():
+        record.ids = ids
+    return True
+
+
 async def _serve_worker(first: WorkRequest, requests: WorkRequests, nursery: trio.Nursery) -> None:
     answer = BatchReply()
-    with ExitStack() as opened:
-        try:
-            worker = _worker(first.value, answer, opened, nursery)
-            await worker.start()
-        except Exception as error:  # noqa: BLE001 - raised by the user's script
-            await first.answer(error.message if isinstance(error, ConfigError) else format_error(error))
-            return
-        try:
-            await first.answer("")
-            await requests.handle_all(partial(_answer, worker, answer), grace_seconds=GRACE_SECONDS)
-        finally:
-            await worker.aclose()
+    try:
+        worker = _worker(first.value, answer, nursery)
+        await worker.start()
+    except Exception as error:  # noqa: BLE001 - raised by the user's script
+        await first.answer(error.message if isinstance(error, ConfigError) else format_error(error))
+        return
+    try:
+        await first.answer("")
+        await requests.handle_all(partial(_answer, worker, answer), grace_seconds=GRACE_SECONDS)
+    finally:
+        await worker.aclose()
 
 
-def _worker(request: dict[str, Any], answer: BatchReply, opened: ExitStack, nursery: trio.Nursery) -> InstanceWorker:
+def _worker(request: dict[str, Any], answer: BatchReply, nursery: trio.Nursery) -> InstanceWorker:
     sys.path[:] = request["path"]
     loaded = PipelineSource(request["loader"], request["argument"]).load()
-    opened.enter_context(join_log_files(loaded.settings.logging))
     op = loaded.graph.ops[request["op"]]
     settings = resolve_op_settings(op, loaded.settings)
 
@@ -93,7 +100,6 @@ async def _answer(worker: InstanceWorker, answer: BatchReply, request: WorkReque
 
 def main() -> None:
     """Run the worker; the first argument is the descriptor of the server's socket."""
-    configure_logs(level="WARNING")
     print_whole_lines()
     run_program(_serve)
     flush_spans()

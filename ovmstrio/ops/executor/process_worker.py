@@ -26,7 +26,7 @@ from ovmstrio.ops.executor.pipeline_source import (
     unsendable_failure,
 )
 from ovmstrio.ops.executor.stages import report_stages
-from ovmstrio.ops.observing.counters import log_fields_of
+from ovmstrio.ops.observing.log_files import log_fields_of
 
 GRACE_SECONDS: Final = 5.0
 """Time for a cancelled batch to end before its process is killed."""

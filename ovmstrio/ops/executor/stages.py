@@ -18,8 +18,8 @@ from ovmstrio.ops.executor import failures
 from ovmstrio.ops.executor.channel import Result, Sample, StageCallback
 from ovmstrio.ops.executor.failures import OpFailure
 from ovmstrio.ops.executor.op_instance import OpInstance
-from ovmstrio.ops.observing.counters import SAMPLES, current_samples
 from ovmstrio.ops.observing.hooks import Span, Stage
+from ovmstrio.ops.observing.log_files import SAMPLES, current_samples
 from ovmstrio.ops.predictor.protocol import FeedTypeError
 from ovmstrio.ops.tensors import LOD_SUFFIX, holds_arrays
 from ovmstrio.ops.values import ChannelData, ChannelDataType, CustomExceptionCode

@@ -5,46 +5,12 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from typing import Final
 
 from ovmstrio.core.hooks import NULL_NODE_HOOKS, NodeHooks
 from ovmstrio.core.service import NodeCounters
 from ovmstrio.ops.observing.hooks import STAGES, UNKNOWN_CALLER, Caller, ChannelState, OpHooks, Span, Stage
-
-SAMPLES: Final[ContextVar[tuple[tuple[int, int], ...]]] = ContextVar("samples", default=())
-"""Data id and log id of the samples that the current task or thread processes, for log lines."""
-
-PIPELINE: Final[ContextVar[str]] = ContextVar("pipeline", default="")
-"""Pipeline name of the current task or thread; empty for none."""
-
-
-def log_fields_of(op: str) -> dict[str, str]:
-    """Return the log fields for output of an Op's code."""
-    pipeline = PIPELINE.get()
-    return {"servable": pipeline, "op": op} if pipeline else {"op": op}
-
-
-class current_samples:  # noqa: N801 - used like a function; a class takes half the calls of a generator
-    """Context manager that sets the current samples for log lines; trio threads inherit the value."""
-
-    __slots__ = ("_samples", "_token")
-
-    def __init__(self, *samples: tuple[int, int]) -> None:
-        self._samples = samples
-
-    def __enter__(self) -> None:
-        self._token: Token[tuple[tuple[int, int], ...]] = SAMPLES.set(self._samples)
-
-    def __exit__(self, *_: object) -> None:
-        SAMPLES.reset(self._token)
-
-
-def current_ids() -> str:
-    """Return the current ids in log format, such as ``(data_id=1 log_id=0)``; empty outside requests."""
-    return " ".join(f"(data_id={data_id} log_id={log_id})" for data_id, log_id in SAMPLES.get())
-
 
 _MAX_NEWEST: Final = 1024
 

@@ -12,17 +12,54 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.ops.observing.counters import PIPELINE, current_ids
 from ovmstrio.telemetry.log_levels import LOG_LEVEL
 from ovmstrio.telemetry.log_writer import FileSink, LineFormatter, LogFileHandler, LogOutlet
 
 if TYPE_CHECKING:
     from ovmstrio.ops.settings import LoggingSettings
+
+# Identity of log lines
+
+SAMPLES: Final[ContextVar[tuple[tuple[int, int], ...]]] = ContextVar("samples", default=())
+"""Data id and log id of the samples that the current task or thread processes, for log lines."""
+
+PIPELINE: Final[ContextVar[str]] = ContextVar("pipeline", default="")
+"""Pipeline name of the current task or thread; empty for none."""
+
+
+def log_fields_of(op: str) -> dict[str, str]:
+    """Return the log fields for output of an Op's code."""
+    pipeline = PIPELINE.get()
+    return {"servable": pipeline, "op": op} if pipeline else {"op": op}
+
+
+class current_samples:  # noqa: N801 - used like a function; a class takes half the calls of a generator
+    """Context manager that sets the current samples for log lines; trio threads inherit the value."""
+
+    __slots__ = ("_samples", "_token")
+
+    def __init__(self, *samples: tuple[int, int]) -> None:
+        self._samples = samples
+
+    def __enter__(self) -> None:
+        self._token: Token[tuple[tuple[int, int], ...]] = SAMPLES.set(self._samples)
+
+    def __exit__(self, *_: object) -> None:
+        SAMPLES.reset(self._token)
+
+
+def current_ids() -> str:
+    """Return the current ids in log format, such as ``(data_id=1 log_id=0)``; empty outside requests."""
+    return " ".join(f"(data_id={data_id} log_id={log_id})" for data_id, log_id in SAMPLES.get())
+
+
+# Files
 
 DIRECTORY_VARIABLE: Final = "SERVING_LOG_PATH"
 """Environment variable with the parent directory of the log directory; default is the current directory."""
@@ -86,20 +123,6 @@ def open_log_files(settings: LoggingSettings) -> Iterator[LogFiles | None]:
         yield LogFiles(directory, handlers["pipeline.tracer"], handlers["pipeline.log"])
 
 
-@contextmanager
-def join_log_files(settings: LoggingSettings) -> Iterator[None]:
-    """Attach the server's log files to the root logger of a worker process within the block.
-
-    Only the server rotates files; the worker follows.  Files that the server lacks are not created.
-    """
-    directory = log_directory(settings.folder)
-    with ExitStack() as opened:
-        if settings.enabled and all((directory / name).is_file() for name in _RECORD_FILES):
-            files = (_FollowingHandler(directory / name, encoding="utf-8") for name in _RECORD_FILES)
-            opened.enter_context(_attach([opened.enter_context(_written(file)) for file in files], settings))
-        yield
-
-
 def _rotating(directory: Path, name: str, settings: LoggingSettings) -> logging.handlers.RotatingFileHandler:
     return _RotatingHandler(
         directory / name,
@@ -142,10 +165,6 @@ class _RotatingHandler(LogFileHandler, logging.handlers.RotatingFileHandler):
     """Rotating file handler over the log writer."""
 
 
-class _FollowingHandler(LogFileHandler, logging.handlers.WatchedFileHandler):
-    """File handler that reopens a file renamed by another process."""
-
-
 class _PipelineFilter(logging.Filter):
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -159,7 +178,8 @@ class _PipelineFilter(logging.Filter):
 class _LineFormatter(LineFormatter):
     def format(self, record: logging.LogRecord) -> str:
         copy = logging.makeLogRecord(record.__dict__)
-        copy.ids = f"{ids} " if (ids := current_ids()) else ""
+        # Records of worker processes have their ids.
+        copy.ids = f"{ids} " if (ids := getattr(record, "ids", "") or current_ids()) else ""
         if isinstance(record.msg, dict):  # structlog passes the event dict
             copy.msg, copy.args = _flat(record.msg), ()
             copy.exc_info = record.msg.get("exc_info")

@@ -28,7 +28,6 @@ from ovmstrio.ops.observing.counters import (
     OpCounters,
     PipelineCounters,
     RequestCounters,
-    current_samples,
     null_node_hooks,
     percentile,
 )
@@ -42,7 +41,7 @@ from ovmstrio.ops.observing.hooks import (
     Span,
     Stage,
 )
-from ovmstrio.ops.observing.log_files import open_log_files
+from ovmstrio.ops.observing.log_files import current_samples, open_log_files
 from ovmstrio.util.regular_files import open_regular
 
 if TYPE_CHECKING:

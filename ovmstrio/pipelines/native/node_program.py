@@ -16,13 +16,13 @@ from ovmstrio.core.errors import ConfigError, ServerError
 from ovmstrio.isolation.worker_program import WorkRequest, WorkRequests, exit_now, run_program
 from ovmstrio.pipelines.custom_node import ItemInfo
 from ovmstrio.pipelines.native.node import NativeNode, open_native_node
-from ovmstrio.telemetry.log_writer import WRITER
-from ovmstrio.telemetry.logs import configure_logs
+from ovmstrio.telemetry.logs import forward_logs
 
 
 async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
     path, name, params = (first.value[key] for key in ("path", "name", "params"))
-    async with WRITER.in_thread(), trio.open_nursery() as tasks:
+    forward_logs(requests.log_forwarder())
+    async with trio.open_nursery() as tasks:
         try:
             node = await open_native_node(Path(path), name, params, tasks=tasks)
         except ConfigError as error:
@@ -50,7 +50,6 @@ async def _answer(node: NativeNode, request: WorkRequest) -> None:
 
 def main() -> None:
     """Serve requests from the server whose socket descriptor is the first argument."""
-    configure_logs(level="WARNING")
     run_program(_serve)
     exit_now()
 

@@ -84,6 +84,51 @@ def test_printed_lines_are_log_records_with_the_name_of_the_service(servers: Sys
     assert printed() == EXPECTED
 
 
+# Log records of user code
+
+
+CODE = [
+    ("graph", {"servable": "graph", "node": "node"}),
+    ("graph", {"servable": "apart", "node": "node"}),
+    ("handler", {"handler": "handler"}),
+    ("handler", {"handler": "handler_apart"}),
+    ("op", {"servable": "ops", "op": "count"}),
+    ("op", {"servable": "ops_apart", "op": "count"}),
+]
+
+
+def test_log_records_of_user_code_in_threads_and_processes_are_logged_once(servers: SystemServers) -> None:
+    server = servers.serving("all_kinds")
+    known = len(server.printed_so_far())
+    for path, body in CALLS:
+        answer = httpx.post(server.rest + path, json=body, timeout=WAIT_SECONDS, trust_env=False)
+        assert answer.status_code == 200, (path, answer.text)
+
+    def records() -> list[Any]:
+        lines = server.printed_so_far()[known:].rpartition("\n")[0].splitlines()
+        found = [line for line in map(json.loads, lines) if line["logger"] == "user.code"]
+        return [
+            (
+                line["event"],
+                line["level"],
+                {name: line[name] for name in ("servable", "node", "op", "handler") if name in line},
+                [(each["exc_type"], each["exc_value"]) for each in line.get("exception", ())],
+            )
+            for line in found
+        ]
+
+    expected = [
+        record
+        for name, names in CODE
+        for record in (
+            (f"{name} began", "info", names, []),
+            (f"{name} failed", "error", names, [("KeyError", f"'{name}'")]),
+        )
+    ]
+    until(lambda: len(records()) >= len(expected), why=records)
+    assert sorted(records(), key=str) == sorted(expected, key=str)
+
+
 # An unread log
 
 

@@ -18,8 +18,7 @@ from structlog.testing import capture_logs
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.ext.ops import Op
 from ovmstrio.ops.executor import Executor, open_executor
-from ovmstrio.ops.observing.counters import current_samples
-from ovmstrio.ops.observing.log_files import join_log_files, open_log_files
+from ovmstrio.ops.observing.log_files import current_samples, open_log_files
 from ovmstrio.ops.observing.observers import PipelineObservers, open_observers
 from ovmstrio.ops.settings import LoggingSettings, OpSettings, PipelineSettings
 from ovmstrio.telemetry.logs import configure_logs
@@ -117,12 +116,6 @@ def test_debug_lines_of_the_server_are_in_the_file_alone(directory: Path) -> Non
     lines = [line.split("] ", 1)[1] for line in (directory / "pipeline.log").read_text().splitlines()]
     assert lines == ["(data_id=3 log_id=4) request answered ms=2", "(data_id=3 log_id=4) of a hook"]
     assert others.getvalue() == ""
-
-
-def test_a_worker_process_creates_no_files(tmp_path: Path) -> None:
-    with join_log_files(LoggingSettings()):
-        logging.getLogger().error("nowhere")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_lines_of_one_place_are_limited(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,9 +17,11 @@ from structlog.testing import capture_logs
 from ovmstrio.core.errors import NotReady
 from ovmstrio.graphs.calculator import NodeFailure
 from ovmstrio.isolation import isolated_code
-from ovmstrio.isolation.isolated_code import Isolation
+from ovmstrio.isolation.isolated_code import CodeWorker, IsolatedCode, Isolation
+from ovmstrio.isolation.worker_process import WorkerExited
 from tests.support.graph_nodes import Node, Nodes, Opened, make_node, nodes
 from tests.support.graphs import handler
+from tests.support.obedient_program import PROGRAM
 from tests.support.waits import WAIT_SECONDS, until_async
 
 MEMORY_LIMIT = 400 * 2**20
@@ -298,3 +300,17 @@ def test_process_ends_with_its_server(tmp_path: Path, action: str) -> None:
                 assert server.poll() is None
         os.kill(server.pid, signal.SIGKILL)
         worker.wait(WAIT_SECONDS)
+
+
+async def test_a_process_with_a_malformed_first_answer_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolated_code, "_PROGRAM", PROGRAM)
+
+    async def prepare(worker: CodeWorker) -> None:
+        raise AssertionError(worker)
+
+    code = IsolatedCode(Isolation(), "no.module:function", None, prepare=prepare, names={})
+    with trio.fail_after(WAIT_SECONDS), pytest.raises(WorkerExited) as raised:
+        await code.run()
+    assert raised.value.why.startswith("sent an invalid message (ValueError('too many values to unpack")
+    assert raised.value.why.endswith("and was killed")
+    assert code.pids == []
