@@ -30,7 +30,7 @@ __all__: list[str] = []
 ROUNDS: Final = 7
 CALLERS: Final = 4
 """Of each model."""
-MODES: Final = {"auto": (), "off": ("--core_sharing", "off")}
+MODES: Final = {"auto": (), "off": ("--cpu_pinning", "off")}
 
 
 class _Together(NamedTuple):

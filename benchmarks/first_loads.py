@@ -43,10 +43,10 @@ def _cases(other: Path | None) -> list[_Case]:
     cached = ("--cache_dir", "blobs")
     cases = [
         _Case("known", HERE, is_known=True),
-        _Case("--trial_load off", HERE, ("--trial_load", "off")),
+        _Case("--crash_probe off", HERE, ("--crash_probe", "off")),
         _Case("unknown", HERE),
         _Case("unknown, --cache_dir", HERE, cached),
-        _Case("--trial_load off, --cache_dir that is empty", HERE, (*cached, "--trial_load", "off")),
+        _Case("--crash_probe off, --cache_dir that is empty", HERE, (*cached, "--crash_probe", "off")),
     ]
     return cases if other is None else [_Case("the other checkout", other), *cases]
 

@@ -110,7 +110,7 @@ async def _demo(config: Path, port: int, rest_port: int, once: bool, form: Outpu
 
     addresses = {"grpc_bind_address": _HOST, "rest_bind_address": _HOST}
     # The samples are known to run, so no crash probe is needed.
-    options = {"config_path": config, "port": port, "rest_port": rest_port, "trial_load": "off"}
+    options = {"config_path": config, "port": port, "rest_port": rest_port, "crash_probe": "off"}
     settings = read_settings({**options, **addresses})
     configure_logs(level="WARNING")
     answers: Sequence[Answer] = ()

@@ -16,6 +16,7 @@ import typer
 from ovms_cli.console import EX_INTERRUPTED, EX_USAGE
 from ovms_cli.ovms_lines import OWN_OPTIONS, Commands
 from ovmstrio.server.gc_tuning import set_serving_gc_threshold
+from ovmstrio.util.deprecation import RENAMED_SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -95,7 +96,8 @@ def _possible_commands(arguments: Sequence[str]) -> Sequence[str]:
 
 
 def _spell_with_underscores(name: str) -> str:
-    return name.replace("-", "_")
+    spelt = name.replace("-", "_")
+    return RENAMED_SETTINGS.get(spelt, spelt)
 
 
 def _print_version(is_requested: bool) -> None:

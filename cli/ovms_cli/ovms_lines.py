@@ -98,6 +98,11 @@ def _begin_like_ovms(arguments: Sequence[str]) -> bool:
         return False
     from ovmstrio.server.command_line import CONFIG_COMMANDS, UNSUPPORTED_HINTS
     from ovmstrio.server.settings import ServerSettings
+    from ovmstrio.util.deprecation import RENAMED_SETTINGS
 
     name = _name(arguments[0].partition("=")[0])
-    return name in UNSUPPORTED_HINTS or name in CONFIG_COMMANDS or name in ServerSettings.model_fields
+    return (
+        name in UNSUPPORTED_HINTS
+        or name in CONFIG_COMMANDS
+        or name in {*ServerSettings.model_fields, *RENAMED_SETTINGS}
+    )

@@ -6,6 +6,7 @@ The options are generated from the fields of ``ServerSettings``, so that a setti
 from __future__ import annotations
 
 import inspect
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,9 +19,12 @@ from ovms_cli.script import let_scripts_import
 from ovms_cli.serve_project import run_project
 from ovms_cli.serve_service import run_pipeline_service
 from ovms_cli.serving import run_to_the_end, server_parameters, set_up_logs, usage
+from ovmstrio.util.deprecation import RENAMED_SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from ovmstrio.server.settings import ServerSettings
 
 HELP = """Serve models over gRPC and REST, a handler project, or a pipeline of Ops.
 
@@ -86,11 +90,9 @@ def run_server(options: dict[str, Any]) -> None:
         settings = settings.model_copy(update={"config_path": _embedded_samples()})
     set_up_logs(settings)
     let_scripts_import()
+    _warn_of_old_names(settings)
     for name, reason in ignored_options(options).items():
-        if settings.log_format != "pretty":
-            _log_warning(f"--{name} has no effect: {reason}")
-            continue
-        stderr().print(f"[yellow]warning:[/] --{name} has no effect: {safe(reason)}", highlight=False)
+        _warn(settings, f"--{name} has no effect: {reason}")
 
     async def run() -> bool:
         from ovms_cli.startup import show_startup
@@ -102,10 +104,20 @@ def run_server(options: dict[str, Any]) -> None:
     raise typer.Exit(run_to_the_end(run, settings))
 
 
-def _log_warning(text: str) -> None:
+def _warn_of_old_names(settings: ServerSettings) -> None:
+    given = {argument.partition("=")[0].removeprefix("--").replace("-", "_") for argument in sys.argv[1:]}
+    for name in sorted(given & RENAMED_SETTINGS.keys()):
+        _warn(settings, f"--{name} is deprecated; use --{RENAMED_SETTINGS[name]}")
+
+
+def _warn(settings: ServerSettings, text: str) -> None:
+    """Print a warning; readers of the JSON log get it as a record instead."""
     import structlog
 
-    structlog.get_logger(__name__).warning(text)
+    if settings.log_format == "pretty":
+        stderr().print(f"[yellow]warning:[/] {safe(text)}", highlight=False)
+    else:
+        structlog.get_logger(__name__).warning(text)
 
 
 def _embedded_samples() -> Path:

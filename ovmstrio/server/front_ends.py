@@ -58,7 +58,7 @@ def rest_front_end(
     return RestFrontEnd(
         plane,
         max_body_bytes=settings.max_message_size,
-        receive_seconds=settings.request_receive_seconds,
+        receive_seconds=settings.request_read_timeout,
         cors=_cors(settings),
         shows_details=settings.debug,
         allows_remote_admin=settings.allow_remote_admin,

@@ -50,5 +50,5 @@ def make_send_budgets(settings: ServerSettings, processes: int = 1) -> SendBudge
     """Create the send budgets of one of several processes that share the memory."""
     quota = settings.grpc_memory_quota or memory_limit() // _SEND_BUDGET_DIVISOR
     return SendBudget(
-        quota / processes if quota else math.inf, settings.max_pending_response_bytes, settings.stalled_client_seconds
+        quota / processes if quota else math.inf, settings.max_pending_response_bytes, settings.client_stall_timeout
     )

@@ -380,7 +380,7 @@ class _Server:
         self._access = access
         self._certificates = Certificates(plan.settings)
         self._metrics = _metrics_of(plan)
-        self._history = RecentHistory(plan.settings.console_bodies) if _has_console(plan) else None
+        self._history = RecentHistory(plan.settings.console_body_bytes) if _has_console(plan) else None
         self._registry = self._make_registry()
         self._admission = self._make_admission()
         self._control = self._make_control()
@@ -533,7 +533,7 @@ class _Server:
     async def run(self, task_status: trio.TaskStatus[Running]) -> None:
         """Serve until drained."""
         log_tail = nullcontext() if self._history is None else self._history.recording()
-        kept_gb = 0.0 if cache_directory(self._settings) is not None else self._settings.compiled_gb
+        kept_gb = 0.0 if cache_directory(self._settings) is not None else self._settings.compile_cache_gb
         keeping = use_blob_cache(default_cache_folder(), int(kept_gb * 10**9))
         if self._access is not None:
             current_revocable_streams.set(self._access.gate.revocable_streams)
@@ -557,9 +557,9 @@ class _Server:
 
     async def _serve(self, refusals: LogRateLimiter, task_status: trio.TaskStatus[Running]) -> None:
         async with trio.open_nursery() as nursery:
-            with enable_crash_probe(nursery, self._settings.trial_load, verdicts_folder(self._settings.cache_dir)):
+            with enable_crash_probe(nursery, self._settings.crash_probe, verdicts_folder(self._settings.cache_dir)):
                 await nursery.start(self._registry.run)
-            await nursery.start(manage_cpu_pinning, self._settings.core_sharing)
+            await nursery.start(manage_cpu_pinning, self._settings.cpu_pinning)
             await nursery.start(watch_overdue)
             if self._plan.root:
                 await self._load_root()
@@ -625,7 +625,7 @@ class _Server:
         """Start the first load, which runs while the front ends are created."""
         if self._settings.sequence_store is not None:
             sequences = self._registry.context.shared(SequenceManagers)
-            self._store = SequenceStore(sequences, self._settings.sequence_store, self._settings.sequence_store_seconds)
+            self._store = SequenceStore(sequences, self._settings.sequence_store, self._settings.sequence_flush_seconds)
             nursery.start_soon(self._store.run)
         nursery.start_soon(self._first_load)
 

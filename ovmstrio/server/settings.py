@@ -9,7 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from ovmstrio.util.deprecation import rename_settings
 
 ALL_INTERFACES: Final = "0.0.0.0"  # noqa: S104 - OVMS's default
 SERVER: Final = "Server"
@@ -39,6 +41,10 @@ def _setting(default: Any, group: str, help_text: str, **bounds: Any) -> Any:
 
 def _auto_as_zero(value: Any) -> Any:
     return 0 if value == "auto" else value
+
+
+def _again_as_retry(value: Any) -> Any:
+    return "retry" if value == "again" else value  # the name of earlier releases
 
 
 Port = Annotated[int, Field(ge=0, le=65_535)]
@@ -79,7 +85,7 @@ class ServerSettings(BaseModel):
         "Web console at /console: off, local (this machine only) or on. With authentication, viewing requires "
         "the read scope and changes require the admin scope.",
     )
-    console_bodies: Annotated[int, Field(ge=0, le=2**16)] = _setting(
+    console_body_bytes: Annotated[int, Field(ge=0, le=2**16)] = _setting(
         0,
         SERVER,
         "How many bytes of a failed request's body the console shows (secrets redacted; 0 = none). Requires "
@@ -89,20 +95,20 @@ class ServerSettings(BaseModel):
         "OpenVINO Model Server", SERVER, "Server name in metadata responses; some Triton clients require triton."
     )
     cache_dir: Path | None = _setting(None, SERVER, "Cache directory for compiled models.")
-    compiled_gb: Annotated[float, Field(ge=0)] = _setting(
+    compile_cache_gb: Annotated[float, Field(ge=0)] = _setting(
         2, SERVER, "Size in GB of the per-user cache of compiled models, used without --cache_dir; 0 disables it."
     )
-    core_sharing: Literal["auto", "off"] = _setting(
+    cpu_pinning: Literal["auto", "off"] = _setting(
         "auto",
         SERVER,
         "CPU pinning: auto pins a model's threads only while it is the only busy model (plugin_config has "
         "precedence); off leaves pinning to OpenVINO.",
     )
-    trial_load: Literal["auto", "off", "again"] = _setting(
+    crash_probe: Annotated[Literal["auto", "off", "retry"], BeforeValidator(_again_as_retry)] = _setting(
         "auto",
         SERVER,
         "Crash probe: auto loads models that never ran on this machine in a subprocess first; off never does; "
-        "again also retries models that crashed.",
+        "retry also retries models that crashed.",
     )
     sequence_cleaner_poll_wait_minutes: Annotated[int, Field(ge=0, le=2**32 - 1)] = _setting(
         5,
@@ -110,7 +116,7 @@ class ServerSettings(BaseModel):
         "Cleanup interval in minutes for sequences; a sequence idle for two intervals is removed. 0 disables cleanup.",
     )
     sequence_store: Path | None = _setting(None, SERVER, "Directory where sequences are saved across restarts.")
-    sequence_store_seconds: Annotated[float, Field(ge=0, le=86_400)] = _setting(
+    sequence_flush_seconds: Annotated[float, Field(ge=0, le=86_400)] = _setting(
         5,
         SERVER,
         "Flush interval in seconds of --sequence_store: at most this much is lost if the server is killed. 0 "
@@ -238,12 +244,12 @@ class ServerSettings(BaseModel):
     grpc_memory_quota: Annotated[int, Field(ge=1024)] | None = _setting(
         None, LIMITS, "Send buffer limit in bytes of all clients together; default a quarter of the memory limit."
     )
-    stalled_client_seconds: Annotated[float, Field(ge=0)] = _setting(
+    client_stall_timeout: Annotated[float, Field(ge=0)] = _setting(
         60,
         LIMITS,
         "Send stall timeout in seconds: clients that read no data for this long are disconnected. 0 disables it.",
     )
-    request_receive_seconds: Annotated[float, Field(gt=0)] = _setting(
+    request_read_timeout: Annotated[float, Field(gt=0)] = _setting(
         120, LIMITS, "HTTP request read timeout in seconds, from first to last byte."
     )
     max_concurrency: Annotated[int, Field(ge=0)] = _setting(
@@ -365,3 +371,8 @@ class ServerSettings(BaseModel):
     grpc_channel_arguments: str | None = _setting(None, IGNORED_GROUP, "Ignored.")
     cpu_extension: str | None = _setting(None, IGNORED_GROUP, "Ignored.")
     custom_node_resources_cleaner_interval_seconds: int | None = _setting(None, IGNORED_GROUP, "Ignored.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rename(cls, given: Any) -> Any:
+        return rename_settings(given) if isinstance(given, dict) else given

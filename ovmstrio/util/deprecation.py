@@ -1,11 +1,31 @@
-"""Deprecated import paths, which work for one more release."""
+"""Deprecated import paths and settings, which work for one more release."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, Final
+
+RENAMED_SETTINGS: Final = {
+    "compiled_gb": "compile_cache_gb",
+    "console_bodies": "console_body_bytes",
+    "core_sharing": "cpu_pinning",
+    "request_receive_seconds": "request_read_timeout",
+    "sequence_store_seconds": "sequence_flush_seconds",
+    "stalled_client_seconds": "client_stall_timeout",
+    "trial_load": "crash_probe",
+}
+"""New names of server settings and options by their old names."""
+
+
+def rename_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with the new names of renamed ones, and warn of old names; a new name takes precedence."""
+    renamed = {RENAMED_SETTINGS[name]: value for name, value in given.items() if name in RENAMED_SETTINGS}
+    for name in given.keys() & RENAMED_SETTINGS.keys():
+        message = f"the setting {name} is now {RENAMED_SETTINGS[name]}; the old name works in this release only"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+    return renamed | {name: value for name, value in given.items() if name not in RENAMED_SETTINGS}
 
 
 def forward_names(module: str, target: str, names: Collection[str]) -> Callable[[str], Any]:

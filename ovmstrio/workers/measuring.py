@@ -57,10 +57,10 @@ async def _measured(first: WorkRequest) -> dict[str, list[float]]:
     models = [spec for spec in plan.spec.services if spec.name in first.value["names"]]
     registry = Registry(plan.kinds, partial(LoadContext), poll_seconds=0)
     measured: dict[str, list[float]] = {}
-    kept_gb = 0.0 if cache_directory(settings) is not None else settings.compiled_gb
+    kept_gb = 0.0 if cache_directory(settings) is not None else settings.compile_cache_gb
     with use_blob_cache(default_cache_folder(), int(kept_gb * 10**9)):
         async with trio.open_nursery() as nursery:
-            with enable_crash_probe(nursery, settings.trial_load, verdicts_folder(settings.cache_dir)):
+            with enable_crash_probe(nursery, settings.crash_probe, verdicts_folder(settings.cache_dir)):
                 await nursery.start(registry.run)
             await registry.apply(models)
             for spec in models:

@@ -30,7 +30,7 @@ def _fuzz(numbers: range, jobs: int) -> Report:
     chunks = [range(at, min(at + CHUNK, numbers.stop)) for at in range(numbers.start, numbers.stop, CHUNK)]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with serving("--config_path", str(write_fuzzed(folder)), "--trial_load", "off", log=folder / "log") as server:
+        with serving("--config_path", str(write_fuzzed(folder)), "--crash_probe", "off", log=folder / "log") as server:
             ports = (int(server.grpc.rpartition(":")[2]), int(server.rest.rpartition(":")[2]))
             whole = Campaign(ports, new_in_log(folder / "log"))
             with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:

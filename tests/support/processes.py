@@ -202,7 +202,7 @@ def _on_free_ports(start: Callable[[], T]) -> T:
 @contextlib.contextmanager
 def serving(*options: str, ready: bool = True, log: Path | None = None) -> Iterator[OvmsProcess]:
     """Run ``ovms serve`` on free loopback ports as :func:`running` does; models are tried first only by an option."""
-    options = options if "--trial_load" in options else (*options, "--trial_load", "off")
+    options = options if "--crash_probe" in options else (*options, "--crash_probe", "off")
     with contextlib.ExitStack() as stack:
 
         def start() -> OvmsProcess:

@@ -76,7 +76,7 @@ class ServedInThread:
 def serving_in_thread(http: str = "127.0.0.1:0", /, **settings: Any) -> Iterator[ServedInThread]:
     """Serve on free ports of loopback, or at an address over HTTP, until the block ends; for ``settings`` see there."""
     loopback: dict[str, Any] = {"grpc_bind_address": "127.0.0.1", "rest_bind_address": "127.0.0.1"}
-    given = ServerSettings(**{**loopback, "trial_load": "off", **settings})
+    given = ServerSettings(**{**loopback, "crash_probe": "off", **settings})
 
     async def plan() -> Plan:
         return replace(await read_plan(given), grpc=("127.0.0.1:0",), rest=(http,))
@@ -91,7 +91,7 @@ def serving_project_in_thread(project: Path) -> Iterator[ServedInThread]:
     spec, _ = read_project(project)
 
     async def plan() -> Plan:
-        made = plan_project(spec, {"trial_load": "off"})
+        made = plan_project(spec, {"crash_probe": "off"})
         return replace(made, grpc=made.grpc and ("127.0.0.1:0",), rest=made.rest and ("127.0.0.1:0",))
 
     with _logs_of_server(ServerSettings()), _serving(plan) as server:

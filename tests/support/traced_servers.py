@@ -72,7 +72,7 @@ service = Service(name="ops")
 service.prepare_pipeline_config("config.yml")
 service.run_service()
 """
-_LOOPBACK = {"grpc_bind_address": "127.0.0.1", "rest_bind_address": "127.0.0.1", "trial_load": "off"}
+_LOOPBACK = {"grpc_bind_address": "127.0.0.1", "rest_bind_address": "127.0.0.1", "crash_probe": "off"}
 
 
 @asynccontextmanager

@@ -25,7 +25,7 @@ MANY = range(1_000_000, 1_010_000)
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Serve all kinds; the second value returns new lines of the log."""
     folder = tmp_path_factory.mktemp("fuzzed")
-    with serving("--config_path", str(write_fuzzed(folder)), "--trial_load", "off", log=folder / "log") as server:
+    with serving("--config_path", str(write_fuzzed(folder)), "--crash_probe", "off", log=folder / "log") as server:
         ports = int(server.grpc.rpartition(":")[2]), int(server.rest.rpartition(":")[2])
         yield ports, new_in_log(folder / "log")
 

@@ -24,6 +24,7 @@ from ovmstrio.config.specs import PlacementSpec, read_placement
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.server.kinds import KINDS
 from ovmstrio.server.settings import ServerSettings
+from ovmstrio.util.deprecation import rename_settings
 from ovmstrio.util.regular_files import read_regular_bytes
 
 if TYPE_CHECKING:
@@ -82,9 +83,9 @@ SETTINGS: Final = frozenset(
         "python_memory_limit",
         "queue_timeout",
         "sequence_store",
-        "sequence_store_seconds",
+        "sequence_flush_seconds",
         "server_name",
-        "trial_load",
+        "crash_probe",
     }
 )
 """Server settings for replicas: no ports, TLS, authentication or logs."""
@@ -160,6 +161,7 @@ def _read_args(args: Mapping[str, Any]) -> ClusterSettings:
 
 def _read_settings(given: dict[str, Any]) -> dict[str, Any]:
     """Return the validated settings with absolute paths."""
+    given = rename_settings(given)
     unknown = sorted(given.keys() - SETTINGS)
     if unknown:
         text = f"settings not supported in a replica: {', '.join(unknown)}"

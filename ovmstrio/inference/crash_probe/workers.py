@@ -248,7 +248,7 @@ class CrashProbe:
         return False
 
 
-ProbeMode = Literal["auto", "off", "again"]
+ProbeMode = Literal["auto", "off", "retry"]
 """Probe of unknown models: on, off, or on with one more attempt for models that crashed before."""
 
 # User code may load models too, in threads that reach the server through their context only.
@@ -264,7 +264,7 @@ def enable_crash_probe(
         yield
         return
     memory = VerdictStore(folder)
-    before = _current.set(CrashProbe(nursery, memory, tries_again=mode == "again", layer_seconds=layer_seconds))
+    before = _current.set(CrashProbe(nursery, memory, tries_again=mode == "retry", layer_seconds=layer_seconds))
     try:
         yield
     finally:

@@ -106,7 +106,7 @@ def with_auth_challenge(answer: HttpAnswer, error: ServerError) -> HttpAnswer:
 
 def request_timeout_error(seconds: float) -> RequestTooSlow:
     """Return the error for a request that did not arrive in time."""
-    return RequestTooSlow(f"the request did not come within {seconds:g} s (--request_receive_seconds)")
+    return RequestTooSlow(f"the request did not come within {seconds:g} s (--request_read_timeout)")
 
 
 def has_bare_line_feed(head: bytes | bytearray) -> bool:

@@ -34,7 +34,7 @@ Request = message_class("inference.ModelInferRequest")
 Response = message_class("inference.ModelInferResponse")
 Reply = message_class("inference.ModelStreamInferResponse")
 
-SETTINGS: dict[str, Any] = {"trial_load": "off", "file_system_poll_wait_seconds": 0}
+SETTINGS: dict[str, Any] = {"crash_probe": "off", "file_system_poll_wait_seconds": 0}
 
 
 def _pipeline(called: str) -> PipelineSpec:

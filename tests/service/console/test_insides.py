@@ -110,7 +110,7 @@ def test_bodies_of_failed_requests_are_kept_on_request_without_secrets(tmp_path:
     secret, config = "shown-in-the-head", write_all_kinds(tmp_path)
     document = {"password": "very secret", "note": f"mine is {secret}", "inputs": "x" * 4000}
     triton = triton_module("grpc")
-    with serving_in_thread(config_path=config, console_bodies=1000) as server:
+    with serving_in_thread(config_path=config, console_body_bytes=1000) as server:
         assert _call(server, "model", _dense()) == 200
         headers = {"authorization": f"Bearer {secret}"}
         assert server.ask("POST", "/v2/models/model/infer", json=document, headers=headers).status_code == 400

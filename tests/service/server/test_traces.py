@@ -227,7 +227,7 @@ async def test_exporter_threads_end_with_the_server(tracing: Tracing) -> None:
     ("settings", "names"),
     [
         ({}, ["ModelInfer dag", "ModelInfer model"]),
-        ({"console_bodies": 100}, ["POST /v2/models/dag/infer", "inference.GRPCInferenceService/ModelInfer"]),
+        ({"console_body_bytes": 100}, ["POST /v2/models/dag/infer", "inference.GRPCInferenceService/ModelInfer"]),
     ],
 )
 async def test_calls_are_recorded_without_exporter_while_they_are_watched(

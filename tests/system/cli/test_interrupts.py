@@ -235,7 +235,7 @@ def test_demo_that_is_interrupted_before_its_answers_exits_as_interrupted() -> N
 def test_a_server_that_is_stopped_while_it_loads_models_exits_with_success(tmp_path: Path, number: int) -> None:
     config = prepare_repository(tmp_path)
     grpc, rest = free_ports(2)
-    ports = ("--port", str(grpc), "--rest_port", str(rest), "--trial_load", "off")
+    ports = ("--port", str(grpc), "--rest_port", str(rest), "--crash_probe", "off")
     with piped("serve", "--config_path", str(config), *ports) as command:
         for _ in range(number):
             while "service loading" not in (line := command.stderr.readline()):

@@ -562,7 +562,7 @@ def test_a_server_with_known_callers_asks_for_a_key(tmp_path: Path, open_page: O
     maker = {"name": "maker", "sha256": key_hash("maker-key"), "scopes": ["infer:*"]}
     keys.write_text(json.dumps({"callers": [entry, maker]}))
     with (
-        serving_in_thread(config_path=config, keys_file=keys, console_bodies=100) as server,
+        serving_in_thread(config_path=config, keys_file=keys, console_body_bytes=100) as server,
         open_page(_url(server), may_fail=True) as page,
     ):
         field = page.get_by_label("Key or token with the scope read")

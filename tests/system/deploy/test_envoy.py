@@ -100,7 +100,7 @@ _DRAIN_SECONDS = "3"
 @contextmanager
 def _server(config: Path, ports: Sequence[int]) -> Iterator[OvmsProcess]:
     rpc, rest = ports
-    options = ["serve", "--port", str(rpc), "--rest_port", str(rest), "--trial_load", "off", "--metrics_enable"]
+    options = ["serve", "--port", str(rpc), "--rest_port", str(rest), "--crash_probe", "off", "--metrics_enable"]
     options += ["--grpc_bind_address", "127.0.0.1", "--rest_bind_address", "127.0.0.1", "--config_path", str(config)]
     options += ["--drain_delay", _DRAIN_SECONDS, "--drain_seconds", "10"]
     with running(*options, grpc=rpc, rest=rest) as server:

@@ -87,7 +87,7 @@ def test_probes_of_a_pod_pass_in_order_and_calls_are_answered_while_it_drains(tm
     }  # fmt: skip
     split = [text.partition("=") for text in container["args"]]
     arguments = [f"{name}{separator}{changed.get(name, value)}" for name, separator, value in split]
-    bound = ["--grpc_bind_address=127.0.0.1", "--rest_bind_address=127.0.0.1", "--trial_load=off"]
+    bound = ["--grpc_bind_address=127.0.0.1", "--rest_bind_address=127.0.0.1", "--crash_probe=off"]
     with running(*arguments, *bound, grpc=grpc, rest=rest, ready=False) as server:
 
         def passes(probe: str) -> bool:

@@ -64,18 +64,18 @@ async def test_later_servers_know_the_verdicts_without_a_process(
         await refusal_of(bad)
         await load_saved(good)
     # A model that crashed is tried again once on request; one that ran is not.
-    async with trying(tmp_path / "trials", "again", layer_seconds=0):
+    async with trying(tmp_path / "trials", "retry", layer_seconds=0):
         assert "(crash probe of" not in (await refusal_of(bad)).message
         assert "(crash probe of" in (await refusal_of(bad)).message
     monkeypatch.setattr(trial_workers, "WorkerProcess", lambda _: WorkerProcess("ovmstrio.no_program"))
-    async with trying(tmp_path / "trials", "again", layer_seconds=0):
+    async with trying(tmp_path / "trials", "retry", layer_seconds=0):
         await load_saved(good)
     async with trying(tmp_path / "trials", layer_seconds=0):
         await load_saved(good)
         problem = await refusal_of(bad)
         (day,) = re.findall("crash probe of (.*?); not repeated while", problem.message)
         assert day in _today_or_yesterday()
-        assert "or start with --trial_load again" in problem.suggestion
+        assert "or start with --crash_probe retry" in problem.suggestion
         (file,) = (file for file in (tmp_path / "trials/verdicts").iterdir() if str(file) in problem.suggestion)
         file.unlink()
         with pytest.raises(NotReady, match="crash probe worker not started"):

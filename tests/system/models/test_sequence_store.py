@@ -82,7 +82,7 @@ def test_sequences_over_rest_and_grpc_survive_a_restart(tmp_path: Path) -> None:
 
 
 def test_killed_server_keeps_stored_steps(tmp_path: Path) -> None:
-    options = _options(tmp_path, "--sequence_store_seconds", "1")
+    options = _options(tmp_path, "--sequence_flush_seconds", "1")
     with serving(*options) as server:
         second = run_ovms("serve", "--port", "0", "--rest_bind_address", "127.0.0.1", "--rest_port", "1", *options)
         told = " ".join((second.stdout + second.stderr).split())
@@ -115,7 +115,7 @@ def test_killed_server_keeps_stored_steps(tmp_path: Path) -> None:
 
 
 def test_unsaved_sequences_are_a_failure_of_the_server(tmp_path: Path) -> None:
-    options = _options(tmp_path, "--sequence_store_seconds", "0.2")
+    options = _options(tmp_path, "--sequence_flush_seconds", "0.2")
     with serving(*options) as server:
         assert _sum(_rest(server.rest, 5, sequence_id=3, sequence_control_input=1)) == 5
         file = tmp_path / "kept" / "sequences.bin"

@@ -24,7 +24,7 @@ def model(tmp_path: Path) -> Path:
 
 @contextmanager
 def _far(model: Path, ports: Sequence[int]) -> Iterator[OvmsProcess]:
-    options = ["serve", "--model_name", "dummy", "--model_path", str(model), "--trial_load", "off"]
+    options = ["serve", "--model_name", "dummy", "--model_path", str(model), "--crash_probe", "off"]
     options += ["--port", str(ports[0]), "--rest_port", str(ports[1])]
     options += ["--grpc_bind_address", "127.0.0.1", "--rest_bind_address", "127.0.0.1"]
     with running(*options, grpc=ports[0], rest=ports[1]) as server:

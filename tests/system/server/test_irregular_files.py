@@ -44,7 +44,7 @@ def test_server_refuses_a_fifo_as_option_file(tmp_path: Path, option: str) -> No
     more = {"tls_cert": {"tls_key": str(fifo)}, "jwks_file": {"jwt_audience": "a"}}.get(option, {})
     (port,) = free_ports(1)
     arguments = [f"--{name}={value}" for name, value in (options | more).items()]
-    code, output = _run_ovms("serve", "--rest_port", str(port), "--trial_load", "off", *arguments)
+    code, output = _run_ovms("serve", "--rest_port", str(port), "--crash_probe", "off", *arguments)
     assert code == 1, output
     assert str(fifo) in output
     assert "a FIFO" in output
@@ -178,7 +178,7 @@ async def show(running):
     open(fifo)
 
 async def main():
-    settings = ServerSettings(config_path=Path(config), rest_port=int(port), drain_seconds=0, trial_load="off")
+    settings = ServerSettings(config_path=Path(config), rest_port=int(port), drain_seconds=0, crash_probe="off")
     await serve_in_processes(await read_plan(settings), show=show)
 
 trio.run(main)

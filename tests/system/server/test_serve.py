@@ -117,7 +117,7 @@ def test_no_call_fails_while_models_change(tmp_path: Path, model: Path) -> None:
 def test_a_version_that_crashes_openvino_disturbs_no_other(tmp_path: Path, model: Path) -> None:
     bad = ir.save(ir.steps(bad=1), tmp_path, "bad")
     config = _config(tmp_path, m=model, bad=bad)
-    options = ("--cache_dir", str(tmp_path / "cache"), "--trial_load", "auto", "--file_system_poll_wait_seconds", "0")
+    options = ("--cache_dir", str(tmp_path / "cache"), "--crash_probe", "auto", "--file_system_poll_wait_seconds", "0")
     with serving("--config_path", str(config), *options, ready=False) as server:
         server.wait_live()
         until(lambda: "SIGFPE" in server.get("/v2/health/ready").text)

@@ -63,7 +63,7 @@ class _Systemd:
     @contextmanager
     def start(self, *options: str, watchdog: str = "") -> Iterator[subprocess.Popen[bytes]]:
         descriptors = [each.fileno() for each in self.listening]
-        arguments = [",".join(map(str, descriptors)), "serve", "--trial_load", "off", *options]
+        arguments = [",".join(map(str, descriptors)), "serve", "--crash_probe", "off", *options]
         process = subprocess.Popen(
             [sys.executable, "-c", _LAUNCHER, *arguments],
             env={**environment(), "NOTIFY_SOCKET": self._path, "WATCHDOG_USEC": watchdog},

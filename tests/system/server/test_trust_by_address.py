@@ -108,7 +108,7 @@ def test_another_machine_changes_nothing(tmp_path: Path, other_machine: _OtherMa
     config = write_config(tmp_path, {"name": "dummy", "base_path": str(base)})
     port, rest = free_ports(2)
     options = ["--port", str(port), "--rest_port", str(rest), "--rest_bind_address", f"127.0.0.1,{other_machine.near}"]
-    options += ["--config_path", str(config), "--workers", workers, "--trial_load", "off", "--console", "local"]
+    options += ["--config_path", str(config), "--workers", workers, "--crash_probe", "off", "--console", "local"]
     with running("serve", *options, grpc=port, rest=rest, log=tmp_path / "log") as server:
         for path in PATHS:
             answer = other_machine.attack(rest, path)

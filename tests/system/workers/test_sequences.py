@@ -142,7 +142,7 @@ def test_sequences_end_with_their_worker(servers: SystemServers) -> None:
 def test_stored_sequences_come_back_with_their_workers(tmp_path: Path) -> None:
     store = tmp_path / "kept"
     options = ["--config_path", str(worker_configuration(tmp_path)), "--sequence_store", str(store)]
-    options += ["--sequence_store_seconds", "0.2"]
+    options += ["--sequence_flush_seconds", "0.2"]
     with serving(*options, "--workers", "2", log=tmp_path / "log") as server:
         with each_worker(server) as clients:
             for identity in range(1, 7):

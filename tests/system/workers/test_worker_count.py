@@ -63,7 +63,7 @@ async def test_unreadable_models_and_configuration_choose_one_worker(
     (tmp_path / "broken" / "1").mkdir(parents=True)
     (tmp_path / "broken" / "1" / "model.xml").write_text("<none/>")
     file = write_config(tmp_path, {"name": "broken", "base_path": "broken"})
-    plan = await read_plan(ServerSettings(config_path=file, workers=0, trial_load="off"))
+    plan = await read_plan(ServerSettings(config_path=file, workers=0, crash_probe="off"))
     no_path = ModelSpec(name="no_path", base_path=tmp_path / ("x" * 300))
     plan = replace(plan, spec=ServerSpec(services=(*plan.spec.services, no_path)))
     with capture_logs() as lines:

@@ -28,6 +28,7 @@ from ovmstrio.server.command_line import (
     single_servable_spec,
 )
 from ovmstrio.server.settings import IGNORED, IGNORED_GROUP, ServerSettings
+from ovmstrio.util.deprecation import RENAMED_SETTINGS
 
 MODEL = {"model_name": "m", "model_path": "models/m"}
 
@@ -119,6 +120,15 @@ def test_ignored_options_have_reasons() -> None:
     options = dict.fromkeys(IGNORED, "1")
     assert read_settings(options).port == ServerSettings().port
     assert ignored_options({**options, "port": 1}) == IGNORED
+
+
+@pytest.mark.parametrize("old", sorted(RENAMED_SETTINGS))
+def test_the_old_name_of_a_setting_works_and_warns(old: str) -> None:
+    new, value = RENAMED_SETTINGS[old], {"trial_load": "again", "core_sharing": "off"}.get(old, "7")
+    with pytest.warns(DeprecationWarning, match=f"the setting {old} is now {new}"):
+        settings = read_settings({old: value})
+    assert settings.model_fields_set == {new}
+    assert getattr(settings, new) == {"again": "retry", "7": 7}.get(value, value)
 
 
 def test_a_batch_size_is_ignored_if_unreadable_or_with_a_shape() -> None:

@@ -153,7 +153,7 @@ def test_pending_answers_share_a_quarter_of_the_memory_or_the_quota(monkeypatch:
     assert make_send_budgets(ServerSettings()).budget.limit == 200 * MIB
     assert make_send_budgets(ServerSettings(), processes=2).budget.limit == 100 * MIB
     assert make_send_budgets(ServerSettings(grpc_memory_quota=900 * MIB)).budget.limit == 900 * MIB
-    pending = make_send_budgets(ServerSettings(max_pending_response_bytes=MIB, stalled_client_seconds=7))
+    pending = make_send_budgets(ServerSettings(max_pending_response_bytes=MIB, client_stall_timeout=7))
     share = pending.share()
     share.add(MIB + 1)
     assert share.is_full

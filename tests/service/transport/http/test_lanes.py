@@ -395,7 +395,7 @@ async def test_a_slow_request_is_refused_after_the_receive_time_in_both_lanes(
                 answer = await peer.answer()
                 nursery.cancel_scope.cancel()
         assert (answer.status, answer.headers["connection"]) == (408, "close")
-        assert answer.json == {"error": "the request did not come within 0.5 s (--request_receive_seconds)"}
+        assert answer.json == {"error": "the request did not come within 0.5 s (--request_read_timeout)"}
         assert await peer.rest() == b""
 
 
