@@ -21,8 +21,7 @@ from ovmstrio.core.generation import Embeddings, Task
 from ovmstrio.core.request import ServableMetadata
 from ovmstrio.inference.compile import ModelFile
 from ovmstrio.inference.compiled import Compiled
-from ovmstrio.inference.crash_probe import probe_model
-from ovmstrio.inference.crash_probe.probe import probe_model_of
+from ovmstrio.inference.crash_probe import CrashProbe, probe_model_of
 from ovmstrio.inference.network import Network
 from ovmstrio.inference.text_models import CompiledTokenizer, compile_embedder, compile_scorer, compile_tokenizer
 from ovmstrio.text.embedding_rows import (
@@ -37,7 +36,7 @@ from ovmstrio.text.embedding_rows import (
     split_by_size,
     token_types,
 )
-from ovmstrio.util.placement import run_load
+from ovmstrio.util.load_limit import run_load
 from ovmstrio.util.truncation import MAX_TOKENIZED_CHARACTERS, has_enough_tokens, max_characters, weight_of
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
     from ovmstrio.config.specs import TextModelSpec
     from ovmstrio.core.generation import Padding, TokenIds, TokenRow
     from ovmstrio.core.hooks import ServableHooks
-    from ovmstrio.inference.tokenizers import SpecialTokenTemplate
+    from ovmstrio.inference.text_models import SpecialTokenTemplate
     from ovmstrio.serving.kind import LoadContext
 
 MAX_DOCUMENTS: Final = 500
@@ -242,7 +241,7 @@ async def load_embedding_model(spec: TextModelSpec, context: LoadContext) -> Emb
         NotReady: the crash probe could not run.
     """
     started = perf_counter()
-    parts = await _load(spec, partial(compile_embedder, pooling=spec.pooling, normalize=spec.normalize))
+    parts = await _load(spec, partial(compile_embedder, pooling=spec.pooling, normalize=spec.normalize), context)
     hooks = context.meters.servable(spec.name, _VERSION)
     texts = _texts(spec, parts)
     service = EmbeddingModel(spec.name, texts, await _serve_rows(spec, parts, hooks, context))
@@ -258,7 +257,7 @@ async def load_rerank_model(spec: TextModelSpec, context: LoadContext) -> Rerank
         NotReady: the crash probe could not run.
     """
     started = perf_counter()
-    parts = await _load(spec, compile_scorer)
+    parts = await _load(spec, compile_scorer, context)
     pair = parts.tokenizer.special_tokens.pair
     if pair is None:
         message = "the tokenizer has no template for pairs of query and document"
@@ -271,7 +270,9 @@ async def load_rerank_model(spec: TextModelSpec, context: LoadContext) -> Rerank
     return service
 
 
-async def _load(spec: TextModelSpec, compile_rows: Callable[[ModelFile], Compiled]) -> _LoadedParts:
+async def _load(
+    spec: TextModelSpec, compile_rows: Callable[[ModelFile], Compiled], context: LoadContext
+) -> _LoadedParts:
     folder = await run_load(partial(read_text_folder, spec.path))
     model = ModelSpec(
         name=spec.name,
@@ -282,7 +283,8 @@ async def _load(spec: TextModelSpec, compile_rows: Callable[[ModelFile], Compile
         cache_dir=spec.cache_dir,
     )
     source = ModelFile(folder.model, model)
-    await probe_model(probe_model_of(source, spec.path))
+    if (probe := context.find(CrashProbe)) is not None:
+        await probe.try_model(probe_model_of(source, spec.path))
     tokenizer = await run_load(partial(compile_tokenizer, folder.tokenizer, spec.name))
     return _LoadedParts(folder, await run_load(partial(compile_rows, source)), tokenizer)
 
