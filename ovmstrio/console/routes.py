@@ -274,7 +274,7 @@ def _change_rules(plane: DataPlane, changes: AdminChanges, guard: _ConsoleGuard)
                 raise
             return (await view(request, **places)).with_headers(_NO_STORE)
 
-        return rule(f"{_API}/{path}", "POST", answer)
+        return rule(f"{_API}/{path}", "POST", answer, need=Permission.ADMIN)
 
     async def reload(request: HttpRequest) -> HttpAnswer:
         with changes.requested("reload", request):

@@ -43,9 +43,9 @@ _METHODS: Final[Mapping[str, Mapping[Permission, str]]] = {
         "SystemSharedMemoryUnregister "
         "CudaSharedMemoryRegister CudaSharedMemoryUnregister",
     },
-    _PREDICTION: {Permission.ABOUT: "GetModelMetadata", Permission.INFER: "Predict Classify Regress MultiInference"},
+    _PREDICTION: {Permission.ABOUT: "GetModelMetadata", Permission.INFER: "Predict"},
     _MODELS: {Permission.ABOUT: "GetModelStatus", Permission.ADMIN: "HandleReloadConfigRequest"},
-    _HEALTH: {Permission.NOTHING: "Check Watch List"},
+    _HEALTH: {Permission.NOTHING: "Check Watch"},
     "/grpc.reflection.v1.ServerReflection/": {Permission.READ: "ServerReflectionInfo"},
     "/grpc.reflection.v1alpha.ServerReflection/": {Permission.READ: "ServerReflectionInfo"},
 }

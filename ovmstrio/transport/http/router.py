@@ -178,19 +178,18 @@ def rule(
     method: str,
     view: View,
     *,
+    need: Permission,
     is_hot: bool = False,
     has_tasks: bool = False,
     takes_views: bool = False,
     admit: Admit | None = None,
-    need: Permission = Permission.ADMIN,
     refuse: Callable[[Exception], HttpAnswer] = error_response,
     of_bodies: Callable[..., BodyView | None] | None = None,
 ) -> Rule:
     """Create a rule from a path template such as ``/v2/models/<model>``.
 
     ``<number:name>`` matches digits and ``<path:name>`` the rest of the path. A template may end with a verb
-    (``:word``). A trailing slash is optional, except after a verb. The default ``need`` is administrator rights. The
-    other arguments are as in :class:`Route`.
+    (``:word``). A trailing slash is optional, except after a verb. The other arguments are as in :class:`Route`.
     """
     parts = _PLACE.split(template)
     pattern = "".join(
