@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 
-from ovmstrio.auth.credential_headers import strip_credentials
+from ovmstrio.auth.authentication import strip_credentials
 from ovmstrio.auth.revocable_streams import cancel_on_revocation
 from ovmstrio.core.callers import Permission, current_caller, release_caller
 from ovmstrio.core.errors import MissingScope, Unauthenticated

@@ -13,7 +13,7 @@ from functools import cache, partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ovmstrio.auth.credential_headers import strip_credentials
+from ovmstrio.auth.authentication import strip_credentials
 from ovmstrio.auth.revocable_streams import register_stream
 from ovmstrio.core.callers import Permission, current_certificate
 from ovmstrio.core.events import ApiInterface

@@ -46,8 +46,7 @@ from ovmstrio.transport.grpc.limits import TransportLimits
 from ovmstrio.transport.grpc.messages import Inflater
 from ovmstrio.transport.grpc.reusable_scope import ReusableScope
 from ovmstrio.transport.grpc.senders import BlockedSenders
-from ovmstrio.transport.send_budget import ConnectionBudget, current_connection_budget
-from ovmstrio.transport.stall_detector import ProgressTimer, unsent_bytes
+from ovmstrio.transport.send_budget import ConnectionBudget, ProgressTimer, current_connection_budget, unsent_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Collection

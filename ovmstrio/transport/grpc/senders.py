@@ -10,8 +10,7 @@ import trio
 
 from ovmstrio.transport.grpc.headers import Wakeup
 from ovmstrio.transport.grpc.http2 import Http2Core
-from ovmstrio.transport.send_budget import ConnectionBudget
-from ovmstrio.transport.stall_detector import ProgressTimer
+from ovmstrio.transport.send_budget import ConnectionBudget, ProgressTimer
 from ovmstrio.util.buffers import PiecedMessage
 
 if TYPE_CHECKING:

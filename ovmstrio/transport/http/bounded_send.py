@@ -11,8 +11,7 @@ import trio
 from ovmstrio.core.http_messages import COMPLETE_BODY_TYPES, STATUSES_WITHOUT_BODY
 from ovmstrio.transport.direct_stream import LINGER_SECONDS, MAX_WRITEV_BUFFERS, DirectStream, underlying_stream
 from ovmstrio.transport.http.responses import encode_response_head
-from ovmstrio.transport.send_budget import SendBudget, current_connection_budget
-from ovmstrio.transport.stall_detector import ProgressTimer, unsent_bytes
+from ovmstrio.transport.send_budget import ProgressTimer, SendBudget, current_connection_budget, unsent_bytes
 from ovmstrio.util.buffers import PiecedMessage
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.callers import Permission, current_caller, release_caller
 from ovmstrio.encoding.messages import message_class
 from ovmstrio.protocols.grpc_gate import REQUIRED_SCOPES
-from ovmstrio.server.rest_front_end import make_rest_router
+from ovmstrio.server.front_ends import make_rest_router
 from ovmstrio.serving.authorization import AuthorizingDataPlane, CallerRecorder
 from ovmstrio.telemetry.metrics import Metrics
 from ovmstrio.telemetry.recent_history import RecentHistory

@@ -16,7 +16,7 @@ import trio.testing
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ovmstrio.server.rest_front_end import make_rest_router
+from ovmstrio.server.front_ends import make_rest_router
 from ovmstrio.serving.authorization import AuthorizingDataPlane
 from ovmstrio.serving.data_plane import DataPlane
 from ovmstrio.transport.http.fast_path import IDLE_SECONDS, RECEIVE_SECONDS, FastPathConnection
