@@ -126,7 +126,7 @@ def _guarded(handler: Handler, gate: Gate, need: Permission) -> Handler:
 
 
 async def _answer_while_known(answer: Callable[[Call], Awaitable[None]], call: Call) -> None:
-    with cancel_on_revocation(call.state.head.headers, call.peer.certificate):
+    with cancel_on_revocation(call.peer, call.state.head.headers):
         await answer(call)
 
 

@@ -108,6 +108,7 @@ class GrpcFrontEnd(AddressFrontEnd):
             pending=pending,
             observer=observer,
             trusted_proxies=trusted_proxies,
+            revocable_streams=None if gate is None else gate.revocable_streams,
             map_error=to_grpc_error,
         )
 

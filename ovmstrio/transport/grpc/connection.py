@@ -182,6 +182,7 @@ class Connection:
         observer: RequestObserver | None = None,
     ) -> None:
         self.observer = observer
+        self.recorded_body_bytes = 0 if observer is None else observer.body_bytes
         self.arrivals = ArrivalOrder()
         self.core = Http2Core(limits, trio.current_time)
         self.codec = codec

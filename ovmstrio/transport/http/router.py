@@ -21,9 +21,9 @@ from urllib.parse import unquote
 
 import structlog
 
-from ovmstrio.core.callers import Permission, current_certificate, release_caller
+from ovmstrio.core.callers import Permission, release_caller
 from ovmstrio.core.errors import MissingScope, ServerError, Unauthenticated
-from ovmstrio.core.events import WireRequest, current_request, is_over_tls, recorded_body_bytes
+from ovmstrio.core.events import WireRequest, current_request
 from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.core.limits import AdmissionTicket, current_ticket
 from ovmstrio.telemetry.denied_admin_log import log_denied
@@ -46,15 +46,15 @@ class RequestEvents:
 
     def __init__(self, observer: RequestObserver) -> None:
         self._observer = observer
+        self._body_bytes = observer.body_bytes
 
     def begin(self, request: HttpRequest) -> WireRequest:
         """Create the record of a request and make it the task's current request."""
         record = WireRequest("HTTP", request.method, request.target or request.path, request.headers, request.peer)
         body = request.body if request.view is None else request.view
         record.received = len(body)
-        if most := recorded_body_bytes.get():
-            record.body = bytes(body[:most])
-        record.is_encrypted = is_over_tls.get()
+        if self._body_bytes:
+            record.body = bytes(body[: self._body_bytes])
         current_request.set(record)
         return record
 
@@ -233,6 +233,7 @@ class Router:
         answer: coroutine function that returns the response of a route; every exception becomes a response. The caller
             must close a response stream.
         heads: cache of the fast path, by head bytes.
+        revocable_streams: open streams of authenticated callers; None without a gate.
     """
 
     def __init__(
@@ -256,6 +257,7 @@ class Router:
         self._cors = cors
         self._has_limits = has_limits
         self._gate = gate
+        self.revocable_streams = None if gate is None else gate.revocable_streams
         self._routes: dict[tuple[str, str], Route | HttpAnswer] = {}
         self.heads: dict[bytes, RoutedRequest] = {}
 
@@ -281,7 +283,7 @@ class Router:
         """
         try:
             if self._gate is not None:
-                await self._gate.let_in(route.need, route.service, request.headers, current_certificate.get())
+                await self._gate.let_in(route.need, route.service, request.headers, request.peer.certificate)
             if route.admit is not None and self._has_limits():
                 current_ticket.set(await route.admit(request.method))
         except ServerError as error:

@@ -175,6 +175,7 @@ async def test_local_clients_are_granted_changes_and_the_console(tmp_path: Path,
 
 class Observer:
     needs_every = True
+    body_bytes = 0
 
     def __init__(self) -> None:
         self.clients: set[tuple[str, str]] = set()
