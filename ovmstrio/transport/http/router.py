@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from ovmstrio.auth.gate import Gate
     from ovmstrio.core.events import RequestObserver
     from ovmstrio.core.http_messages import Headers, HttpRequest
-    from ovmstrio.transport.http.heads import RequestHead
     from ovmstrio.transport.http.responses import Cors
 
 # -- Request observation -----------------------------------------------------------------------------------------------
@@ -202,21 +201,6 @@ def rule(
     return Rule(re.compile(pattern), template.split("/")[1], methods, route)
 
 
-class RoutedRequest(NamedTuple):
-    """Request of the fast path before its body has arrived.
-
-    Attributes:
-        size: bytes of head and body.
-        view: answers from the body alone and raises errors for :meth:`Router.failed`; None if the request is needed.
-    """
-
-    head: RequestHead
-    query: str
-    route: Route
-    size: int
-    view: BodyView | None = None
-
-
 class Router:
     """Router of HTTP requests.
 
@@ -259,7 +243,7 @@ class Router:
         self._gate = gate
         self.revocable_streams = None if gate is None else gate.revocable_streams
         self._routes: dict[tuple[str, str], Route | HttpAnswer] = {}
-        self.heads: dict[bytes, RoutedRequest] = {}
+        self.heads: dict[bytes, Any] = {}
 
     def forget(self) -> None:
         """Clear the route caches."""
@@ -341,12 +325,15 @@ class Router:
         """Return the error response; unexpected exceptions are logged."""
         return self.shared(route.refuse(_reportable_error(error, route.path, route.places)), _origin(headers))
 
-    def routed(self, head: RequestHead, query: str, route: Route, size: int) -> RoutedRequest:
-        """Create the cacheable part of a fast-path request."""
-        view = None if self._events is not None or route.of_bodies is None else route.of_bodies(head.headers)
+    def body_view(self, route: Route, headers: Headers) -> BodyView | None:
+        """Return the handler that answers requests with these headers from their bodies alone; None if there is none.
+
+        The handler raises errors for :meth:`failed`.
+        """
+        view = None if self._events is not None or route.of_bodies is None else route.of_bodies(headers)
         if view is not None and self._cors is not None:
-            view = partial(self._share_view, view, _origin(head.headers))
-        return RoutedRequest(head, query, route, size, view)
+            view = partial(self._share_view, view, _origin(headers))
+        return view
 
     async def _share_view(self, view: BodyView, origin: str, body: Any) -> HttpAnswer:
         return self.shared(await view(body), origin)

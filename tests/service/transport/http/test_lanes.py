@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from ovmstrio.server.front_ends import make_rest_router
 from ovmstrio.serving.authorization import AuthorizingDataPlane
 from ovmstrio.serving.data_plane import DataPlane
-from ovmstrio.transport.http.fast_path import IDLE_SECONDS, RECEIVE_SECONDS, FastPathConnection
-from ovmstrio.transport.http.heads import parse_head
+from ovmstrio.transport.http.fast_path import IDLE_SECONDS, RECEIVE_SECONDS, FastPathConnection, parse_head
 from ovmstrio.transport.http.responses import Cors
 from tests.service.handlers.servers import serving_handler
 from tests.service.transport.http.conftest import GET_METADATA, MEBIBYTE, SLOW_BODY, chunk, chunked
