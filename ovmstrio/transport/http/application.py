@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from contextlib import suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
@@ -396,7 +397,8 @@ class ApplicationServer:
         self._config.include_date_header = False
         self._config.accesslog = None
         self._config.errorlog = _DISABLED_LOG
-        self._config.max_requests = None
+        # The fast path has no limit of requests per connection either.
+        self._config.keep_alive_max_requests = sys.maxsize
         self._context = WorkerContext(None)
 
     def take(self, stream: trio.abc.Stream, prefix: bytes, receive_until: float, peer: Peer) -> _Connection:

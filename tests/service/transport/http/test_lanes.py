@@ -106,6 +106,13 @@ async def test_the_body_limit_is_the_same_in_both_lanes(
         assert "--max_message_size" in answer.json["error"]
 
 
+async def test_a_connection_has_any_number_of_requests_in_both_lanes(serving: Serving) -> None:
+    for make in (infer_post, chunked):
+        async with serving.connect() as peer:
+            answers = [await peer.ask(make(BODY)) for _ in range(1002)]
+        assert {(answer.status, answer.headers.get("connection")) for answer in answers} == {(200, None)}
+
+
 async def _note_left(lane: FastPathConnection, left: list[bytes | None]) -> None:
     left.append(await lane.run())
 
