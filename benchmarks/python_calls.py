@@ -41,8 +41,7 @@ from ovmstrio.handlers.handler_service import HandlerService
 from ovmstrio.handlers.models.library import open_models
 from ovmstrio.inference.tuner import ModelTuner
 from ovmstrio.models.loading import load_model
-from ovmstrio.server.grpc_front_end import GrpcFrontEnd
-from ovmstrio.server.rest_front_end import RestFrontEnd
+from ovmstrio.server.front_ends import GrpcFrontEnd, RestFrontEnd
 from ovmstrio.serving.authorization import AuthorizingDataPlane, CallerRecorder
 from ovmstrio.serving.data_plane import DataPlane
 from ovmstrio.telemetry.access_log import RequestLog

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from ovmstrio.auth.key_file import CallerEntry
 from ovmstrio.auth.quota import CallerQuota, SharedQuota
-from ovmstrio.core.callers import Caller, Scopes
+from ovmstrio.core.callers import Caller, Scopes, current_caller
 from ovmstrio.core.errors import Unauthenticated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from ovmstrio.core.http_messages import Headers
     from ovmstrio.core.worker_peers import Counters
 
 # Caller directory
@@ -264,3 +265,21 @@ class Authentication:
 
 def _encode(shown: str) -> bytes:
     return shown.encode("latin-1", "replace")
+
+
+# Removal of credentials before user code sees the headers
+
+_CERTIFICATE: Final = "certificate"
+_CREDENTIAL_HEADERS: Final = frozenset({"authorization", "x-api-key"})
+
+
+def strip_credentials(headers: Headers) -> Headers:
+    """Return the headers without the credentials that authenticated the running task's caller.
+
+    Other credentials, which are meant for the service itself, are kept.
+    """
+    caller = current_caller.get()
+    if caller is None or caller.proof == _CERTIFICATE:
+        return headers
+    shown = request_credential(headers)
+    return tuple(line for line in headers if line[0] not in _CREDENTIAL_HEADERS or request_credential((line,)) != shown)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from ovmstrio.auth.revocable_streams import RevocableStreams
 from ovmstrio.core.callers import MISSING_SCOPE_REASON, OVER_LIMIT_REASON, Caller, Permission, current_caller
 from ovmstrio.core.errors import CallerLimited, MissingScope, Unauthenticated
 
@@ -14,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from ovmstrio.auth.authentication import Authentication
+    from ovmstrio.auth.revocable_streams import RevocableStream
 
 log = structlog.get_logger(__name__)
 
@@ -37,12 +37,12 @@ class Gate:
 
     Attributes:
         refused: callback with the reason of a rejection: ``nothing_shown``, ``not_known``, ``scope`` or ``limit``.
-        long_requests: open streams, checked again when credentials change.
+        revocable_streams: open streams, checked again when credentials change.
     """
 
     def __init__(self, authentication: Authentication, *, guards_everything: bool = True) -> None:
         self.refused: Callable[[str], object] = no_metric
-        self.revocable_streams = RevocableStreams()
+        self.revocable_streams: set[RevocableStream] = set()
         self._authentication = authentication
         self.guards_everything = guards_everything
 
@@ -117,7 +117,7 @@ class Gate:
 
     async def end_revoked(self) -> None:
         """Cancel open streams with revoked credentials or removed permissions; cheap without changes."""
-        for request in self.revocable_streams:
+        for request in tuple(self.revocable_streams):
             if self._authentication.holds(request.known_as):
                 continue
             try:

@@ -2,7 +2,7 @@
 
 ::
 
-    front end: with while_known(headers, certificate): ...     one entry within the block
+    front end: with cancel_on_revocation(peer, headers): ...     one entry within the block
     gate, after credentials were reloaded ──> end(error) of streams with revoked or expired credentials
 
 Messages cost nothing: callers are checked only when credentials change or expire.
@@ -11,9 +11,8 @@ Messages cost nothing: callers are checked only when credentials change or expir
 from __future__ import annotations
 
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -22,6 +21,8 @@ from ovmstrio.core.errors import ServerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from ovmstrio.core.connection import Peer
 
 
 class RevocableStream:
@@ -54,53 +55,24 @@ class RevocableStream:
             self.scope.cancel()
 
 
-class RevocableStreams:
-    """Open streams of one server."""
-
-    def __init__(self) -> None:
-        self._open: set[RevocableStream] = set()
-
-    def __len__(self) -> int:
-        """Return the number of streams."""
-        return len(self._open)
-
-    def __iter__(self) -> Iterator[RevocableStream]:
-        """Iterate over a snapshot."""
-        return iter(tuple(self._open))
-
-    def add(self, request: RevocableStream) -> None:
-        """Add a stream."""
-        self._open.add(request)
-
-    def remove(self, request: RevocableStream) -> None:
-        """Remove a finished stream."""
-        self._open.discard(request)
-
-
-current_revocable_streams: Final[ContextVar[RevocableStreams | None]] = ContextVar(
-    "current_revocable_streams", default=None
-)
-"""Open streams of the running task's server; None without authentication."""
-
-
 def register_stream(
-    headers: Iterable[tuple[str, str]], certificate: Mapping[str, Any] | None
+    peer: Peer, headers: Iterable[tuple[str, str]]
 ) -> tuple[RevocableStream, Callable[[], None]] | None:
     """Register the running task's request; None without authentication.
 
     Returns:
         The entry and a function that must be called once at the end of the request.
     """
-    every, caller = current_revocable_streams.get(), current_caller.get()
-    if every is None or caller is None:
+    streams, caller = peer.revocable_streams, current_caller.get()
+    if streams is None or caller is None:
         return None
-    request = RevocableStream(caller, headers, certificate)
-    every.add(request)
-    return request, partial(every.remove, request)
+    request = RevocableStream(caller, headers, peer.certificate)
+    streams.add(request)
+    return request, partial(streams.discard, request)
 
 
 @contextmanager
-def cancel_on_revocation(headers: Iterable[tuple[str, str]], certificate: Mapping[str, Any] | None) -> Iterator[None]:
+def cancel_on_revocation(peer: Peer, headers: Iterable[tuple[str, str]]) -> Iterator[None]:
     """Run the block until the caller's credentials are revoked.
 
     Raises:
@@ -109,7 +81,7 @@ def cancel_on_revocation(headers: Iterable[tuple[str, str]], certificate: Mappin
 
     Cancellation: the block is cancelled on revocation, and the error is raised instead.
     """
-    begun = register_stream(headers, certificate)
+    begun = register_stream(peer, headers)
     if begun is None:
         yield
         return

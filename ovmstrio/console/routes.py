@@ -19,7 +19,7 @@ from ovmstrio.console.stream import (
     failure_entries,
     send_events,
 )
-from ovmstrio.core.callers import Permission, current_caller, current_certificate
+from ovmstrio.core.callers import Permission, current_caller
 from ovmstrio.core.errors import InvalidRequest, NotFound, NotSupported, PermissionDenied
 from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.protocols.admin.changes import check_is_local, cross_origin, cross_site, is_local_host_name
@@ -252,7 +252,7 @@ def _live_rules(
         async def still_may() -> bool:
             known = None
             if gate is not None:
-                known = await gate.reauthenticate(Permission.READ, request.headers, current_certificate.get())
+                known = await gate.reauthenticate(Permission.READ, request.headers, request.peer.certificate)
             return changes.page_may_change(request) if known is None else known.scopes.admin
 
         async def make(events: EventSink) -> None:
@@ -274,7 +274,7 @@ def _change_rules(plane: DataPlane, changes: AdminChanges, guard: _ConsoleGuard)
                 raise
             return (await view(request, **places)).with_headers(_NO_STORE)
 
-        return rule(f"{_API}/{path}", "POST", answer)
+        return rule(f"{_API}/{path}", "POST", answer, need=Permission.ADMIN)
 
     async def reload(request: HttpRequest) -> HttpAnswer:
         with changes.requested("reload", request):

@@ -12,12 +12,12 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from fnmatch import fnmatchcase, translate
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Final, Protocol, Self
 
 from ovmstrio.core.errors import MissingScope, Unauthenticated
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
 _MAX_VERDICTS: Final = 1024
 """Size limit of a caller's cache of service decisions."""
@@ -224,9 +224,6 @@ def _scope_of(need: Permission, service: str) -> str:
 
 current_caller: Final[ContextVar[Caller | None]] = ContextVar("current_caller", default=None)
 """Caller of the running task; None without authentication."""
-
-current_certificate: Final[ContextVar[Mapping[str, Any] | None]] = ContextVar("current_certificate", default=None)
-"""Verified client certificate of the running task's connection."""
 
 
 def check_current_caller(need: Permission, service: str = "") -> None:

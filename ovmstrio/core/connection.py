@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from itertools import islice
 from typing import TYPE_CHECKING, ClassVar, Final
@@ -281,17 +281,21 @@ def _parse_endpoint(text: str) -> Remote | None:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The other end of a connection.
+    """The other end of a connection, and how the server treats it.
 
     Attributes:
         address: as ``accept`` reported it.
         certificate: the verified client certificate as ``ssl.SSLSocket.getpeercert`` returns it; None without one.
         trusted_proxies: whose forwarding headers name clients.
+        is_encrypted: whether the connection uses TLS.
+        revocable_streams: the server's open streams of authenticated callers; None without authentication.
     """
 
     address: ClientAddress = UNKNOWN
     certificate: Mapping[str, Any] | None = None
     trusted_proxies: TrustedProxies = NO_PROXIES
+    is_encrypted: bool = False
+    revocable_streams: set[Any] | None = field(default=None, compare=False, repr=False)
 
     def client(self, headers: Iterable[tuple[str, str]]) -> ClientAddress:
         """Return the client of a request on this connection.

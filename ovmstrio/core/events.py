@@ -59,7 +59,7 @@ class WireRequest:
         started: ``time.perf_counter`` time.
         status: gRPC or HTTP status; -1 while running and for clients that disconnected.
         is_stream: whether the request may contain several messages, each a call.
-        body: start of the body or of the last message, up to :data:`recorded_body_bytes`.
+        body: start of the body or of the last message, up to ``body_bytes`` of the observer.
         received: received body bytes or messages.
         sent: sent body bytes or messages.
         event: the last call of the request; None for unknown services and after the end was reported (a call refers to
@@ -74,7 +74,6 @@ class WireRequest:
         "caller",
         "event",
         "headers",
-        "is_encrypted",
         "is_sampled",
         "is_stream",
         "method",
@@ -100,7 +99,7 @@ class WireRequest:
         self.caller = ""
         self.started = perf_counter()
         self.status = -1
-        self.is_stream = self.is_encrypted = False
+        self.is_stream = False
         self.received = self.sent = 0
         self.event: CallEvent | None = None
         self.traceparent: str | None = None
@@ -226,6 +225,10 @@ class RequestObserver(Protocol):
     def needs_every(self) -> bool:
         """Whether every request is observed, instead of sampled and failed ones."""
 
+    @property
+    def body_bytes(self) -> int:
+        """Bytes of a request body that the observer needs; 0 for none."""
+
     def samples(self, traceparent: str) -> bool | None:
         """Return the sampling decision at the start of a request; None if it depends on further headers."""
 
@@ -237,6 +240,7 @@ class _ObserverGroup:
     def __init__(self, observers: Sequence[RequestObserver]) -> None:
         self._observers = tuple(observers)
         self.needs_every = any(each.needs_every for each in observers)
+        self.body_bytes = max(each.body_bytes for each in observers)
 
     def samples(self, traceparent: str) -> bool | None:
         decisions = [observer.samples(traceparent) for observer in self._observers]
@@ -253,12 +257,6 @@ def observer_group(observers: Sequence[RequestObserver]) -> RequestObserver | No
         return _ObserverGroup(observers)
     return observers[0] if observers else None
 
-
-recorded_body_bytes: Final[ContextVar[int]] = ContextVar("recorded_body_bytes", default=0)
-"""Bytes of request bodies that are kept for observers; 0 for none."""
-
-is_over_tls: Final[ContextVar[bool]] = ContextVar("is_over_tls", default=False)
-"""Whether the connection of the running task is encrypted."""
 
 current_request: Final[ContextVar[CurrentRequest | None]] = ContextVar("current_request", default=None)
 """The request of the running task; None without a request, or without HTTP request observers."""

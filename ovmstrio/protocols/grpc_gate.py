@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 
-from ovmstrio.auth.credential_headers import strip_credentials
+from ovmstrio.auth.authentication import strip_credentials
 from ovmstrio.auth.revocable_streams import cancel_on_revocation
 from ovmstrio.core.callers import Permission, current_caller, release_caller
 from ovmstrio.core.errors import MissingScope, Unauthenticated
@@ -43,9 +43,9 @@ _METHODS: Final[Mapping[str, Mapping[Permission, str]]] = {
         "SystemSharedMemoryUnregister "
         "CudaSharedMemoryRegister CudaSharedMemoryUnregister",
     },
-    _PREDICTION: {Permission.ABOUT: "GetModelMetadata", Permission.INFER: "Predict Classify Regress MultiInference"},
+    _PREDICTION: {Permission.ABOUT: "GetModelMetadata", Permission.INFER: "Predict"},
     _MODELS: {Permission.ABOUT: "GetModelStatus", Permission.ADMIN: "HandleReloadConfigRequest"},
-    _HEALTH: {Permission.NOTHING: "Check Watch List"},
+    _HEALTH: {Permission.NOTHING: "Check Watch"},
     "/grpc.reflection.v1.ServerReflection/": {Permission.READ: "ServerReflectionInfo"},
     "/grpc.reflection.v1alpha.ServerReflection/": {Permission.READ: "ServerReflectionInfo"},
 }
@@ -126,7 +126,7 @@ def _guarded(handler: Handler, gate: Gate, need: Permission) -> Handler:
 
 
 async def _answer_while_known(answer: Callable[[Call], Awaitable[None]], call: Call) -> None:
-    with cancel_on_revocation(call.state.head.headers, call.peer.certificate):
+    with cancel_on_revocation(call.peer, call.state.head.headers):
         await answer(call)
 
 

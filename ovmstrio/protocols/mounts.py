@@ -13,9 +13,9 @@ from functools import cache, partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ovmstrio.auth.credential_headers import strip_credentials
+from ovmstrio.auth.authentication import strip_credentials
 from ovmstrio.auth.revocable_streams import register_stream
-from ovmstrio.core.callers import Permission, current_certificate
+from ovmstrio.core.callers import Permission
 from ovmstrio.core.events import ApiInterface
 from ovmstrio.serving.ovms_errors import OvmsRouteErrors
 from ovmstrio.transport.http.responses import error_response
@@ -159,5 +159,5 @@ def _observed(answer: HttpAnswer, call: ObservedCall, request: HttpRequest) -> H
         return answer
     from ovmstrio.handlers.routes import LeasedStream  # noqa: PLC0415 - only streamed responses need it
 
-    known = register_stream(request.headers, current_certificate.get())
+    known = register_stream(request.peer, request.headers)
     return replace(answer, body=LeasedStream(stream, call.hand_over(), known=known))

@@ -32,7 +32,6 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import structlog
 import trio
 
-from ovmstrio.auth.revocable_streams import current_revocable_streams
 from ovmstrio.config.config_file import parse_config
 from ovmstrio.core.errors import ConfigError, Problem, ServerError
 from ovmstrio.core.events import observer_group
@@ -474,11 +473,9 @@ class _Server:
 
     async def run(self, task_status: trio.TaskStatus[Running]) -> None:
         """Serve until drained."""
-        log_tail = nullcontext() if self._history is None else self._history.recording()
+        log_tail = nullcontext() if self._history is None else self._history.log.listening()
         kept_gb = 0.0 if cache_directory(self._settings) is not None else self._settings.compile_cache_gb
         keeping = open_blob_cache(default_cache_folder(), int(kept_gb * 10**9))
-        if self._access is not None:
-            current_revocable_streams.set(self._access.gate.revocable_streams)
         with (
             self._locked_store(),
             self._control or nullcontext(),

@@ -53,6 +53,7 @@ class AccessLog:
         self._write = _json_line if form == "json" else _combined_line
 
     needs_every = True
+    body_bytes = 0
 
     def samples(self, traceparent: str) -> bool | None:
         """Return False: no request is sampled."""

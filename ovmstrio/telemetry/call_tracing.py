@@ -123,7 +123,7 @@ def _describe_request(
 def _scheme(request: WireRequest) -> str:
     """Return the client's URL scheme; TLS may end at a proxy."""
     forwarded_scheme = request.header("x-forwarded-proto")
-    return forwarded_scheme if forwarded_scheme in _SCHEMES else "https" if request.is_encrypted else "http"
+    return forwarded_scheme if forwarded_scheme in _SCHEMES else "https" if request.peer.is_encrypted else "http"
 
 
 def _operation(event: CallEvent) -> str:
@@ -239,6 +239,11 @@ class CallTracing(CallObserver):
     def needs_every(self) -> bool:
         """As :class:`ovmstrio.core.events.RequestObserver`: False, as most requests are not sampled."""
         return False
+
+    @property
+    def body_bytes(self) -> int:
+        """As :class:`ovmstrio.core.events.RequestObserver`: 0, as spans have no bodies."""
+        return 0
 
     def samples(self, traceparent: str) -> bool | None:
         """Return the sampling decision; None if the request has a parent."""

@@ -9,11 +9,11 @@ import zlib
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.core.errors import ServerError
-from ovmstrio.core.events import CANCELLED, CallObserver, recorded_body_bytes
+from ovmstrio.core.events import CANCELLED, CallObserver
 from ovmstrio.telemetry.log_writer import bounded_record
 from ovmstrio.util.redaction import blanked
 from ovmstrio.util.truncation import cut, text_of
@@ -65,10 +65,11 @@ class FailedCall:
 class FailedCalls(CallObserver):
     """Observer that keeps the last 100 failed calls, without client disconnects.
 
-    Request bodies are kept up to :data:`ovmstrio.core.events.recorded_body_bytes`, if requests are observed.
+    Up to ``body_bytes`` of request bodies are kept, if requests are observed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, body_bytes: int = 0) -> None:
+        self.body_bytes = body_bytes
         self._kept: deque[FailedCall] = deque(maxlen=_MAX_FAILED_CALLS)
         self.count = 0
 
@@ -82,7 +83,7 @@ class FailedCalls(CallObserver):
         if event.code == CANCELLED:
             return
         self.count += 1
-        body, size = _kept_body(event.request)
+        body, size = _kept_body(event.request, self.body_bytes)
         if error is None:
             message = event.reason or f"status {event.code}"
         else:
@@ -119,14 +120,14 @@ class FailedCalls(CallObserver):
         """Do nothing: bodies are kept with their calls."""
 
 
-def _kept_body(request: WireRequest | None) -> tuple[str, int]:
+def _kept_body(request: WireRequest | None, body_bytes: int) -> tuple[str, int]:
     if request is None or not request.body:
         return "", 0
     kept, size = request.body, max(request.received, len(request.body))
     if request.header("content-encoding").strip().lower() not in {"", "identity"}:
         # Decompress, as secrets cannot be redacted in compressed data.
         try:
-            kept = zlib.decompressobj(_ZLIB_OR_GZIP).decompress(kept, max(recorded_body_bytes.get(), len(kept)))
+            kept = zlib.decompressobj(_ZLIB_OR_GZIP).decompress(kept, max(body_bytes, len(kept)))
         except zlib.error:
             return "(compressed body, decompression failed)", size
     return blanked(kept, request.headers)[: len(kept)], size
@@ -219,29 +220,18 @@ _NOT_FACTS: Final = frozenset({"event", "level", "logger", "timestamp", "exc_inf
 # Recent history
 
 
-@dataclass(frozen=True, slots=True)
 class RecentHistory:
     """Ring buffers of one server.
 
-    Attributes:
+    Args:
         body_bytes: bytes kept of the bodies of failed requests; 0 for none.
     """
 
-    body_bytes: int = 0
-    failures: FailedCalls = field(default_factory=FailedCalls)
-    log: RecentLog = field(default_factory=RecentLog)
+    def __init__(self, body_bytes: int = 0) -> None:
+        self.failures = FailedCalls(body_bytes)
+        self.log = RecentLog()
 
     @property
     def requests(self) -> tuple[RequestObserver, ...]:
         """Request observers needed to keep bodies."""
-        return (self.failures,) if self.body_bytes else ()
-
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Keep log lines and request bodies within the block."""
-        token = recorded_body_bytes.set(self.body_bytes)
-        try:
-            with self.log.listening():
-                yield
-        finally:
-            recorded_body_bytes.reset(token)
+        return (self.failures,) if self.failures.body_bytes else ()

@@ -15,8 +15,7 @@ from ovmstrio.auth.gate import Gate
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.encoding.messages import message_class
 from ovmstrio.models.loading import load_model
-from ovmstrio.server.grpc_front_end import GrpcFrontEnd
-from ovmstrio.server.rest_front_end import RestFrontEnd
+from ovmstrio.server.front_ends import GrpcFrontEnd, RestFrontEnd
 from ovmstrio.serving.authorization import AuthorizingDataPlane
 from ovmstrio.serving.data_plane import DataPlane
 from tests.support.stub_registry import Load, registry_of

@@ -22,7 +22,7 @@ from ovmstrio.handlers.handler import LoadedHandler
 from ovmstrio.handlers.handler_service import HandlerService
 from ovmstrio.handlers.isolated.isolated_handler import open_isolated_handler
 from ovmstrio.isolation.isolated_code import Isolation
-from ovmstrio.server.grpc_front_end import GrpcFrontEnd
+from ovmstrio.server.front_ends import GrpcFrontEnd
 from ovmstrio.transport.grpc.limits import TransportLimits
 from tests.support.projects import FOUR_KINDS, written
 from tests.support.stub_registry import open_plane_of

@@ -13,6 +13,7 @@ from grpclib.const import Cardinality, Handler
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
+from ovmstrio.core.callers import Permission
 from ovmstrio.core.http_messages import HttpAnswer, HttpRequest
 from ovmstrio.protocols.grpc_codec import Codec
 from ovmstrio.serving.ovms_errors import OvmsRouteErrors
@@ -91,7 +92,8 @@ async def collecting() -> AsyncIterator[Collector]:
         await call.send_message(memoryview(b""))
 
     http = HttpFrontEnd(
-        ("127.0.0.1:0",), Router([rule("/v1/traces", "POST", export_http, is_hot=True)], OvmsRouteErrors())
+        ("127.0.0.1:0",),
+        Router([rule("/v1/traces", "POST", export_http, is_hot=True, need=Permission.NOTHING)], OvmsRouteErrors()),
     )
     grpc = GrpcServer([_Collecting(Handler(export_grpc, Cardinality.UNARY_UNARY, bytes, bytes))], Codec())
     async with trio.open_nursery() as nursery, open_listeners(["127.0.0.1:0"], None) as listeners:

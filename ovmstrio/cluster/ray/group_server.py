@@ -16,9 +16,9 @@ from ovmstrio.cluster.ray.http import ClusterHttpHandler
 from ovmstrio.cluster.ray.linked_services import LinkedKind, LinkedSpec
 from ovmstrio.config.specs import ModelSpec, ServableSpec, ServerSpec
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.server.front_ends import make_rest_router
 from ovmstrio.server.kinds import KINDS, table_of
 from ovmstrio.server.plan import Plan
-from ovmstrio.server.rest_front_end import make_rest_router
 from ovmstrio.server.server import WorkerProcessContext, serve_plan
 from ovmstrio.server.settings import ServerSettings
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from ovmstrio.core.callers import Permission
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.serving.profiling import Profiler, VersionCalls
 from ovmstrio.transport.http.responses import json_response
@@ -151,7 +152,7 @@ def profile_rules(
                 return json_response(await all_workers.take(**options))
             return json_response(_profile_document(await profiler.take(**options)))
 
-    return [rule("/v2/profile", "POST", profile)]
+    return [rule("/v2/profile", "POST", profile, need=Permission.ADMIN)]
 
 
 def _read_options(given: dict[str, Any]) -> dict[str, Any]:

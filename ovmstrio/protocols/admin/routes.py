@@ -53,7 +53,7 @@ def admin_rules(plane: DataPlane, changes: AdminChanges) -> list[Rule]:
 
     return [
         rule("/v1/config", "GET", config, is_hot=True, need=Permission.READ),
-        rule("/v1/config/reload", "POST", reload),
+        rule("/v1/config/reload", "POST", reload, need=Permission.ADMIN),
     ]
 
 

@@ -58,8 +58,8 @@ def repository_rules(plane: DataPlane, changes: AdminChanges) -> list[Rule]:
     return [
         rule("/v2/models", "GET", models, is_hot=True, need=Permission.READ),
         rule("/v2/repository/index", "POST", index, is_hot=True, need=Permission.READ),
-        rule("/v2/repository/models/<model>/load", "POST", load),
-        rule("/v2/repository/models/<model>/unload", "POST", unload),
+        rule("/v2/repository/models/<model>/load", "POST", load, need=Permission.ADMIN),
+        rule("/v2/repository/models/<model>/unload", "POST", unload, need=Permission.ADMIN),
     ]
 
 
@@ -121,7 +121,7 @@ def observation_rules(changes: AdminChanges) -> list[Rule]:
         *(rule(path, "GET", traces, need=Permission.READ) for path in _TRACES),
         *(rule(path, "POST", set_traces, need=Permission.READ) for path in _TRACES),
         rule("/v2/logging", "GET", logs, need=Permission.READ),
-        rule("/v2/logging", "POST", set_logs),
+        rule("/v2/logging", "POST", set_logs, need=Permission.ADMIN),
     ]
 
 
@@ -158,8 +158,11 @@ def shared_memory_rules(plane: DataPlane, changes: AdminChanges) -> list[Rule]:
 
     return [
         *(rule(f"{_SYSTEM}{path}/status", "GET", status, need=Permission.READ) for path in ("", "/region/<region>")),
-        rule(f"{_SYSTEM}/region/<region>/register", "POST", register),
-        *(rule(f"{_SYSTEM}{path}/unregister", "POST", unregister) for path in ("", "/region/<region>")),
+        rule(f"{_SYSTEM}/region/<region>/register", "POST", register, need=Permission.ADMIN),
+        *(
+            rule(f"{_SYSTEM}{path}/unregister", "POST", unregister, need=Permission.ADMIN)
+            for path in ("", "/region/<region>")
+        ),
         *_cuda_rules(),
     ]
 
@@ -176,8 +179,11 @@ def _cuda_rules() -> list[Rule]:
 
     return [
         *(rule(f"{_CUDA}{path}/status", "GET", status, need=Permission.READ) for path in ("", "/region/<region>")),
-        rule(f"{_CUDA}/region/<region>/register", "POST", register),
-        *(rule(f"{_CUDA}{path}/unregister", "POST", unregister) for path in ("", "/region/<region>")),
+        rule(f"{_CUDA}/region/<region>/register", "POST", register, need=Permission.ADMIN),
+        *(
+            rule(f"{_CUDA}{path}/unregister", "POST", unregister, need=Permission.ADMIN)
+            for path in ("", "/region/<region>")
+        ),
     ]
 
 

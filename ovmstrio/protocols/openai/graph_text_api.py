@@ -20,8 +20,7 @@ from ovmstrio.protocols.openai.completions import Completions
 from ovmstrio.protocols.openai.errors import OpenAIErrors
 from ovmstrio.protocols.openai.responses import Responses
 from ovmstrio.protocols.openai.text_endpoint import Usage, generate_all, is_stream, parse_off_loop
-from ovmstrio.transport.http.deadlines import request_deadline
-from ovmstrio.transport.http.responses import json_response
+from ovmstrio.transport.http.responses import json_response, request_deadline
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator

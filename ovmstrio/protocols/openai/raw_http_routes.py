@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import orjson
 
-from ovmstrio.auth.credential_headers import strip_credentials
+from ovmstrio.auth.authentication import strip_credentials
 from ovmstrio.core.errors import (
     GraphFailure,
     InvalidField,
@@ -28,7 +28,7 @@ from ovmstrio.protocols.openai.deltas import DONE
 from ovmstrio.serving.interfaces import OPENAI_REST
 from ovmstrio.serving.kind import Takes
 from ovmstrio.serving.ovms_errors import decompressed_body
-from ovmstrio.transport.http.deadlines import request_deadline
+from ovmstrio.transport.http.responses import request_deadline
 from ovmstrio.transport.http.sse import stream_events
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from ovmstrio.protocols.openai.deltas import encode_event
 from ovmstrio.protocols.openai.fields import Fields, shown
 from ovmstrio.protocols.openai.raw_http_routes import answer_raw_request
 from ovmstrio.serving.generation_calls import open_speech
-from ovmstrio.transport.http.deadlines import request_deadline
+from ovmstrio.transport.http.responses import request_deadline
 from ovmstrio.transport.http.sse import NO_PROXY_BUFFERING, stream_events
 
 if TYPE_CHECKING:

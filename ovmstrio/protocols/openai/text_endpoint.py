@@ -22,8 +22,7 @@ from ovmstrio.protocols.openai.deltas import DONE, ChoiceText, encode_event
 from ovmstrio.protocols.openai.fields import type_of
 from ovmstrio.protocols.openai.raw_http_routes import accepts_raw_requests, answer_raw_request
 from ovmstrio.serving.generation_calls import open_generation
-from ovmstrio.transport.http.deadlines import request_deadline
-from ovmstrio.transport.http.responses import json_response
+from ovmstrio.transport.http.responses import json_response, request_deadline
 from ovmstrio.transport.http.sse import stream_events
 
 if TYPE_CHECKING:

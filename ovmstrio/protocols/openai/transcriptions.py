@@ -19,8 +19,7 @@ from ovmstrio.protocols.openai.fields import Fields, shown
 from ovmstrio.protocols.openai.raw_http_routes import answer_raw_request
 from ovmstrio.serving.generation_calls import open_transcript
 from ovmstrio.serving.ovms_errors import decompressed_body
-from ovmstrio.transport.http.deadlines import request_deadline
-from ovmstrio.transport.http.responses import json_response
+from ovmstrio.transport.http.responses import json_response, request_deadline
 from ovmstrio.transport.http.sse import stream_events
 
 if TYPE_CHECKING:

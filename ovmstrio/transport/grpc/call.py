@@ -14,7 +14,7 @@ from grpclib.metadata import encode_metadata
 from multidict import MultiDict
 
 from ovmstrio.core.connection import ClientAddress, Peer
-from ovmstrio.core.events import OK, WireRequest, current_request, record_body, recorded_body_bytes
+from ovmstrio.core.events import OK, WireRequest, current_request, record_body
 from ovmstrio.transport.grpc.headers import (
     OK_TRAILERS,
     RESPONSE_HEADERS,
@@ -129,6 +129,7 @@ class CallHost(Protocol):
     faults: LogRateLimiter
     inflater: Inflater
     observer: RequestObserver | None
+    recorded_body_bytes: int
     peer: Peer
     senders: BlockedSenders
     share: ConnectionBudget
@@ -309,7 +310,7 @@ class Call:
             if flag:
                 data = await self._inflate(bytes(data))
             self.received += len(data)
-            if most := recorded_body_bytes.get():
+            if most := self._host.recorded_body_bytes:
                 record_body(data, most)
             return self._decode(data) if is_decoded else data
         except GRPCError as error:

@@ -46,8 +46,7 @@ from ovmstrio.transport.grpc.http2 import (
 from ovmstrio.transport.grpc.limits import TransportLimits
 from ovmstrio.transport.grpc.messages import Inflater
 from ovmstrio.transport.grpc.senders import BlockedSenders, Wakeup
-from ovmstrio.transport.send_budget import ConnectionBudget, current_connection_budget
-from ovmstrio.transport.stall_detector import ProgressTimer, unsent_bytes
+from ovmstrio.transport.send_budget import ConnectionBudget, ProgressTimer, current_connection_budget, unsent_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -175,6 +174,7 @@ class Connection:
         observer: RequestObserver | None = None,
     ) -> None:
         self.observer = observer
+        self.recorded_body_bytes = 0 if observer is None else observer.body_bytes
         self.arrivals = ArrivalOrder()
         self.core = ServerCore(limits, trio.current_time)
         self.codec = codec

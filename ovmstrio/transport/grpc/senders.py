@@ -9,8 +9,7 @@ from typing import Final
 import trio
 
 from ovmstrio.transport.grpc.http2 import Http2Core, StreamState
-from ovmstrio.transport.send_budget import ConnectionBudget
-from ovmstrio.transport.stall_detector import ProgressTimer
+from ovmstrio.transport.send_budget import ConnectionBudget, ProgressTimer
 from ovmstrio.util.buffers import PiecedMessage
 
 

@@ -68,6 +68,7 @@ class GrpcServer:
         pending: send budget; unlimited by default.
         observer: notified of every call.
         trusted_proxies: proxies whose headers name the client.
+        revocable_streams: open streams of authenticated callers; None without authentication.
         map_error: translates exceptions of handlers and codec other than ``GRPCError``.
     """
 
@@ -81,6 +82,7 @@ class GrpcServer:
         pending: SendBudget | None = None,
         observer: RequestObserver | None = None,
         trusted_proxies: TrustedProxies = NO_PROXIES,
+        revocable_streams: set[Any] | None = None,
         map_error: ErrorMapper | None = None,
     ) -> None:
         self._routes: dict[str, Handler] = {}
@@ -95,6 +97,7 @@ class GrpcServer:
         self._pending = pending or SendBudget()
         self._observer = observer
         self._trusted_proxies = trusted_proxies
+        self._revocable_streams = revocable_streams
         self._failures = FailureTranslator(map_error)
         self._faults = LogRateLimiter(log)
         self._endings = CancelPacer()
@@ -187,7 +190,13 @@ class GrpcServer:
             faults=self._faults,
             endings=self._endings,
             share=self._pending.share(),
-            peer=Peer(address, client_certificate(stream), self._trusted_proxies),
+            peer=Peer(
+                address,
+                client_certificate(stream),
+                self._trusted_proxies,
+                isinstance(stream, trio.SSLStream),
+                self._revocable_streams,
+            ),
             observer=self._observer,
         )
         self._connections.add(connection)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
+from contextlib import suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,8 +31,8 @@ from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 from ovmstrio.core.callers import current_caller
 from ovmstrio.core.http_messages import STATUSES_WITHOUT_BODY, HttpAnswer, HttpRequest
 from ovmstrio.core.limits import current_ticket
-from ovmstrio.transport.direct_stream import has_unread
-from ovmstrio.transport.http.bounded_send import PrefixedStream
+from ovmstrio.transport.direct_stream import LINGER_SECONDS, has_unread, underlying_stream
+from ovmstrio.transport.http.bounded_send import send_bounded
 from ovmstrio.transport.http.responses import (
     body_too_large_error,
     encode_response_head,
@@ -46,8 +48,86 @@ if TYPE_CHECKING:
     from hypercorn.protocol.events import Event as StreamEvent
 
     from ovmstrio.core.connection import Peer
+    from ovmstrio.core.request import Buffer
     from ovmstrio.transport.http.router import Route, Router
     from ovmstrio.transport.http.shutdown import ShutdownState
+
+# -- Stream ------------------------------------------------------------------------------------------------------------
+
+CLOSE_SECONDS: Final = 1.0
+
+
+class PrefixedStream:
+    """Stream for hypercorn whose first bytes have already been read.
+
+    Once ``is_finished``, nothing more is sent, and input is discarded.
+    """
+
+    def __init__(self, stream: trio.abc.Stream, prefix: bytes) -> None:
+        self._stream = stream
+        self._prefix = prefix
+        self.is_finished = False
+        self._reading: trio.CancelScope | None = None
+        self._read_until = math.inf
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether the stream uses TLS."""
+        return isinstance(self._stream, trio.SSLStream)
+
+    @property
+    def transport(self) -> Any:
+        """The socket stream below TLS."""
+        return underlying_stream(self._stream)
+
+    def read_until(self, deadline: float) -> None:
+        """Set the deadline of current and later reads, in trio time; no effect once finished."""
+        if not self.is_finished:
+            self._read_until = deadline
+            if self._reading is not None:
+                self._reading.deadline = deadline
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        """Return the bytes read before, then received bytes; empty at the end or once finished.
+
+        Raises ``TooSlowError`` after the deadline.
+        """
+        if self._prefix:
+            prefix, self._prefix = self._prefix, b""
+            await trio.lowlevel.checkpoint()
+            return prefix
+        with trio.CancelScope(deadline=self._read_until) as self._reading:
+            data = bytes(await self._stream.receive_some(max_bytes))
+            while data and self.is_finished:
+                data = bytes(await self._stream.receive_some(max_bytes))
+            return data
+        if self.is_finished:
+            return b""
+        raise trio.TooSlowError
+
+    async def send_all(self, data: Buffer) -> None:
+        """Send all bytes; see :func:`send_bounded`."""
+        await send_bounded(self._stream, data)
+
+    async def send_eof(self) -> None:
+        """Shut down the sending side, below TLS."""
+        await self.transport.send_eof()
+
+    async def finish(self) -> None:
+        """Shut down the sending side and discard input for a while.
+
+        Closing a socket with unread bytes resets the connection, and the client might lose the last response.
+        """
+        self.read_until(trio.current_time() + LINGER_SECONDS)
+        self.is_finished = True
+        with suppress(trio.BrokenResourceError, trio.BusyResourceError, trio.ClosedResourceError):
+            await self.send_eof()
+
+    async def aclose(self) -> None:
+        """Close the connection, even if the client does not answer TLS close_notify."""
+        with trio.move_on_after(CLOSE_SECONDS):
+            await self._stream.aclose()
+
 
 # -- hypercorn connection ----------------------------------------------------------------------------------------------
 
@@ -317,7 +397,8 @@ class ApplicationServer:
         self._config.include_date_header = False
         self._config.accesslog = None
         self._config.errorlog = _DISABLED_LOG
-        self._config.max_requests = None
+        # The fast path has no limit of requests per connection either.
+        self._config.keep_alive_max_requests = sys.maxsize
         self._context = WorkerContext(None)
 
     def take(self, stream: trio.abc.Stream, prefix: bytes, receive_until: float, peer: Peer) -> _Connection:

@@ -1,18 +1,16 @@
-"""Sending with stall detection, and a stream with already read bytes for hypercorn."""
+"""Sending of responses with stall detection."""
 
 from __future__ import annotations
 
-import math
-from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, Any, Final
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Final
 
 import trio
 
 from ovmstrio.core.http_messages import COMPLETE_BODY_TYPES, STATUSES_WITHOUT_BODY
-from ovmstrio.transport.direct_stream import LINGER_SECONDS, MAX_WRITEV_BUFFERS, DirectStream, underlying_stream
+from ovmstrio.transport.direct_stream import MAX_WRITEV_BUFFERS, DirectStream
 from ovmstrio.transport.http.responses import encode_response_head
-from ovmstrio.transport.send_budget import SendBudget, current_connection_budget
-from ovmstrio.transport.stall_detector import ProgressTimer, unsent_bytes
+from ovmstrio.transport.send_budget import ProgressTimer, SendBudget, current_connection_budget, unsent_bytes
 from ovmstrio.util.buffers import PiecedMessage
 
 if TYPE_CHECKING:
@@ -126,78 +124,3 @@ async def send_response(stream: trio.abc.SendStream, answer: HttpAnswer, *, keep
             if piece:
                 await send_bounded(stream, b"%x\r\n%b\r\n" % (len(piece), piece))
     await send_bounded(stream, b"0\r\n\r\n")
-
-
-CLOSE_SECONDS: Final = 1.0
-
-
-class PrefixedStream:
-    """Stream for hypercorn whose first bytes have already been read.
-
-    Once ``is_finished``, nothing more is sent, and input is discarded.
-    """
-
-    def __init__(self, stream: trio.abc.Stream, prefix: bytes) -> None:
-        self._stream = stream
-        self._prefix = prefix
-        self.is_finished = False
-        self._reading: trio.CancelScope | None = None
-        self._read_until = math.inf
-
-    @property
-    def encrypted(self) -> bool:
-        """Whether the stream uses TLS."""
-        return isinstance(self._stream, trio.SSLStream)
-
-    @property
-    def transport(self) -> Any:
-        """The socket stream below TLS."""
-        return underlying_stream(self._stream)
-
-    def read_until(self, deadline: float) -> None:
-        """Set the deadline of current and later reads, in trio time; no effect once finished."""
-        if not self.is_finished:
-            self._read_until = deadline
-            if self._reading is not None:
-                self._reading.deadline = deadline
-
-    async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """Return the bytes read before, then received bytes; empty at the end or once finished.
-
-        Raises ``TooSlowError`` after the deadline.
-        """
-        if self._prefix:
-            prefix, self._prefix = self._prefix, b""
-            await trio.lowlevel.checkpoint()
-            return prefix
-        with trio.CancelScope(deadline=self._read_until) as self._reading:
-            data = bytes(await self._stream.receive_some(max_bytes))
-            while data and self.is_finished:
-                data = bytes(await self._stream.receive_some(max_bytes))
-            return data
-        if self.is_finished:
-            return b""
-        raise trio.TooSlowError
-
-    async def send_all(self, data: Buffer) -> None:
-        """Send all bytes; see :func:`send_bounded`."""
-        await send_bounded(self._stream, data)
-
-    async def send_eof(self) -> None:
-        """Shut down the sending side, below TLS."""
-        await self.transport.send_eof()
-
-    async def finish(self) -> None:
-        """Shut down the sending side and discard input for a while.
-
-        Closing a socket with unread bytes resets the connection, and the client might lose the last response.
-        """
-        self.read_until(trio.current_time() + LINGER_SECONDS)
-        self.is_finished = True
-        with suppress(trio.BrokenResourceError, trio.BusyResourceError, trio.ClosedResourceError):
-            await self.send_eof()
-
-    async def aclose(self) -> None:
-        """Close the connection, even if the client does not answer TLS close_notify."""
-        with trio.move_on_after(CLOSE_SECONDS):
-            await self._stream.aclose()

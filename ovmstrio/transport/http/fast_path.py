@@ -16,8 +16,9 @@ connection is closed as idle only if no byte of a request has arrived, here or i
 
 from __future__ import annotations
 
+import re
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import trio
 
@@ -27,7 +28,6 @@ from ovmstrio.core.http_messages import HttpAnswer, HttpRequest
 from ovmstrio.core.limits import release_current_ticket
 from ovmstrio.transport.direct_stream import DirectStream, has_unread, resume, run_eagerly
 from ovmstrio.transport.http.bounded_send import send_bounded, send_response
-from ovmstrio.transport.http.heads import METHODS, RequestHead, parse_head
 from ovmstrio.transport.http.responses import (
     encode_plain_json,
     error_response,
@@ -40,9 +40,73 @@ from ovmstrio.util.aligned_memory import memory_to_fill
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from ovmstrio.transport.http.router import RoutedRequest, Router
+    from ovmstrio.transport.http.router import BodyView, Route, Router
 
 # -- Request heads -----------------------------------------------------------------------------------------------------
+
+_METHODS: Final = ("POST", "GET", "PUT", "PATCH", "DELETE")
+_HEAD: Final = re.compile(
+    rb"(%b) (/[^#\x00-\x20\x7f-\xff]*) HTTP/1\.1\r\n"
+    rb"((?:[!#$%%&'*+\-.^_`|~0-9A-Za-z]+:[^\r\n\x00\x0b\x0c\x7f]*\r\n)+)\r\n" % "|".join(_METHODS).encode()
+)
+"""Accepts a subset of what the application's parser accepts."""
+_LENGTH: Final = re.compile(r"[0-9]{1,15}")
+_UNUSUAL: Final = frozenset({"transfer-encoding", "content-encoding", "expect", "upgrade", "trailer", "te"})
+_UNREPEATABLE: Final = frozenset(
+    {"host", "content-length", "connection", "content-type", "inference-header-content-length"}
+)
+_BODILESS_METHODS: Final = frozenset({"GET", "DELETE"})
+"""Methods whose requests may omit content-length, because they usually have no body."""
+
+
+class RequestHead(NamedTuple):
+    """Request without its body; header names are in lower case, ``target`` is as sent."""
+
+    method: str
+    target: str
+    headers: tuple[tuple[str, str], ...]
+    body_length: int
+    keep_alive: bool
+
+
+def parse_head(head: bytes) -> RequestHead | None:
+    """Parse a request head, including its blank line; None if it is not plain."""
+    match = _HEAD.fullmatch(head)
+    if match is None:
+        return None
+    lines = (line.partition(":") for line in match[3].decode("latin-1").split("\r\n")[:-1])
+    headers = tuple((name.lower(), value.strip(" \t")) for name, _, value in lines)
+    found = dict(headers)
+    if not _UNUSUAL.isdisjoint(found) or "host" not in found:
+        return None
+    if len(found) < len(headers) and any(name in _UNREPEATABLE for name in _repeated(headers)):
+        return None
+    method, target = match[1].decode(), match[2].decode("latin-1")
+    length = found.get("content-length", "0" if method in _BODILESS_METHODS else "")
+    connection = found.get("connection", "keep-alive").lower()
+    if not _LENGTH.fullmatch(length) or connection not in {"keep-alive", "close"}:
+        return None
+    return RequestHead(method, target, headers, int(length), connection == "keep-alive")
+
+
+def _repeated(headers: tuple[tuple[str, str], ...]) -> set[str]:
+    names = [name for name, _ in headers]
+    return {name for name in names if names.count(name) > 1}
+
+
+class RoutedRequest(NamedTuple):
+    """Request before its body has arrived.
+
+    Attributes:
+        size: bytes of head and body.
+        view: answers from the body alone and raises errors for :meth:`Router.failed`; None if the request is needed.
+    """
+
+    head: RequestHead
+    query: str
+    route: Route
+    size: int
+    view: BodyView | None = None
 
 
 # -- Connection --------------------------------------------------------------------------------------------------------
@@ -53,7 +117,7 @@ _MAX_CACHED_HEAD_BYTES: Final = 1024
 """Clients repeat the same head, so small heads are cached with their route."""
 _MAX_CACHED_HEADS: Final = 1024
 _END_OF_HEAD: Final = b"\r\n\r\n"
-_REQUEST_LINE_PREFIXES: Final = tuple(f"{method} /".encode() for method in METHODS)
+_REQUEST_LINE_PREFIXES: Final = tuple(f"{method} /".encode() for method in _METHODS)
 _MAX_PREFIX_BYTES: Final = max(map(len, _REQUEST_LINE_PREFIXES))
 
 MAX_PIPELINED_BYTES: Final = 64 * 1024
@@ -99,7 +163,7 @@ class FastPathConnection:
         peer: Peer = UNKNOWN_PEER,
     ) -> None:
         self._router = router
-        self._heads = router.heads
+        self._heads: dict[bytes, RoutedRequest] = router.heads
         self._stream = stream
         self._direct = stream if isinstance(stream, DirectStream) else None
         self._now: Callable[[], float] = trio.current_time
@@ -377,7 +441,8 @@ class FastPathConnection:
         route = self._router.find(head.method, target)
         if isinstance(route, HttpAnswer) or not route.is_hot:
             return None
-        routed = self._router.routed(head, query, route, end + 4 + head.body_length)
+        view = self._router.body_view(route, head.headers)
+        routed = RoutedRequest(head, query, route, end + 4 + head.body_length, view)
         if end + 4 <= _MAX_CACHED_HEAD_BYTES:
             if len(self._heads) >= _MAX_CACHED_HEADS:
                 self._heads.clear()

@@ -1,31 +1,27 @@
-"""HTTP responses of the server: JSON, errors, CORS and response heads."""
+"""HTTP responses of the server: JSON, errors, CORS, response heads and the deadline for a response."""
 
 from __future__ import annotations
 
 import json
+import math
 import time
 from dataclasses import dataclass
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
-from math import ceil
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
+import trio
 
-from ovmstrio.core.errors import (
-    Overloaded,
-    PayloadTooLarge,
-    RequestTooSlow,
-    ServerError,
-)
+from ovmstrio.core.errors import InvalidField, Overloaded, PayloadTooLarge, RequestTooSlow, ServerError
 from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.transport.statuses import error_status, www_authenticate_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ovmstrio.core.http_messages import Headers
+    from ovmstrio.core.http_messages import Headers, HttpRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +91,7 @@ def retry_after_headers(error: ServerError) -> Headers:
     """Return the ``retry-after`` header of an overload error; no headers for other errors."""
     if not isinstance(error, Overloaded):
         return ()
-    return (("retry-after", str(max(1, ceil(error.retry_after_seconds)))),)
+    return (("retry-after", str(max(1, math.ceil(error.retry_after_seconds)))),)
 
 
 def with_auth_challenge(answer: HttpAnswer, error: ServerError) -> HttpAnswer:
@@ -153,3 +149,28 @@ def _plain_head(_second: int, headers: Headers, length: int) -> bytes:
 @lru_cache(maxsize=1)
 def _date(second: int) -> str:
     return f"date: {formatdate(second, usegmt=True)}"
+
+
+# -- Request deadline --------------------------------------------------------------------------------------------------
+
+_HEADER: Final = "x-request-timeout"
+_MAX_SECONDS: Final = 86_400.0
+
+
+def request_deadline(request: HttpRequest) -> float:
+    """Return the deadline in trio time from the ``X-Request-Timeout`` header (seconds); infinite without it.
+
+    Raises ``InvalidField`` if the header is not a positive number.
+    """
+    value = request.header(_HEADER)
+    if value is None:
+        return math.inf
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise InvalidField(
+            "X-Request-Timeout: expected seconds above 0", field="X-Request-Timeout", got=repr(value[:40])
+        )
+    return trio.current_time() + min(seconds, _MAX_SECONDS)

@@ -21,9 +21,9 @@ from urllib.parse import unquote
 
 import structlog
 
-from ovmstrio.core.callers import Permission, current_certificate, release_caller
+from ovmstrio.core.callers import Permission, release_caller
 from ovmstrio.core.errors import MissingScope, ServerError, Unauthenticated
-from ovmstrio.core.events import WireRequest, current_request, is_over_tls, recorded_body_bytes
+from ovmstrio.core.events import WireRequest, current_request
 from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.core.limits import AdmissionTicket, current_ticket
 from ovmstrio.telemetry.denied_admin_log import log_denied
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from ovmstrio.auth.gate import Gate
     from ovmstrio.core.events import RequestObserver
     from ovmstrio.core.http_messages import Headers, HttpRequest
-    from ovmstrio.transport.http.heads import RequestHead
     from ovmstrio.transport.http.responses import Cors
 
 # -- Request observation -----------------------------------------------------------------------------------------------
@@ -46,15 +45,15 @@ class RequestEvents:
 
     def __init__(self, observer: RequestObserver) -> None:
         self._observer = observer
+        self._body_bytes = observer.body_bytes
 
     def begin(self, request: HttpRequest) -> WireRequest:
         """Create the record of a request and make it the task's current request."""
         record = WireRequest("HTTP", request.method, request.target or request.path, request.headers, request.peer)
         body = request.body if request.view is None else request.view
         record.received = len(body)
-        if most := recorded_body_bytes.get():
-            record.body = bytes(body[:most])
-        record.is_encrypted = is_over_tls.get()
+        if self._body_bytes:
+            record.body = bytes(body[: self._body_bytes])
         current_request.set(record)
         return record
 
@@ -178,19 +177,18 @@ def rule(
     method: str,
     view: View,
     *,
+    need: Permission,
     is_hot: bool = False,
     has_tasks: bool = False,
     takes_views: bool = False,
     admit: Admit | None = None,
-    need: Permission = Permission.ADMIN,
     refuse: Callable[[Exception], HttpAnswer] = error_response,
     of_bodies: Callable[..., BodyView | None] | None = None,
 ) -> Rule:
     """Create a rule from a path template such as ``/v2/models/<model>``.
 
     ``<number:name>`` matches digits and ``<path:name>`` the rest of the path. A template may end with a verb
-    (``:word``). A trailing slash is optional, except after a verb. The default ``need`` is administrator rights. The
-    other arguments are as in :class:`Route`.
+    (``:word``). A trailing slash is optional, except after a verb. The other arguments are as in :class:`Route`.
     """
     parts = _PLACE.split(template)
     pattern = "".join(
@@ -201,21 +199,6 @@ def rule(
     pattern += "" if _VERB.search(template) else "/?"
     route = Route(view, refuse, "", "", {}, is_hot, has_tasks, takes_views, admit, need, "", of_bodies)
     return Rule(re.compile(pattern), template.split("/")[1], methods, route)
-
-
-class RoutedRequest(NamedTuple):
-    """Request of the fast path before its body has arrived.
-
-    Attributes:
-        size: bytes of head and body.
-        view: answers from the body alone and raises errors for :meth:`Router.failed`; None if the request is needed.
-    """
-
-    head: RequestHead
-    query: str
-    route: Route
-    size: int
-    view: BodyView | None = None
 
 
 class Router:
@@ -234,6 +217,7 @@ class Router:
         answer: coroutine function that returns the response of a route; every exception becomes a response. The caller
             must close a response stream.
         heads: cache of the fast path, by head bytes.
+        revocable_streams: open streams of authenticated callers; None without a gate.
     """
 
     def __init__(
@@ -257,8 +241,9 @@ class Router:
         self._cors = cors
         self._has_limits = has_limits
         self._gate = gate
+        self.revocable_streams = None if gate is None else gate.revocable_streams
         self._routes: dict[tuple[str, str], Route | HttpAnswer] = {}
-        self.heads: dict[bytes, RoutedRequest] = {}
+        self.heads: dict[bytes, Any] = {}
 
     def forget(self) -> None:
         """Clear the route caches."""
@@ -282,7 +267,7 @@ class Router:
         """
         try:
             if self._gate is not None:
-                await self._gate.let_in(route.need, route.service, request.headers, current_certificate.get())
+                await self._gate.let_in(route.need, route.service, request.headers, request.peer.certificate)
             if route.admit is not None and self._has_limits():
                 current_ticket.set(await route.admit(request.method))
         except ServerError as error:
@@ -340,12 +325,15 @@ class Router:
         """Return the error response; unexpected exceptions are logged."""
         return self.shared(route.refuse(_reportable_error(error, route.path, route.places)), _origin(headers))
 
-    def routed(self, head: RequestHead, query: str, route: Route, size: int) -> RoutedRequest:
-        """Create the cacheable part of a fast-path request."""
-        view = None if self._events is not None or route.of_bodies is None else route.of_bodies(head.headers)
+    def body_view(self, route: Route, headers: Headers) -> BodyView | None:
+        """Return the handler that answers requests with these headers from their bodies alone; None if there is none.
+
+        The handler raises errors for :meth:`failed`.
+        """
+        view = None if self._events is not None or route.of_bodies is None else route.of_bodies(headers)
         if view is not None and self._cors is not None:
-            view = partial(self._share_view, view, _origin(head.headers))
-        return RoutedRequest(head, query, route, size, view)
+            view = partial(self._share_view, view, _origin(headers))
+        return view
 
     async def _share_view(self, view: BodyView, origin: str, body: Any) -> HttpAnswer:
         return self.shared(await view(body), origin)

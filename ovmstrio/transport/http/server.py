@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 import trio
 
-from ovmstrio.core.callers import current_certificate
 from ovmstrio.core.connection import NO_PROXIES, Peer, TrustedProxies
-from ovmstrio.core.events import is_over_tls
 from ovmstrio.telemetry.log_rate_limit import LogRateLimiter
 from ovmstrio.transport.accept_loop import AcceptLoop, TurnLimiter, in_batches
 from ovmstrio.transport.direct_stream import (
@@ -164,10 +162,13 @@ class HttpFrontEnd(AddressFrontEnd):
                 return
             if isinstance(stream, trio.SSLStream) and not await self._complete_handshake(stream, address):
                 return
-            peer = Peer(address, client_certificate(stream), self._trusted_proxies)
-            if isinstance(stream, trio.SSLStream):
-                current_certificate.set(peer.certificate)
-                is_over_tls.set(True)
+            peer = Peer(
+                address,
+                client_certificate(stream),
+                self._trusted_proxies,
+                isinstance(stream, trio.SSLStream),
+                self._router.revocable_streams,
+            )
             lane = FastPathConnection(
                 self._router,
                 stream,

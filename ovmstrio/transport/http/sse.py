@@ -18,7 +18,6 @@ import structlog
 import trio
 
 from ovmstrio.auth.revocable_streams import cancel_on_revocation
-from ovmstrio.core.callers import current_certificate
 from ovmstrio.core.errors import ServerError
 from ovmstrio.core.http_messages import HttpAnswer
 
@@ -130,7 +129,7 @@ async def _run(
     with trio.CancelScope() as scope:
         events = EventSink(scope, task_status)
         try:
-            with cancel_on_revocation(request.headers, current_certificate.get()):
+            with cancel_on_revocation(request.peer, request.headers):
                 await make(events)
             events.begin()
         except ServerError as error:

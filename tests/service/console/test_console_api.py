@@ -20,7 +20,7 @@ from ovmstrio.console.stream import StreamFilter
 from ovmstrio.core.callers import Caller, Scopes
 from ovmstrio.core.events import ApiInterface, CallEvent, WireRequest
 from ovmstrio.core.http_messages import HttpAnswer, HttpRequest
-from ovmstrio.server.rest_front_end import make_rest_router
+from ovmstrio.server.front_ends import make_rest_router
 from ovmstrio.serving.authorization import AuthorizingDataPlane
 from ovmstrio.telemetry.log_levels import LOG_LEVEL
 from ovmstrio.telemetry.logs import configure_logs

@@ -17,7 +17,7 @@ from ovmstrio.handlers.handler import LoadedHandler
 from ovmstrio.handlers.handler_loading import open_handler
 from ovmstrio.handlers.handler_service import HandlerService
 from ovmstrio.handlers.models.library import open_models
-from ovmstrio.server.rest_front_end import RestFrontEnd
+from ovmstrio.server.front_ends import RestFrontEnd
 from tests.support.projects import make_project
 from tests.support.stub_registry import open_plane_of
 from tests.support.waits import WAIT_SECONDS, until_async

@@ -20,7 +20,7 @@ from ovmstrio.ops.predictor.factory import PredictorFactory
 from ovmstrio.ops.predictor.kserve import PipelinePredictor
 from ovmstrio.ops.predictor.protocol import FeedMismatch, FeedTypeError, Predictor
 from ovmstrio.ops.settings import OpSettings
-from ovmstrio.server.grpc_front_end import GrpcFrontEnd
+from ovmstrio.server.front_ends import GrpcFrontEnd
 from ovmstrio.serving.data_plane import DataPlane
 from ovmstrio.telemetry.spans import RecordedSpan, UnrecordedSpan
 from tests.support import ir

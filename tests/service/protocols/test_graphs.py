@@ -14,8 +14,7 @@ import trio
 
 from ovmstrio.config.specs import GraphSpec
 from ovmstrio.graphs.loading import load_graph
-from ovmstrio.server.grpc_front_end import GrpcFrontEnd
-from ovmstrio.server.rest_front_end import RestFrontEnd
+from ovmstrio.server.front_ends import GrpcFrontEnd, RestFrontEnd
 from ovmstrio.serving.data_plane import DataPlane
 from ovmstrio.serving.interfaces import KSERVE_GRPC, TENSORFLOW_GRPC
 from tests.service.protocols.kserve.grpc.servers import Caller, payload

@@ -15,7 +15,7 @@ import pytest
 
 from ovmstrio.encoding import json_reader
 from ovmstrio.encoding.json_reader import AT_ONCE_BYTES
-from ovmstrio.server import rest_front_end
+from ovmstrio.server import front_ends as rest_front_end
 from ovmstrio.transport.http.router import Router
 from ovmstrio.util import slices
 from tests.support.all_kinds import write_hostile_services

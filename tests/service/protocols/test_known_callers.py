@@ -23,9 +23,10 @@ from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.callers import Permission, current_caller, release_caller
 from ovmstrio.encoding.messages import message_class
 from ovmstrio.protocols.grpc_gate import REQUIRED_SCOPES
-from ovmstrio.server.rest_front_end import make_rest_router
+from ovmstrio.server.front_ends import make_rest_router
 from ovmstrio.serving.authorization import AuthorizingDataPlane, CallerRecorder
 from ovmstrio.telemetry.metrics import Metrics
+from ovmstrio.telemetry.recent_history import RecentHistory
 from tests.service.protocols.kserve.grpc.servers import KeptCalls
 from tests.support import ir
 from tests.support.all_kinds import write_all_kinds
@@ -207,29 +208,42 @@ async def test_changes_of_the_server_are_logged_with_caller_and_client(doors: Bo
     assert changes == [("shared memory unregistered", "boss", "127.0.0.1")]
 
 
-def test_every_grpc_method_has_a_needed_scope(tmp_path: Path) -> None:
-    from ovmstrio.protocols.health.grpc_health import HealthService
+def test_every_grpc_method_has_a_required_scope_or_is_public() -> None:
+    from ovmstrio.protocols.health.grpc_health import HealthService, OpenEndedCalls
+    from ovmstrio.protocols.health.reflection import ReflectionService
     from ovmstrio.protocols.kserve.grpc_service import InferenceService
     from ovmstrio.protocols.tensorflow.grpc_service import ModelService, PredictionService
 
     fake: Any = None
-    services = (InferenceService(fake), PredictionService(fake), ModelService(fake), HealthService(fake, fake))
-    assert {path for service in services for path in service.__mapping__()} <= REQUIRED_SCOPES.keys()
+    services: list[Any] = [
+        InferenceService(fake),
+        PredictionService(fake),
+        ModelService(fake),
+        HealthService(fake, fake),
+    ]
+    reflection = ReflectionService(services, fake, OpenEndedCalls())
+    assert {path for each in (*services, reflection) for path in each.__mapping__()} == REQUIRED_SCOPES.keys()
+    assert {path for path, need in REQUIRED_SCOPES.items() if need is Permission.NOTHING} == {
+        *(f"/inference.GRPCInferenceService/Server{name}" for name in ("Live", "Ready")),
+        *(f"/grpc.health.v1.Health/{name}" for name in ("Check", "Watch")),
+    }
 
 
-async def test_only_routes_that_change_the_server_need_the_admin_scope(tmp_path: Path) -> None:
+async def test_only_routes_that_change_the_server_need_the_admin_scope_and_only_health_is_public(
+    tmp_path: Path,
+) -> None:
     async with serving_rest(tmp_path) as serving:
-        rules = make_rest_router(serving.plane).rules
-    assert {
-        each.pattern.pattern.split("(")[0].rstrip("/?") for each in rules if each.route.need is Permission.ADMIN
-    } == {
+        rules = make_rest_router(serving.plane, past=RecentHistory(), console="on").rules
+    needs = [(each.pattern.pattern.split("(")[0].rstrip("/?"), each.route.need) for each in rules]
+    assert {path for path, need in needs if need is Permission.ADMIN} == {
         "/v1/config/reload",
         "/v2/repository/models",
         *("/v2/systemsharedmemory/region", "/v2/systemsharedmemory/unregister", "/v2/logging", "/v2/profile"),
         *("/v2/cudasharedmemory/region", "/v2/cudasharedmemory/unregister"),
+        *("/console/api/reload", "/console/api/services", "/console/api/log_level"),
     }
-    assert {each.pattern.pattern for each in rules if each.route.need is Permission.NOTHING} == {
-        *("/health/?", "/v2/health/live/?", "/v2/health/ready/?"),
+    assert {path for path, need in needs if need is Permission.NOTHING} == {
+        *("/health", "/v2/health/live", "/v2/health/ready", "/console", "/console/page"),
     }
 
 

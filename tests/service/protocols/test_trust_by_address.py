@@ -24,8 +24,7 @@ from ovmstrio.encoding.messages import message_class
 from ovmstrio.isolation.packets import Message
 from ovmstrio.isolation.worker_program import WorkRequest
 from ovmstrio.protocols.grpc_gate import REQUIRED_SCOPES
-from ovmstrio.server.grpc_front_end import GrpcFrontEnd
-from ovmstrio.server.rest_front_end import RestFrontEnd
+from ovmstrio.server.front_ends import GrpcFrontEnd, RestFrontEnd
 from ovmstrio.serving.shared_memory import ClientRegions
 from ovmstrio.telemetry.recent_history import RecentHistory
 from ovmstrio.transport.direct_stream import DirectStream
@@ -176,6 +175,7 @@ async def test_local_clients_are_granted_changes_and_the_console(tmp_path: Path,
 
 class Observer:
     needs_every = True
+    body_bytes = 0
 
     def __init__(self) -> None:
         self.clients: set[tuple[str, str]] = set()

@@ -13,9 +13,10 @@ from joserfc.jwk import ECKey, KeySet, OctKey, OKPKey, RSAKey
 
 from ovmstrio.auth.authentication import Authentication, CallerDirectory, VerifiedClaims, request_credential
 from ovmstrio.auth.gate import Gate
-from ovmstrio.auth.revocable_streams import cancel_on_revocation, current_revocable_streams
+from ovmstrio.auth.revocable_streams import cancel_on_revocation
 from ovmstrio.auth.tokens import FileKeys, IssuerKeys, JwtVerifier, TokenRules, parse_key_set
 from ovmstrio.core.callers import Caller, Permission, Scopes, release_caller
+from ovmstrio.core.connection import Peer
 from ovmstrio.core.errors import ConfigError, MissingScope, Unauthenticated
 from tests.support.callers import entry_of
 
@@ -134,7 +135,6 @@ HEADERS = (("authorization", "Bearer shop"),)
 
 async def _admit(authentication: Authentication) -> Gate:
     gate = Gate(authentication)
-    current_revocable_streams.set(gate.revocable_streams)
     await gate.let_in(Permission.INFER, "", HEADERS, None)
     return gate
 
@@ -155,7 +155,7 @@ async def test_callers_are_identified_again_only_after_a_change() -> None:
     gate = await _admit(authentication)
 
     async def go_on() -> None:
-        with cancel_on_revocation(HEADERS, None):
+        with cancel_on_revocation(Peer(revocable_streams=gate.revocable_streams), HEADERS):
             await gate.end_revoked()
             count = authentication.count
             for _ in range(100):
@@ -191,7 +191,7 @@ async def test_a_caller_that_loses_a_scope_is_stopped_with_its_name(before: str,
     gate = await _admit(authentication)
     ended = ""
     try:
-        with cancel_on_revocation(HEADERS, None):
+        with cancel_on_revocation(Peer(revocable_streams=gate.revocable_streams), HEADERS):
             directory.replace([entry_of("shop", *after.split())])
             authentication.clear_cache()
             await gate.end_revoked()

@@ -16,7 +16,7 @@ import trio.testing
 
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ModelFailure
-from ovmstrio.server.rest_front_end import RestFrontEnd
+from ovmstrio.server.front_ends import RestFrontEnd
 from ovmstrio.serving.data_plane import DataPlane
 from ovmstrio.serving.registry import Registry
 from tests.support.stub_registry import PassThrough, load_pass_through, registry_of

@@ -6,10 +6,10 @@ from typing import Any, Final
 
 import pytest
 
-from ovmstrio.auth.credential_headers import strip_credentials
+from ovmstrio.auth.authentication import strip_credentials
 from ovmstrio.core.callers import Caller, Scopes, current_caller
 from ovmstrio.core.http_messages import HttpAnswer, HttpRequest
-from ovmstrio.server.rest_front_end import make_rest_router
+from ovmstrio.server.front_ends import make_rest_router
 from ovmstrio.transport.http.responses import Cors
 from ovmstrio.transport.http.router import Route
 from tests.support.callers import LOCAL

@@ -10,12 +10,12 @@ import trio.testing
 from trio.testing import MockClock
 
 from ovmstrio.core.request import Buffer
-from ovmstrio.server.rest_front_end import make_rest_router
+from ovmstrio.server.front_ends import make_rest_router
 from ovmstrio.transport.direct_stream import LINGER_SECONDS, DirectStream, run_eagerly, to_direct_stream
-from ovmstrio.transport.http.bounded_send import PrefixedStream, send_bounded
+from ovmstrio.transport.http.application import PrefixedStream
+from ovmstrio.transport.http.bounded_send import send_bounded
 from ovmstrio.transport.http.fast_path import FastPathConnection
-from ovmstrio.transport.send_budget import SendBudget, current_connection_budget
-from ovmstrio.transport.stall_detector import unsent_bytes
+from ovmstrio.transport.send_budget import SendBudget, current_connection_budget, unsent_bytes
 from tests.support.waits import WAIT_SECONDS
 from tests.unit.protocols.servers import stack
 

@@ -5,14 +5,13 @@ import json
 import re
 import time
 import zlib
-from collections.abc import Iterator
 from urllib.parse import quote, urlencode
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovmstrio.core.events import ApiInterface, CallEvent, WireRequest, recorded_body_bytes
+from ovmstrio.core.events import ApiInterface, CallEvent, WireRequest
 from ovmstrio.telemetry.recent_history import FailedCalls
 from ovmstrio.util.redaction import blanked
 from tests.support.callers import LOCAL
@@ -185,13 +184,6 @@ REST = ApiInterface("KServe", "REST", "infer")
 BODY = json.dumps({"password": "correct horse", "text": "mine " * 900}).encode()
 
 
-@pytest.fixture(autouse=True)
-def _limit_kept_bodies() -> Iterator[None]:
-    token = recorded_body_bytes.set(1000)
-    yield
-    recorded_body_bytes.reset(token)
-
-
 @pytest.mark.parametrize(
     ("body", "encoding", "shown"),
     [
@@ -202,7 +194,7 @@ def _limit_kept_bodies() -> Iterator[None]:
     ],
 )
 def test_a_body_is_shown_decoded_without_secrets_within_the_limit(body: bytes, encoding: str, shown: str) -> None:
-    failures, request = FailedCalls(), WireRequest("HTTP", "POST", "/", [("content-encoding", encoding)], LOCAL)
+    failures, request = FailedCalls(1000), WireRequest("HTTP", "POST", "/", [("content-encoding", encoding)], LOCAL)
     request.body, request.received = body[:1000], len(body)
     failures.call_failed(CallEvent("m", "1", "model", REST, "infer", code="InvalidRequest", request=request))
     (failure,) = failures.since(0)

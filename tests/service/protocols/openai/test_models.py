@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ovmstrio.server.rest_front_end import make_rest_router
+from ovmstrio.server.front_ends import make_rest_router
 from ovmstrio.transport.http.router import Route
 from tests.service.protocols.openai.servers import CHAT, EARS, PREFIXES, VOICE, WORDS
 from tests.unit.protocols.servers import Serving

@@ -18,7 +18,7 @@ from ovmstrio.core.generation import (
     TokenLogprob,
     ToolCallDelta,
 )
-from ovmstrio.server.rest_front_end import make_rest_router
+from ovmstrio.server.front_ends import make_rest_router
 from ovmstrio.transport.http.router import Route
 from tests.service.protocols.openai.servers import CHAT, PREFIXES, chat_body, events_of, post_of, service_of
 from tests.support.waits import WAIT_SECONDS

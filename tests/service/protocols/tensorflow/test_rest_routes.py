@@ -15,7 +15,7 @@ from PIL import Image
 from ovmstrio.config.specs import GraphSpec, ModelSpec, ServableSpec
 from ovmstrio.core.service import Servable
 from ovmstrio.models.loading import load_model
-from ovmstrio.server.rest_front_end import make_rest_router
+from ovmstrio.server.front_ends import make_rest_router
 from ovmstrio.telemetry.metrics import Metrics
 from ovmstrio.transport.http.router import Route
 from tests.support import ir

@@ -12,6 +12,7 @@ import trio
 import trio.testing
 import trustme
 
+from ovmstrio.core.callers import Permission
 from ovmstrio.core.http_messages import HttpAnswer, HttpRequest
 from ovmstrio.transport.http.router import MissingRouteResponses, Router, rule
 from ovmstrio.transport.http.server import HttpFrontEnd
@@ -331,7 +332,7 @@ async def serve(nursery: trio.Nursery) -> AsyncIterator[Serve]:
         return HttpAnswer(200, (), bytes(SIZE))
 
     async def start(pending: SendBudget) -> str:
-        router = Router([rule("/large", "GET", view, is_hot=True)], _Refusals())
+        router = Router([rule("/large", "GET", view, is_hot=True, need=Permission.NOTHING)], _Refusals())
         front_end = HttpFrontEnd(["127.0.0.1:0"], router, pending=pending)
         addresses: list[str] = await nursery.start(front_end.serve)
         return addresses[0]
@@ -379,7 +380,9 @@ async def test_requests_of_a_connection_have_the_same_share(nursery: trio.Nurser
         seen.append(current_connection_budget.get())
         return HttpAnswer(200, (), b"")
 
-    front_end = HttpFrontEnd(["127.0.0.1:0"], Router([rule("/large", "GET", view, is_hot=True)], _Refusals()))
+    front_end = HttpFrontEnd(
+        ["127.0.0.1:0"], Router([rule("/large", "GET", view, is_hot=True, need=Permission.NOTHING)], _Refusals())
+    )
     (address,) = await nursery.start(front_end.serve)
     async with await _ask(address, b"") as one, await _ask(address, LARGE_LANES["application"]):
         await one.send_all(b"GET /large HTTP/1.1\r\nHost: h\r\nTE: trailers\r\n\r\n")

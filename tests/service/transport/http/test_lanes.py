@@ -16,11 +16,10 @@ import trio.testing
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ovmstrio.server.rest_front_end import make_rest_router
+from ovmstrio.server.front_ends import make_rest_router
 from ovmstrio.serving.authorization import AuthorizingDataPlane
 from ovmstrio.serving.data_plane import DataPlane
-from ovmstrio.transport.http.fast_path import IDLE_SECONDS, RECEIVE_SECONDS, FastPathConnection
-from ovmstrio.transport.http.heads import parse_head
+from ovmstrio.transport.http.fast_path import IDLE_SECONDS, RECEIVE_SECONDS, FastPathConnection, parse_head
 from ovmstrio.transport.http.responses import Cors
 from tests.service.handlers.servers import serving_handler
 from tests.service.transport.http.conftest import GET_METADATA, MEBIBYTE, SLOW_BODY, chunk, chunked
@@ -105,6 +104,13 @@ async def test_the_body_limit_is_the_same_in_both_lanes(
         assert answer.status == 413
         assert str(MEBIBYTE) in answer.json["error"]
         assert "--max_message_size" in answer.json["error"]
+
+
+async def test_a_connection_has_any_number_of_requests_in_both_lanes(serving: Serving) -> None:
+    for make in (infer_post, chunked):
+        async with serving.connect() as peer:
+            answers = [await peer.ask(make(BODY)) for _ in range(1002)]
+        assert {(answer.status, answer.headers.get("connection")) for answer in answers} == {(200, None)}
 
 
 async def _note_left(lane: FastPathConnection, left: list[bytes | None]) -> None:

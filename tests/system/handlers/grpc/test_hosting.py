@@ -20,7 +20,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from ovmstrio.config.specs import HandlerSpec, ServableSpec
 from ovmstrio.core.events import CallEvent, CallObserver
 from ovmstrio.handlers.handler_service import HandlerService, load_handler
-from ovmstrio.server.grpc_front_end import GrpcFrontEnd
+from ovmstrio.server.front_ends import GrpcFrontEnd
 from ovmstrio.serving.data_plane import DataPlane
 from ovmstrio.serving.kind import LoadContext, lease_nothing
 from ovmstrio.serving.registry import Registry
@@ -331,7 +331,7 @@ async def test_each_call_is_one_event_with_outcome_and_sizes(tmp_path: Path, hos
 
 
 def test_the_front_end_imports_neither_grpcio_nor_handlers() -> None:
-    code = "import sys, ovmstrio.server.grpc_front_end; print(*sys.modules)"
+    code = "import sys, ovmstrio.server.front_ends; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     imported = done.stdout.split()
     assert "ovmstrio.protocols.kserve.grpc_service" in imported

@@ -66,6 +66,7 @@ class _Observer:
         self.ended: list[WireRequest] = []
 
     needs_every = True
+    body_bytes = 0
 
     def samples(self, traceparent: str) -> bool | None:
         raise AssertionError(f"{traceparent}: every request over HTTP is reported")

@@ -15,7 +15,7 @@ import trio
 from ovmstrio.config.specs import GraphSpec, ModelSpec
 from ovmstrio.core.events import CallEvent, CallObserver
 from ovmstrio.encoding.messages import message_class
-from ovmstrio.server.grpc_front_end import GrpcFrontEnd
+from ovmstrio.server.front_ends import GrpcFrontEnd
 from ovmstrio.serving.data_plane import DataPlane
 from ovmstrio.serving.registry import Registry
 from ovmstrio.telemetry.access_log import RequestLog

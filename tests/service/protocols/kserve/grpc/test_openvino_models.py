@@ -10,7 +10,7 @@ import trio
 
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.models.loading import load_model
-from ovmstrio.server.grpc_front_end import GrpcFrontEnd
+from ovmstrio.server.front_ends import GrpcFrontEnd
 from ovmstrio.serving.data_plane import DataPlane
 from tests.support import ir
 from tests.support.api_clients import call, with_triton

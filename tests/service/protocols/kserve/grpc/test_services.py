@@ -19,7 +19,7 @@ from tritonclient.grpc import InferInput
 from tritonclient.utils import InferenceServerException
 
 from ovmstrio.encoding.messages import message_class
-from ovmstrio.server.grpc_front_end import GrpcFrontEnd
+from ovmstrio.server.front_ends import GrpcFrontEnd
 from ovmstrio.serving.data_plane import DataPlane
 from tests.service.protocols.kserve.grpc.servers import INFER, STREAM, Serving
 from tests.support.api_clients import call, with_channel, with_triton

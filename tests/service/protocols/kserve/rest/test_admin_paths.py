@@ -15,7 +15,7 @@ from ovmstrio.core.errors import (
     VersionsFailure,
 )
 from ovmstrio.core.http_messages import HttpRequest
-from ovmstrio.server.rest_front_end import make_rest_router
+from ovmstrio.server.front_ends import make_rest_router
 from ovmstrio.telemetry.metrics import Metrics
 from ovmstrio.transport.http.router import Route
 from tests.support.callers import peer_at
