@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from pathlib import PurePosixPath
 from typing import Any, Final
 
-from ovmstrio.config.documents import did_you_mean, invalid_value_error, to_short_json
+from ovmstrio.config.documents import did_you_mean, invalid_value_error
 from ovmstrio.config.schema import parse_value
 from ovmstrio.config.shapes import (
     bucket_conflicts,
@@ -119,11 +117,6 @@ def parse_scale(value: Any) -> tuple[float, ...]:
     return numbers
 
 
-def format_numbers(numbers: tuple[float, ...]) -> str:
-    """Format mean or scale as they are parsed."""
-    return str(numbers[0]) if len(numbers) == 1 else f"[{','.join(map(str, numbers))}]"
-
-
 def _numbers(option: str, value: Any) -> tuple[float, ...]:
     text = str(value).strip()
     if text[:1] + text[-1:] in {"[]", "()"}:
@@ -164,13 +157,6 @@ def parse_version_policy(value: Any) -> VersionPolicy:
             _POLICY, value, _POLICY_FORM, message=f"unknown policy {kind!r}", suggestion=suggestion
         )
     return parse_value(f"{_POLICY}.{kind}", details, policy)
-
-
-def format_version_policy(policy: VersionPolicy) -> dict[str, Any]:
-    """Format a policy as :func:`parse_version_policy` parses it."""
-    if isinstance(policy, LatestVersions):
-        return {"latest": {"num_versions": policy.num_versions}}
-    return {"all": {}} if isinstance(policy, AllVersions) else {"specific": {"versions": list(policy.versions)}}
 
 
 _BATCHING_FORM: Final = 'an object such as {"max_batch_size": 16, "batch_timeout_ms": 5}'
@@ -235,8 +221,6 @@ _NO_AUTO: Final = "Dynamic shape and dynamic batch size are not supported for st
 
 _MAX_NIREQ: Final = 100_000
 _MAX_SEQUENCES: Final = 2**32 - 1
-_REMOTE: Final = ("s3:/", "gs:/", "az:/", "azfs:/")
-"""With one slash, as a path has lost the other."""
 
 
 def parse_model_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
@@ -260,39 +244,6 @@ def parse_model_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], lis
             problems.extend(error.problems)
     problems.extend(_contradictions(options, fields))
     return fields, problems
-
-
-def check_name(name: str) -> list[Problem]:
-    """Return the problems of a model name."""
-    if name:
-        return []
-    return [Problem("the name is empty", path="name", expected="a text that is not empty", found='""')]
-
-
-def check_base_path(base_path: str) -> list[Problem]:
-    """Return the problems of a model path; existence is checked at load time."""
-    problem = Problem("the path cannot be used", path="base_path", found=to_short_json(base_path))
-    if not base_path:
-        return [replace(problem, expected="the directory that holds the model's versions")]
-    problems = check_local_path(base_path)
-    if not problems and ".." in PurePosixPath(base_path).parts:
-        problems = [
-            replace(
-                problem,
-                expected="a path without '..'",
-                suggestion="use an absolute path, or one relative to the configuration",
-            )
-        ]
-    return problems
-
-
-def check_local_path(path: str) -> list[Problem]:
-    """Return the problems of a path that must be local."""
-    problem = Problem("the path cannot be used", path="base_path", expected="a local path", found=to_short_json(path))
-    if path.startswith(_REMOTE):
-        message, hint = "remote storage is not supported", "copy the model to a local path, or mount the storage"
-        return [replace(problem, message=message, suggestion=hint)]
-    return [replace(problem, expected="a path without the character NUL")] if "\0" in path else []
 
 
 def parse_plugin_config(value: Any) -> dict[str, str]:

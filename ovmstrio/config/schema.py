@@ -182,24 +182,26 @@ class Reader:
         kind, is_optional = _without_none(kind)
         if node.value is None and is_optional:
             return None
-        count = len(self.findings.fatal)
-        container, inner = _nested_schema(kind)
-        found: Any
-        if inner is None:
+        if not _holds_schema(kind):
             return self._scalar(node, kind)
-        if container is None:
-            found = self.read(node, inner)
-        elif container is dict:
+        count = len(self.findings.fatal)
+        origin, inner = get_origin(kind), get_args(kind)
+        found: Any
+        if origin is Annotated:
+            return self.value(node, inner[0])
+        if origin in {dict, Mapping}:
             members = node.members if self.is_mapping(node) else {}
-            if self.is_yaml:  # a key without value has the defaults of its schema
+            if self.is_yaml and _is_schema(inner[1]):  # a key without value has the defaults of its schema
                 members = {
                     key: replace(each, value={}) if each.value is None else each for key, each in members.items()
                 }
-            read = {str(key): self.read(each, inner) for key, each in members.items()}
-            found = {key: each for key, each in read.items() if each is not None}
+            read = {str(key): self.value(each, inner[1]) for key, each in members.items()}
+            found = {key: each for key, each in read.items() if each is not _INVALID}
+        elif origin in {list, tuple}:
+            items = [self.value(item, inner[0]) for item in self.items(node)]
+            found = origin(each for each in items if each is not _INVALID)
         else:
-            items = [self.read(item, inner) for item in self.items(node)]
-            found = container(each for each in items if each is not None)
+            found = self.read(node, kind)
         return _INVALID if found is None or self._is_invalid(count) else found
 
     def _is_invalid(self, count: int) -> bool:
@@ -389,18 +391,10 @@ def _without_none(kind: Any) -> tuple[Any, bool]:
 
 
 @cache
-def _nested_schema(kind: Any) -> tuple[Any, Any]:
-    """Return the container and the schema of a type; the schema is None for other values."""
-    if get_origin(kind) is Annotated:
-        kind = get_args(kind)[0]
-    if _is_schema(kind):
-        return None, kind
-    arguments = get_args(kind)
-    if get_origin(kind) in {list, tuple} and _is_schema(arguments[0]):
-        return get_origin(kind), arguments[0]
-    if get_origin(kind) in {dict, Mapping} and _is_schema(arguments[1]):
-        return dict, arguments[1]
-    return None, None
+def _holds_schema(kind: Any) -> bool:
+    """Return whether a type is a schema, or a list or mapping of schemas."""
+    is_container = get_origin(kind) in {Annotated, dict, list, tuple, Mapping}
+    return _is_schema(kind) or (is_container and any(map(_holds_schema, get_args(kind))))
 
 
 @cache

@@ -77,7 +77,11 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("one", {"settings": {"port": 1}}, "settings not supported in a replica: port"),
     ("one", {"setting": {}}, "setting: the value cannot be used (expected one of config, settings, ingress"),
     ("one", {"ingress": []}, "ingress: the value cannot be used"),
-    ("one", {"ingress": {"replicas": 0}}, "ingress.replicas: the value cannot be used (expected an integer of 1 to 100000, found 0)"),
+    (
+        "one",
+        {"ingress": {"replicas": 0}},
+        "ingress.replicas: the value cannot be used (expected an integer of 1 to 100000, found 0)",
+    ),
     ("two", {"ingress": "x"}, 'the ingress group must be named "ingress"'),
     ("one", {"ingress": {"replicas": 2}}, 'set the "placement" of "m"'),
 ]
