@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
-from pydantic import Field
+from pydantic import create_model
 
 from ovmstrio.config.documents import Findings, did_you_mean, invalid_value_error, to_short_json
 from ovmstrio.config.located import Located, Place
@@ -28,7 +28,6 @@ from ovmstrio.core.errors import ConfigError, Problem
 
 _NOT_SERVED: Final = "is not supported"
 
-Count = Annotated[int, Field(ge=0)]
 Object = dict[str, Any]
 
 
@@ -43,31 +42,15 @@ class _Entry(Schema):
     config: Object
 
 
-class _Model(ServiceEntry):
-    name: str
-    base_path: str = OPTIONAL
-    batch_size: Count | str = OPTIONAL
-    batching: Object = OPTIONAL
-    shape: str | dict[str, str] = OPTIONAL
-    shape_buckets: Object = OPTIONAL
-    layout: str | dict[str, str] = OPTIONAL
-    mean: str | float | list[float] = OPTIONAL
-    scale: str | float | list[float] = OPTIONAL
-    precision: str | dict[str, str] = OPTIONAL
-    color_format: str | dict[str, str] = OPTIONAL
-    model_version_policy: Object = OPTIONAL
-    nireq: Count = OPTIONAL
-    target_device: str = OPTIONAL
-    plugin_config: dict[str, str | bool | int | float] = OPTIONAL
-    allow_cache: bool = OPTIONAL
-    custom_loader_options: Object = OPTIONAL
-    graph_path: str = OPTIONAL
-    subconfig: str = OPTIONAL
-    stateful: bool = OPTIONAL
-    idle_sequence_cleanup: bool = OPTIONAL
-    low_latency_transformation: bool = OPTIONAL
-    max_sequence_number: Count = OPTIONAL
-    sequence_migration: bool = OPTIONAL
+_KEYS: Final[dict[str, Any]] = {
+    "name": (str, ...),
+    "base_path": (str, OPTIONAL),
+    **{option: (each.form, OPTIONAL) for option, each in MODEL_OPTIONS.items()},
+    "graph_path": (str, OPTIONAL),
+    "subconfig": (str, OPTIONAL),
+    "custom_loader_options": (Object, OPTIONAL),
+}
+_Model = create_model("_Model", __base__=ServiceEntry, **_KEYS)
 
 
 @dataclass(slots=True)

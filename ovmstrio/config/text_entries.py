@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Un
 
 from pydantic import create_model
 
-from ovmstrio.config.documents import Findings, did_you_mean, invalid_value_error
-from ovmstrio.config.located import with_paths
-from ovmstrio.config.schema import OPTIONAL, Reader, Schema, check_members, keys_of
+from ovmstrio.config.documents import did_you_mean, invalid_value_error
+from ovmstrio.config.model_options import plugin_settings
+from ovmstrio.config.schema import OPTIONAL, Schema, check_members, keys_of, parse_value
 from ovmstrio.config.service_options import ServiceEntry, check_base_path, check_name
-from ovmstrio.config.shapes import parse_json_object
 from ovmstrio.config.specs import TextModelSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.generation import Task
@@ -162,7 +161,7 @@ def _other_task(option: str, task: Task) -> Problem:
 def _read(option: str, value: Any, fields: dict[str, Any], directory: Path) -> None:
     field = _OPTIONS[option].field
     if option == "plugin_config":
-        fields[field] = {**_plugin_config(value), **fields.get(field, {})}
+        fields[field] = {**plugin_settings(value), **fields.get(field, {})}
     elif option == "kv_cache_precision":
         fields[field] = {**fields.get(field, {}), _KV_CACHE_PRECISION: value}
     elif option == "pipeline_type":
@@ -172,21 +171,7 @@ def _read(option: str, value: Any, fields: dict[str, Any], directory: Path) -> N
     elif option == "voices":
         fields[field] = _voices(value, directory)
     else:
-        reader = Reader(Findings(""))
-        reader.value(with_paths(value, option), keys_of(TextModelSpec)[field].type)
-        if reader.findings.fatal:
-            raise ConfigError(reader.findings.fatal)
-        fields[field] = value
-
-
-def _plugin_config(value: Any) -> dict[str, Any]:
-    settings = parse_json_object("plugin_config", value) if isinstance(value, str) else value
-    if not isinstance(settings, Mapping):
-        raise invalid_value_error("plugin_config", value, 'an object such as {"KV_CACHE_PRECISION": "u8"}')
-    for key, setting in settings.items():
-        if not isinstance(setting, str | int | float):
-            raise invalid_value_error(f"plugin_config.{key}", setting, "a text, a number, true or false")
-    return dict(settings)
+        fields[field] = parse_value(option, value, keys_of(TextModelSpec)[field].type)
 
 
 def _voices(value: Any, directory: Path) -> dict[str, Path]:

@@ -354,7 +354,7 @@ def _invalid_option(option: str, fault: Any) -> Problem:
     return Problem(
         "the value cannot be used",
         path=f"--{option}",
-        expected=expected_text(fault),
+        expected=expected_text(fault, ServerSettings),
         found=to_short_json(fault["input"]),
     )
 
