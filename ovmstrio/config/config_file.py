@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final, NamedTuple, Protocol, TypeVar
 
 from pydantic import create_model
 
 from ovmstrio.config.documents import Findings, did_you_mean, load_document, sorted_by_line
 from ovmstrio.config.located import Located, Place
 from ovmstrio.config.model_entries import KnownModel, ModelEntries
-from ovmstrio.config.schema import OPTIONAL, Schema, check_members, list_items
+from ovmstrio.config.schema import OPTIONAL, Reader, Schema, check_members, is_whole, list_items
 from ovmstrio.config.service_options import apply_entry_options
 from ovmstrio.config.specs import MetricsSpec, ServableSpec, ServerSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.metric_families import FAMILIES, OWN_FAMILIES, matching_families
 from ovmstrio.util.regular_files import read_regular_bytes
+
+SpecT = TypeVar("SpecT", bound=ServableSpec)
 
 
 class _SubconfigFile(Schema):
@@ -84,6 +86,18 @@ def with_article(kind: str) -> str:
     return f"an {kind}" if kind.startswith(tuple("aeiou")) else f"a {kind}"
 
 
+class Entry(NamedTuple):
+    """A valid entry of a list: its values by key, and its position."""
+
+    values: dict[str, Any]
+    place: Place
+
+    def build(self, spec: type[SpecT], problems: Iterable[Problem] = (), **fields: Any) -> SpecT:
+        """Return the specification of the entry with the problems of its values."""
+        placed = tuple(self.place.of(problem) for problem in problems)
+        return spec(name=self.values["name"], origin=str(self.place), problems=placed, place=self.place, **fields)
+
+
 @dataclass
 class ConfigFile:
     """Parser state of one file."""
@@ -110,13 +124,20 @@ class ConfigFile:
         """Return the entries of an optional list."""
         return list_items(self.members, section)
 
+    def entries(self, kind: str, nodes: Iterable[Located], schema: type[Schema]) -> Iterator[Entry]:
+        """Yield the valid entries of a kind; the first of a name is used."""
+        for node in nodes:
+            members = check_members(node, schema, self.findings)
+            if is_whole(node, members, schema) and self.is_first(kind, node, members["name"]):
+                yield Entry({key: member.plain() for key, member in members.items()}, self.place(node))
+
     def place(self, entry: Located) -> Place:
         """Return the position of an entry."""
         return Place(self.findings.file, entry)
 
     def origin(self, entry: Located) -> str:
         """Return the position of an entry as text."""
-        return f"{self.findings.file}:{entry.line}"
+        return str(self.place(entry))
 
     def is_first(self, kind: str, entry: Located, named: Located) -> bool:
         """Return whether the name is new within a kind; otherwise warn that the entry is ignored."""
@@ -153,15 +174,15 @@ class _File(Schema):
     model_config_list: list[Any]
 
 
-class _Monitoring(Schema):
-    metrics: Object
-
-
 class _Metrics(Schema):
     hints: ClassVar[Mapping[str, str]] = {"endpoint_path": "metrics are served on /metrics; remove it"}
 
     enable: bool
     metrics_list: list[str] = OPTIONAL
+
+
+class _Monitoring(Schema):
+    metrics: _Metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +237,7 @@ def parse_config_leniently(
     members = check_members(document.root, _schema(kinds), findings)
     file = ConfigFile(findings, directory, members, cache_dir)
     services = _read_services(kinds, file)
-    metrics = _read_monitoring(members["monitoring"], findings) if "monitoring" in members else None
+    metrics = _read_metrics(members["monitoring"], findings) if "monitoring" in members else None
     for item in list_items(members, "custom_loader_config_list"):
         findings.warn(item, f"{_loader_name(item)} {_NOT_SERVED}", "it is ignored")
     spec = ServerSpec(
@@ -274,17 +295,16 @@ def _refuse_occupied(message: str, spec: ServableSpec, other: ServableSpec, find
     findings.problems.append(spec.placed(problem))
 
 
-def _read_monitoring(node: Located, findings: Findings) -> MetricsSpec | None:
-    members = check_members(node, _Monitoring, findings)
-    if "metrics" not in members:
+def _read_metrics(node: Located, findings: Findings) -> MetricsSpec | None:
+    read = Reader(findings).read(node, _Monitoring)
+    names = node.find("metrics", "metrics_list")
+    listed = names.plain() if names.path.endswith("metrics_list") else None
+    if isinstance(listed, list) and all(isinstance(name, str) for name in listed):
+        for index, message, suggestion in check_families(listed):
+            findings.refuse(names.find(index), message, suggestion=suggestion)
+    if read is None:
         return None
-    metrics = check_members(members["metrics"], _Metrics, findings)
-    if "metrics_list" not in metrics:
-        return MetricsSpec(enable=metrics["enable"].value) if "enable" in metrics else None
-    names = metrics["metrics_list"].plain()
-    for index, message, suggestion in check_families(names):
-        findings.refuse(metrics["metrics_list"].find(index), message, suggestion=suggestion)
-    return MetricsSpec(enable=metrics["enable"].value, families=tuple(names)) if "enable" in metrics else None
+    return MetricsSpec(enable=read.metrics.enable, families=None if listed is None else tuple(listed))
 
 
 def _loader_name(item: Located) -> str:

@@ -22,6 +22,9 @@ class Place(NamedTuple):
         at = self.settings.at(problem.path)
         return replace(problem, file=self.file, line=at.line, path=at.path)
 
+    def __str__(self) -> str:
+        return f"{self.file}:{self.settings.line}"
+
 
 NO_LINE: Final = 0
 """Line of values that are in no file."""

@@ -1,4 +1,10 @@
-"""Entries of ``model_config_list``, and model settings of repository load requests."""
+"""Entries of ``model_config_list`` and graph entries, and model settings of repository load requests.
+
+Paths of a graph::
+
+    <directory of the file>/<base_path, else name>/<graph_path, else graph.pbtxt>
+                                                  /<subconfig, else subconfig.json>
+"""
 
 from __future__ import annotations
 
@@ -7,23 +13,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
-from pydantic import Field
+from pydantic import create_model
 
-from ovmstrio.config.documents import Findings, did_you_mean, invalid_value_error
-from ovmstrio.config.graph_entries import is_graph
+from ovmstrio.config.documents import Findings, did_you_mean, invalid_value_error, to_short_json
 from ovmstrio.config.located import Located, Place
-from ovmstrio.config.model_options import MODEL_OPTIONS, check_base_path, check_name, parse_model_options
+from ovmstrio.config.model_options import MODEL_OPTIONS, parse_model_options
 from ovmstrio.config.schema import OPTIONAL, Schema, check_members
-from ovmstrio.config.service_options import ServiceEntry
+from ovmstrio.config.service_options import PythonEntry, ServiceEntry, check_base_path, check_name, check_path
 from ovmstrio.config.shapes import parse_json_object
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ConfigError, Problem
 
 _NOT_SERVED: Final = "is not supported"
 
-Count = Annotated[int, Field(ge=0)]
 Object = dict[str, Any]
 
 
@@ -38,31 +42,15 @@ class _Entry(Schema):
     config: Object
 
 
-class _Model(ServiceEntry):
-    name: str
-    base_path: str = OPTIONAL
-    batch_size: Count | str = OPTIONAL
-    batching: Object = OPTIONAL
-    shape: str | dict[str, str] = OPTIONAL
-    shape_buckets: Object = OPTIONAL
-    layout: str | dict[str, str] = OPTIONAL
-    mean: str | float | list[float] = OPTIONAL
-    scale: str | float | list[float] = OPTIONAL
-    precision: str | dict[str, str] = OPTIONAL
-    color_format: str | dict[str, str] = OPTIONAL
-    model_version_policy: Object = OPTIONAL
-    nireq: Count = OPTIONAL
-    target_device: str = OPTIONAL
-    plugin_config: dict[str, str | bool | int | float] = OPTIONAL
-    allow_cache: bool = OPTIONAL
-    custom_loader_options: Object = OPTIONAL
-    graph_path: str = OPTIONAL
-    subconfig: str = OPTIONAL
-    stateful: bool = OPTIONAL
-    idle_sequence_cleanup: bool = OPTIONAL
-    low_latency_transformation: bool = OPTIONAL
-    max_sequence_number: Count = OPTIONAL
-    sequence_migration: bool = OPTIONAL
+_KEYS: Final[dict[str, Any]] = {
+    "name": (str, ...),
+    "base_path": (str, OPTIONAL),
+    **{option: (each.form, OPTIONAL) for option, each in MODEL_OPTIONS.items()},
+    "graph_path": (str, OPTIONAL),
+    "subconfig": (str, OPTIONAL),
+    "custom_loader_options": (Object, OPTIONAL),
+}
+_Model = create_model("_Model", __base__=ServiceEntry, **_KEYS)
 
 
 @dataclass(slots=True)
@@ -154,6 +142,69 @@ class ModelEntries:
 def _is_reported(key: str, config: Located, given: Mapping[str, Any]) -> bool:
     """Return whether a missing key was already reported as misspelt."""
     return bool(get_close_matches(key, config.value.keys() - given.keys()))
+
+
+# Graphs
+
+GRAPH_SUFFIX: Final = ".pbtxt"
+_GRAPH_FILE: Final = f"graph{GRAPH_SUFFIX}"
+_SUBCONFIG: Final = "subconfig.json"
+_ONLY_VERSION: Final = "1"
+
+
+class GraphEntry(PythonEntry, ServiceEntry):
+    """Keys of an entry of ``mediapipe_config_list``."""
+
+    name: str
+    base_path: str = OPTIONAL
+    graph_path: str = OPTIONAL
+    subconfig: str = OPTIONAL
+
+
+class GraphFiles(NamedTuple):
+    """Paths of one graph; ``subconfig`` may be missing."""
+
+    base_path: Path
+    graph_path: Path
+    subconfig: Path
+
+
+def find_graph(given: Mapping[str, Any], directory: Path) -> GraphFiles:
+    """Return the paths of a graph with defaults applied; a graph may also be in a version directory."""
+    base_path = directory / (given.get("base_path") or given.get("name", ""))
+    graph_path = given.get("graph_path") or _GRAPH_FILE
+    versioned = base_path / _ONLY_VERSION
+    if (versioned / graph_path).is_file() and not (base_path / graph_path).is_file():
+        base_path = versioned
+    return GraphFiles(base_path, base_path / graph_path, base_path / (given.get("subconfig") or _SUBCONFIG))
+
+
+def is_graph(given: Mapping[str, Any], directory: Path) -> bool:
+    """Return whether a model entry is a graph."""
+    if "graph_path" in given or "subconfig" in given:
+        return True
+    return ("base_path" in given or "name" in given) and find_graph(given, directory).graph_path.is_file()
+
+
+def check_graph_settings(given: Mapping[str, Any]) -> list[Problem]:
+    """Return problems of a graph's name, paths and unknown options; paths are the keys."""
+    problems = check_name(given["name"]) if "name" in given else []
+    folder = "base_path" if given.get("base_path") else "name"
+    for key in (folder, "graph_path", "subconfig"):
+        if given.get(key):
+            problems += check_path(key, given[key])
+    problems += [
+        Problem(
+            f"{key!r} is an option of models and has no effect on graphs",
+            path=key,
+            found=to_short_json(given[key]),
+            suggestion="remove it, or set it for the graph's model",
+            severity="warning",
+        )
+        for key in given
+        if key not in GraphEntry.model_fields
+    ]
+    return problems
 
 
 # Path properties

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from pathlib import PurePosixPath
-from typing import Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
-from ovmstrio.config.documents import did_you_mean, invalid_value_error, to_short_json
-from ovmstrio.config.schema import parse_value
+from pydantic import Field
+
+from ovmstrio.config.documents import did_you_mean, invalid_value_error
+from ovmstrio.config.schema import keys_of, parse_value
 from ovmstrio.config.shapes import (
     bucket_conflicts,
     format_batch_size,
@@ -30,6 +30,7 @@ from ovmstrio.config.specs import (
     BatchingSpec,
     BatchSpec,
     LatestVersions,
+    ModelSpec,
     ShapeSpec,
     SpecificVersions,
     VersionPolicy,
@@ -119,11 +120,6 @@ def parse_scale(value: Any) -> tuple[float, ...]:
     return numbers
 
 
-def format_numbers(numbers: tuple[float, ...]) -> str:
-    """Format mean or scale as they are parsed."""
-    return str(numbers[0]) if len(numbers) == 1 else f"[{','.join(map(str, numbers))}]"
-
-
 def _numbers(option: str, value: Any) -> tuple[float, ...]:
     text = str(value).strip()
     if text[:1] + text[-1:] in {"[]", "()"}:
@@ -164,13 +160,6 @@ def parse_version_policy(value: Any) -> VersionPolicy:
             _POLICY, value, _POLICY_FORM, message=f"unknown policy {kind!r}", suggestion=suggestion
         )
     return parse_value(f"{_POLICY}.{kind}", details, policy)
-
-
-def format_version_policy(policy: VersionPolicy) -> dict[str, Any]:
-    """Format a policy as :func:`parse_version_policy` parses it."""
-    if isinstance(policy, LatestVersions):
-        return {"latest": {"num_versions": policy.num_versions}}
-    return {"all": {}} if isinstance(policy, AllVersions) else {"specific": {"versions": list(policy.versions)}}
 
 
 _BATCHING_FORM: Final = 'an object such as {"max_batch_size": 16, "batch_timeout_ms": 5}'
@@ -233,10 +222,7 @@ STATEFUL_ONLY: Final = (
 _NOT_STATEFUL: Final = "Stateful model config parameter used for non stateful model"
 _NO_AUTO: Final = "Dynamic shape and dynamic batch size are not supported for stateful models"
 
-_MAX_NIREQ: Final = 100_000
 _MAX_SEQUENCES: Final = 2**32 - 1
-_REMOTE: Final = ("s3:/", "gs:/", "az:/", "azfs:/")
-"""With one slash, as a path has lost the other."""
 
 
 def parse_model_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
@@ -251,52 +237,19 @@ def parse_model_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], lis
     fields: dict[str, Any] = {}
     problems: list[Problem] = []
     for option, value in options.items():
-        if option not in _READERS:
+        if option not in MODEL_OPTIONS:
             continue
-        field, read = _READERS[option]
+        field, _, parse = MODEL_OPTIONS[option]
         try:
-            fields[field] = read(value)
+            fields[field] = parse(value) if parse else parse_value(option, value, keys_of(ModelSpec)[field].type)
         except ConfigError as error:
             problems.extend(error.problems)
     problems.extend(_contradictions(options, fields))
     return fields, problems
 
 
-def check_name(name: str) -> list[Problem]:
-    """Return the problems of a model name."""
-    if name:
-        return []
-    return [Problem("the name is empty", path="name", expected="a text that is not empty", found='""')]
-
-
-def check_base_path(base_path: str) -> list[Problem]:
-    """Return the problems of a model path; existence is checked at load time."""
-    problem = Problem("the path cannot be used", path="base_path", found=to_short_json(base_path))
-    if not base_path:
-        return [replace(problem, expected="the directory that holds the model's versions")]
-    problems = check_local_path(base_path)
-    if not problems and ".." in PurePosixPath(base_path).parts:
-        problems = [
-            replace(
-                problem,
-                expected="a path without '..'",
-                suggestion="use an absolute path, or one relative to the configuration",
-            )
-        ]
-    return problems
-
-
-def check_local_path(path: str) -> list[Problem]:
-    """Return the problems of a path that must be local."""
-    problem = Problem("the path cannot be used", path="base_path", expected="a local path", found=to_short_json(path))
-    if path.startswith(_REMOTE):
-        message, hint = "remote storage is not supported", "copy the model to a local path, or mount the storage"
-        return [replace(problem, message=message, suggestion=hint)]
-    return [replace(problem, expected="a path without the character NUL")] if "\0" in path else []
-
-
-def parse_plugin_config(value: Any) -> dict[str, str]:
-    """Parse ``plugin_config``: an object, or JSON text (command line).
+def plugin_settings(value: Any) -> dict[str, Any]:
+    """Return the properties of ``plugin_config``, an object or JSON text (command line).
 
     Raises:
         ConfigError: not an object of strings, numbers and booleans.
@@ -304,34 +257,27 @@ def parse_plugin_config(value: Any) -> dict[str, str]:
     settings = parse_json_object("plugin_config", value) if isinstance(value, str) else value
     if not isinstance(settings, Mapping):
         raise invalid_value_error("plugin_config", value, 'an object such as {"NUM_STREAMS": "2"}')
-    texts: dict[str, str] = {}
     for key, setting in settings.items():
-        if isinstance(setting, bool):
-            texts[key] = "YES" if setting else "NO"
-        elif isinstance(setting, str | int | float):
-            texts[key] = str(setting)
-        else:
+        if not isinstance(setting, str | int | float):
             raise invalid_value_error(f"plugin_config.{key}", setting, "a text, a number, true or false")
-    return texts
+    return dict(settings)
 
 
-def _integer(option: str, highest: int, too_high: str = "") -> Callable[[Any], int]:
-    def read(value: Any) -> int:
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= highest:
-            message = too_high if isinstance(value, int) and value > highest else ""
-            raise invalid_value_error(option, value, f"an integer of 0 to {highest}", message=message)
-        return value
+def parse_plugin_config(value: Any) -> dict[str, str]:
+    """Parse ``plugin_config`` as OpenVINO's texts; raises ConfigError if malformed."""
+    words = {True: "YES", False: "NO"}
+    return {
+        key: words[setting] if isinstance(setting, bool) else str(setting)
+        for key, setting in plugin_settings(value).items()
+    }
 
-    return read
 
-
-def _flag(option: str) -> Callable[[Any], bool]:
-    def read(value: Any) -> bool:
-        if not isinstance(value, bool):
-            raise invalid_value_error(option, value, "true or false")
-        return value
-
-    return read
+def _max_sequence_number(value: Any) -> int:
+    if isinstance(value, int) and value > _MAX_SEQUENCES:
+        message = "Sequence max number parameter too high"
+        raise invalid_value_error("max_sequence_number", value, f"an integer of 0 to {_MAX_SEQUENCES}", message=message)
+    number: int = parse_value("max_sequence_number", value, keys_of(ModelSpec)["max_sequence_number"].type)
+    return number
 
 
 def _device(value: Any) -> str:
@@ -340,33 +286,36 @@ def _device(value: Any) -> str:
     return value.strip()
 
 
-_READERS: Final[Mapping[str, tuple[str, Callable[[Any], Any]]]] = {
-    "model_version_policy": ("version_policy", parse_version_policy),
-    "batch_size": ("batch", parse_batch_size),
-    "batching": ("batching", parse_batching),
-    "shape": ("shapes", parse_shapes),
-    "shape_buckets": ("shape_buckets", parse_shape_buckets),
-    "layout": ("layouts", parse_layouts),
-    "precision": ("precisions", parse_precisions),
-    "color_format": ("color_formats", parse_color_formats),
-    "mean": ("mean", parse_mean),
-    "scale": ("scale", parse_scale),
-    "nireq": ("nireq", _integer("nireq", _MAX_NIREQ)),
-    "target_device": ("target_device", _device),
-    "plugin_config": ("plugin_config", parse_plugin_config),
-    "allow_cache": ("allow_cache", _flag("allow_cache")),
-    "stateful": ("stateful", _flag("stateful")),
-    "idle_sequence_cleanup": ("idle_sequence_cleanup", _flag("idle_sequence_cleanup")),
-    "low_latency_transformation": ("low_latency_transformation", _flag("low_latency_transformation")),
-    "max_sequence_number": (
-        "max_sequence_number",
-        _integer("max_sequence_number", _MAX_SEQUENCES, "Sequence max number parameter too high"),
-    ),
-    "sequence_migration": ("sequence_migration", _flag("sequence_migration")),
-}
-"""Field of ``ModelSpec`` and parser by option."""
+class _Option(NamedTuple):
+    """A model option: field of ``ModelSpec``, form in JSON, and parser; by default the type of the field."""
 
-MODEL_OPTIONS: Final = frozenset(_READERS)
+    field: str
+    form: Any
+    parse: Callable[[Any], Any] | None = None
+
+
+_Count = Annotated[int, Field(ge=0)]
+_Object = dict[str, Any]
+_ByTensor = str | dict[str, str]
+_Numbers = str | float | list[float]
+_FLAGS: Final = ("stateful", "idle_sequence_cleanup", "low_latency_transformation", "sequence_migration", "allow_cache")
+MODEL_OPTIONS: Final[Mapping[str, _Option]] = {
+    "batch_size": _Option("batch", _Count | str, parse_batch_size),
+    "batching": _Option("batching", _Object, parse_batching),
+    "shape": _Option("shapes", _ByTensor, parse_shapes),
+    "shape_buckets": _Option("shape_buckets", _Object, parse_shape_buckets),
+    "layout": _Option("layouts", _ByTensor, parse_layouts),
+    "mean": _Option("mean", _Numbers, parse_mean),
+    "scale": _Option("scale", _Numbers, parse_scale),
+    "precision": _Option("precisions", _ByTensor, parse_precisions),
+    "color_format": _Option("color_formats", _ByTensor, parse_color_formats),
+    "model_version_policy": _Option("version_policy", _Object, parse_version_policy),
+    "nireq": _Option("nireq", _Count),
+    "target_device": _Option("target_device", str, _device),
+    "plugin_config": _Option("plugin_config", dict[str, str | bool | int | float], parse_plugin_config),
+    "max_sequence_number": _Option("max_sequence_number", _Count, _max_sequence_number),
+    **{flag: _Option(flag, bool) for flag in _FLAGS},
+}
 """Model options, by OVMS's names."""
 
 

@@ -6,19 +6,18 @@ Only the form of entries is checked here; connections between nodes are checked 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Final, NamedTuple, TypeVar
+from pathlib import Path
+from typing import Annotated, Final, NamedTuple
 
 from pydantic import Field
 
 from ovmstrio.config.config_file import ConfigFile
 from ovmstrio.config.documents import Findings, did_you_mean, to_short_json
 from ovmstrio.config.located import Located
-from ovmstrio.config.model_options import check_local_path, check_name
-from ovmstrio.config.schema import OPTIONAL, Schema, check_members, is_whole, list_items
-from ovmstrio.config.service_options import ServiceEntry
+from ovmstrio.config.schema import OPTIONAL, Reader, Schema, check_members, is_whole
+from ovmstrio.config.service_options import ServiceEntry, check_name, check_path
 from ovmstrio.config.specs import NodeInput, NodeOutput, PipelineNode, PipelineSpec
 from ovmstrio.core.errors import Problem
 
@@ -85,26 +84,12 @@ class NodeLibraries:
             message = f"duplicate custom node library {name!r}, ignored"
             self.findings.warn(entry.find("name"), message, f"first defined in line {self._known[name].line}")
             return
-        problems = [*check_name(name), *_check_path(base_path)]
+        content = "a file, or the name of a built-in custom node"
+        problems = [*check_name(name), *check_path("base_path", base_path, content, has_parents=False)]
         self.findings.problems += [
             self.findings.place(entry, replace(problem, severity="warning")) for problem in problems
         ]
         self._known[name] = _Library(None if problems else find_library(base_path, self.directory), entry.line)
-
-
-def _check_path(base_path: str) -> list[Problem]:
-    problem = Problem("the path cannot be used", path="base_path", found=to_short_json(base_path))
-    if not base_path:
-        return [replace(problem, expected="a file, or the name of a built-in custom node")]
-    if ".." in PurePosixPath(base_path).parts:
-        return [
-            replace(
-                problem,
-                expected="a path without '..'",
-                suggestion="use an absolute path, or one relative to the configuration",
-            )
-        ]
-    return check_local_path(base_path)
 
 
 DYNAMIC_DEMULTIPLY: Final = -1
@@ -119,99 +104,65 @@ _TARGET_KEYS: Final = {_MODEL: "model_name", _CUSTOM: "library_name"}
 _KEY_TYPES: Final = {"version": _MODEL, "params": _CUSTOM}
 """Keys for one node type only."""
 
-Object = dict[str, Any]
-_ReadT = TypeVar("_ReadT")
+_SOURCE_FORM: Final = 'one name with its source, such as {"input": {"node_name": "request", "data_item": "image"}}'
 
 
 class _Node(Schema):
     name: str
     type: str
-    model_name: str = OPTIONAL
-    library_name: str = OPTIONAL
+    model_name: str = ""
+    library_name: str = ""
     version: Annotated[int, Field(ge=1)] = OPTIONAL
-    inputs: list[Object]
-    outputs: list[Object]
+    inputs: list[dict[str, NodeInput]]
+    outputs: list[NodeOutput]
     params: dict[str, str] = OPTIONAL
     demultiply_count: DemultiplyCount = OPTIONAL
     gather_from_node: str = OPTIONAL
 
 
-class _Source(Schema):
-    node_name: str
-    data_item: str
-
-
-class _Output(Schema):
-    data_item: str
-    alias: str
-
-
-def read_node(node: Located, findings: Findings) -> PipelineNode | None:
-    """Parse one node; None if malformed.
-
-    A node of unknown type or without service is returned too, as it shows the connections of others.
-    """
-    members = check_members(node, _Node, findings)
-    inputs = read_sources(list_items(members, "inputs"), findings)
-    outputs = _read_all(list_items(members, "outputs"), lambda item: _read_output(item, findings))
-    _check_type(node, members, findings)
-    if inputs is None or outputs is None or not is_whole(node, members, _Node):
-        return None
-    given = {key: member.plain() for key, member in members.items()}
+def _build_node(node: _Node, at: Located, findings: Findings) -> PipelineNode:
     return PipelineNode(
-        name=given["name"],
-        model_name=given.get("model_name", ""),
-        version=given.get("version", 0),
-        library=given.get("library_name", ""),
-        params=given.get("params", {}),
-        inputs=inputs,
-        outputs=outputs,
-        demultiply_count=read_demultiply_count(members, findings),
-        gather_from_node=given.get("gather_from_node"),
-        origin=f"{findings.file}:{node.line}",
+        name=node.name,
+        model_name=node.model_name,
+        version=node.version or 0,
+        library=node.library_name,
+        params=node.params or {},
+        inputs=_named(node.inputs),
+        outputs=tuple(node.outputs),
+        demultiply_count=_demultiply_count(node.demultiply_count, at, findings),
+        gather_from_node=node.gather_from_node,
+        origin=f"{findings.file}:{at.line}",
     )
 
 
-def read_sources(items: Iterable[Located], findings: Findings) -> tuple[NodeInput, ...] | None:
-    """Parse sources of node inputs or pipeline outputs; None if malformed."""
-    return _read_all(items, lambda item: _read_source(item, findings))
+def _named(sources: Iterable[Mapping[str, NodeInput]]) -> tuple[NodeInput, ...]:
+    return tuple(source.model_copy(update={"name": name}) for each in sources for name, source in each.items())
 
 
-def read_demultiply_count(members: Mapping[str, Located], findings: Findings) -> int | None:
+def _demultiply_count(count: int | None, at: Located, findings: Findings) -> int | None:
     """Return the split count; None if nothing is split."""
-    if "demultiply_count" not in members:
-        return None
-    count: int = members["demultiply_count"].value
-    if count != 0:
-        return count
-    message = "demultiply_count 0 is deprecated"
-    findings.warn(members["demultiply_count"], message, f"use {DYNAMIC_DEMULTIPLY}")
-    return DYNAMIC_DEMULTIPLY
+    if count == 0:
+        findings.warn(at.find("demultiply_count"), "demultiply_count 0 is deprecated", f"use {DYNAMIC_DEMULTIPLY}")
+    return DYNAMIC_DEMULTIPLY if count == 0 else count
 
 
-def _read_source(item: Located, findings: Findings) -> NodeInput | None:
-    if len(item.value) != 1:
-        expected = 'one name with its source, such as {"input": {"node_name": "request", "data_item": "image"}}'
-        findings.refuse(item, "wrong number of names", expected=expected, found=to_short_json(item.plain()))
-        return None
-    (name, source), *_ = item.value.items()
-    members = check_members(source, _Source, findings)
-    if not is_whole(source, members, _Source):
-        return None
-    return NodeInput(name=name, node=members["node_name"].value, data_item=members["data_item"].value)
+def _check_sources(at: Located, key: str, findings: Findings) -> None:
+    for item in _objects(at, key):
+        if len(item.value) != 1:
+            found = to_short_json(item.plain())
+            findings.refuse(item, "wrong number of names", expected=_SOURCE_FORM, found=found)
 
 
-def _read_output(item: Located, findings: Findings) -> NodeOutput | None:
-    members = check_members(item, _Output, findings)
-    if not is_whole(item, members, _Output):
-        return None
-    return NodeOutput(data_item=members["data_item"].value, alias=members["alias"].value)
+def _objects(at: Located, key: str) -> list[Located]:
+    items = at.members[key].value if key in at.members else None
+    return [item for item in items if isinstance(item.value, dict)] if isinstance(items, list) else []
 
 
-def _check_type(node: Located, members: Mapping[str, Located], findings: Findings) -> None:
-    if "type" not in members:
+def _check_type(node: Located, findings: Findings) -> None:
+    members = node.members
+    kind = members["type"].value if "type" in members else None
+    if not isinstance(kind, str):
         return
-    kind = members["type"].value
     if kind not in _TARGET_KEYS:
         expected = " or ".join(map(repr, _TARGET_KEYS))
         hint = did_you_mean(kind, _TARGET_KEYS)
@@ -230,13 +181,6 @@ def _check_type(node: Located, members: Mapping[str, Located], findings: Finding
             findings.warn(members[key], f"{key!r} has no effect for node type {kind!r}", "remove it")
 
 
-def _read_all(items: Iterable[Located], read: Callable[[Located], _ReadT | None]) -> tuple[_ReadT, ...] | None:
-    """Parse all items, so that all problems are reported; None if any is malformed."""
-    found = [read(item) for item in items]
-    good = tuple(each for each in found if each is not None)
-    return good if len(good) == len(found) else None
-
-
 PIPELINES: Final = "pipeline_config_list"
 NODE_LIBRARIES: Final = "custom_node_library_config_list"
 
@@ -244,8 +188,8 @@ NODE_LIBRARIES: Final = "custom_node_library_config_list"
 class _PipelineEntry(ServiceEntry):
     name: str
     inputs: list[str]
-    nodes: list[dict[str, Any]]
-    outputs: list[dict[str, Any]]
+    nodes: list[_Node]
+    outputs: list[dict[str, NodeInput]]
     demultiply_count: DemultiplyCount = OPTIONAL
 
 
@@ -259,28 +203,32 @@ def read_pipelines(file: ConfigFile) -> list[PipelineSpec]:
 
 def _read_entry(entry: Located, file: ConfigFile, libraries: NodeLibraries) -> PipelineSpec | None:
     findings = file.findings
-    problem_count = len(findings.problems)
-    members = check_members(entry, _PipelineEntry, findings)
-    located = list_items(members, "nodes")
-    nodes = [node for node in (read_node(each, findings) for each in located) if node is not None]
-    outputs = read_sources(list_items(members, "outputs"), findings)
-    is_good = is_whole(entry, members, _PipelineEntry) and len(nodes) == len(located)
-    if not is_good or outputs is None or not file.is_first(PipelineSpec.kind, entry, members["name"]):
+    problem_count, fatal_count = len(findings.problems), len(findings.fatal)
+    read = Reader(findings).read(entry, _PipelineEntry)
+    located = _objects(entry, "nodes")
+    for node in located:
+        _check_sources(node, "inputs", findings)
+    _check_sources(entry, "outputs", findings)
+    is_valid = len(findings.fatal) == fatal_count
+    for node in located:
+        _check_type(node, findings)
+    if read is None or not is_valid or not file.is_first(PipelineSpec.kind, entry, entry.members["name"]):
         return None
+    nodes = [_build_node(node, at, findings) for node, at in zip(read.nodes, located, strict=True)]
     paths, problems = _find_libraries(zip(nodes, located, strict=True), libraries, findings)
     place = file.place(entry)
-    problems += [place.of(problem) for problem in check_name(members["name"].value)]
+    problems += map(place.of, check_name(read.name))
     # The file is rejected because of these; included so that a check reports everything.
     problems += [problem for problem in findings.problems[problem_count:] if problem.severity == "error"]
     return PipelineSpec(
-        name=members["name"].value,
+        name=read.name,
         base_path=file.directory,
         origin=file.origin(entry),
         problems=tuple(problems),
-        inputs=_read_inputs(members["inputs"], findings),
-        outputs=outputs,
+        inputs=_read_inputs(entry.members["inputs"], findings),
+        outputs=_named(read.outputs),
         nodes=tuple(nodes),
-        demultiply_count=read_demultiply_count(members, findings),
+        demultiply_count=_demultiply_count(read.demultiply_count, entry, findings),
         libraries=paths,
         place=place,
     )

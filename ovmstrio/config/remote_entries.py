@@ -9,17 +9,15 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field
 
 from ovmstrio.config.documents import to_short_json
-from ovmstrio.config.model_options import check_name
-from ovmstrio.config.schema import OPTIONAL, check_members, is_whole, parse_value
-from ovmstrio.config.service_options import ServiceEntry
+from ovmstrio.config.schema import OPTIONAL, parse_value
+from ovmstrio.config.service_options import ServiceEntry, check_name
 from ovmstrio.config.specs import ServableSpec
 from ovmstrio.core.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ovmstrio.config.config_file import ConfigFile
-    from ovmstrio.config.located import Located
+    from ovmstrio.config.config_file import ConfigFile, Entry
 
 _SCHEMES: Final = ("grpc", "grpcs", "http", "https")
 _FORM: Final = "grpc://HOST:PORT, or grpcs, http or https, or a list of such"
@@ -125,36 +123,30 @@ class _Entry(ServiceEntry, RemoteCalls):
 
 def read_remotes(file: ConfigFile) -> list[RemoteSpec]:
     """Parse the remote entries; the first of a name is used."""
-    found = [_read_remote(entry, file) for entry in file.models.remotes]
-    return [spec for spec in found if spec is not None]
+    entries = file.entries(RemoteSpec.kind, file.models.remotes, _Entry)
+    return [_read_remote(entry, file.directory) for entry in entries]
 
 
-def _read_remote(entry: Located, file: ConfigFile) -> RemoteSpec | None:
-    members = check_members(entry, _Entry, file.findings)
-    if not is_whole(entry, members, _Entry) or not file.is_first(RemoteSpec.kind, entry, members["name"]):
-        return None
-    given = {key: member.plain() for key, member in members.items()}
-    place = file.place(entry)
+def _read_remote(entry: Entry, directory: Path) -> RemoteSpec:
+    given = entry.values
     addresses, problems = _addresses(given["remote"])
     problems += check_name(given["name"])
-    nested: dict[str, Any] = {}
+    fields = {key: given[key] for key in RemoteCalls.model_fields if key in given}
     for key, settings in (("breaker", BreakerSpec), ("tls", RemoteTls)):
         try:
-            nested[key] = parse_value(key, given.get(key, {}), settings)
+            fields[key] = parse_value(key, given.get(key, {}), settings)
         except ConfigError as error:
             problems += error.problems
-    return RemoteSpec(
-        name=given["name"],
-        base_path=file.directory,
+    if "tls" in fields:
+        fields["tls"] = _with_absolute_paths(directory, fields["tls"])
+    return entry.build(
+        RemoteSpec,
+        problems,
+        base_path=directory,
         addresses=addresses,
         remote_name=given.get("remote_name") or given["name"],
         remote_version=str(given.get("remote_version", "")),
-        breaker=nested.get("breaker", BreakerSpec()),
-        tls=_with_absolute_paths(file.directory, nested.get("tls", RemoteTls())),
-        origin=file.origin(entry),
-        problems=tuple(place.of(problem) for problem in problems),
-        place=place,
-        **{key: given[key] for key in RemoteCalls.model_fields if key in given},
+        **fields,
     )
 
 

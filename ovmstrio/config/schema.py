@@ -182,24 +182,26 @@ class Reader:
         kind, is_optional = _without_none(kind)
         if node.value is None and is_optional:
             return None
-        count = len(self.findings.fatal)
-        container, inner = _nested_schema(kind)
-        found: Any
-        if inner is None:
+        if not _holds_schema(kind):
             return self._scalar(node, kind)
-        if container is None:
-            found = self.read(node, inner)
-        elif container is dict:
+        count = len(self.findings.fatal)
+        origin, inner = get_origin(kind), get_args(kind)
+        found: Any
+        if origin is Annotated:
+            return self.value(node, inner[0])
+        if origin in {dict, Mapping}:
             members = node.members if self.is_mapping(node) else {}
-            if self.is_yaml:  # a key without value has the defaults of its schema
+            if self.is_yaml and _is_schema(inner[1]):  # a key without value has the defaults of its schema
                 members = {
                     key: replace(each, value={}) if each.value is None else each for key, each in members.items()
                 }
-            read = {str(key): self.read(each, inner) for key, each in members.items()}
-            found = {key: each for key, each in read.items() if each is not None}
+            read = {str(key): self.value(each, inner[1]) for key, each in members.items()}
+            found = {key: each for key, each in read.items() if each is not _INVALID}
+        elif origin in {list, tuple}:
+            items = [self.value(item, inner[0]) for item in self.items(node)]
+            found = origin(each for each in items if each is not _INVALID)
         else:
-            items = [self.read(item, inner) for item in self.items(node)]
-            found = container(each for each in items if each is not None)
+            found = self.read(node, kind)
         return _INVALID if found is None or self._is_invalid(count) else found
 
     def _is_invalid(self, count: int) -> bool:
@@ -262,21 +264,20 @@ class Reader:
 
     def _report(self, node: Located, kind: Any, faults: list[ErrorDetails]) -> None:
         """Report errors of pydantic."""
-        wrong: dict[str, tuple[Located, list[ErrorDetails]]] = {}
+        wrong: dict[str, tuple[Located, Any, list[ErrorDetails]]] = {}
         for fault in faults:
-            place = _deepest(node, fault["loc"])
-            wrong.setdefault(place.path, (place, []))[1].append(fault)
-        for path, (place, each) in wrong.items():
+            place, inner = _locate(node, kind, fault["loc"])
+            wrong.setdefault(place.path, (place, inner, []))[2].append(fault)
+        for path, (place, inner, each) in wrong.items():
             # Every alternative of a union reports errors; the deepest ones are those of the intended alternative.
             if any(other != path and other.startswith((f"{path}.", f"{path}[")) for other in wrong):
                 continue
             reason = each[0].get("ctx", {}).get("error")
             if isinstance(reason, InvalidValue):
                 self.refuse(place, reason.message, reason.expected, reason.suggestion)
-                continue
-            inner = _type_at(kind, each[0]["loc"])
-            expected = _describe(inner) or " or ".join(dict.fromkeys(map(expected_text, each)))
-            self.refuse(place, UNUSABLE, expected, _hint(place, inner, each))
+            else:
+                expected = " or ".join(dict.fromkeys(_expected(fault, inner) for fault in each))
+                self.refuse(place, UNUSABLE, expected, _hint(place, inner, each))
 
 
 def check_members(node: Located, schema: type[Schema], findings: Findings) -> dict[str, Located]:
@@ -301,11 +302,11 @@ def list_items(members: Mapping[str, Located], key: str) -> list[Located]:
     return members[key].value if key in members else []
 
 
-def parse_value(path: str, value: Any, schema: type[T]) -> T:
-    """Return the instance of a schema for a plain value; raises ConfigError with all problems, placed at ``path``."""
+def parse_value(path: str, value: Any, kind: type[T]) -> T:
+    """Return a plain value as a schema or another type; raises ConfigError with all problems, placed at ``path``."""
     reader = Reader(Findings(""))
-    found = reader.read(with_paths(value, path), schema)
-    if found is None:
+    found: T = reader.value(with_paths(value, path), kind)
+    if reader.findings.fatal:
         raise ConfigError(reader.findings.fatal)
     return found
 
@@ -314,35 +315,27 @@ def parse_value(path: str, value: Any, schema: type[T]) -> T:
 
 _INVALID: Final = object()
 _FLAGS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-_NOUNS: Final = {bool: "true or false", int: "an integer", float: "a number", str: "a text"}
-_EXPECTED: Final = {
-    "bool_type": "true or false",
-    "bool_parsing": "true or false",
-    "dict_type": "an object",
-    "finite_number": "a finite number",
-    "float_type": "a number",
-    "float_parsing": "a number",
-    "int_type": "an integer",
-    "int_parsing": "an integer",
-    "list_type": "a list",
-    "model_type": "an object",
-    "path_type": "a path",
-    "string_type": "a text",
-    "string_too_short": "a text that is not empty",
-    "too_short": "a list that is not empty",
-    "tuple_type": "a list",
+_NOUNS: Final[Mapping[Any, str]] = {
+    bool: "true or false",
+    dict: "an object",
+    float: "a number",
+    int: "an integer",
+    list: "a list",
+    Path: "a path",
+    str: "a text",
+    tuple: "a list",
 }
 
 
-def expected_text(error: ErrorDetails) -> str:
-    """Return a description of the value that pydantic expected."""
-    bounds = error.get("ctx", {})
-    if error["type"] in _EXPECTED:
-        return _EXPECTED[error["type"]]
-    for bound, text in (("ge", "{} or more"), ("le", "{} or less"), ("max_length", "no more than {} items")):
-        if bound in bounds:
-            return text.format(bounds[bound])
-    return error["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+def expected_text(fault: ErrorDetails, schema: type) -> str:
+    """Return a description of the value that a field of a schema expects, for an error of pydantic."""
+    field = keys_of(schema).get(str(fault["loc"][0])) if fault["loc"] else None
+    return _expected(fault, field.type if field else Any)
+
+
+def _expected(fault: ErrorDetails, kind: Any) -> str:
+    own = fault["type"] == "value_error"
+    return (not own and _describe(kind)) or fault["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
 
 
 def unquoted(value: Any) -> Any:
@@ -389,18 +382,10 @@ def _without_none(kind: Any) -> tuple[Any, bool]:
 
 
 @cache
-def _nested_schema(kind: Any) -> tuple[Any, Any]:
-    """Return the container and the schema of a type; the schema is None for other values."""
-    if get_origin(kind) is Annotated:
-        kind = get_args(kind)[0]
-    if _is_schema(kind):
-        return None, kind
-    arguments = get_args(kind)
-    if get_origin(kind) in {list, tuple} and _is_schema(arguments[0]):
-        return get_origin(kind), arguments[0]
-    if get_origin(kind) in {dict, Mapping} and _is_schema(arguments[1]):
-        return dict, arguments[1]
-    return None, None
+def _holds_schema(kind: Any) -> bool:
+    """Return whether a type is a schema, or a list or mapping of schemas."""
+    is_container = get_origin(kind) in {Annotated, dict, list, tuple, Mapping}
+    return _is_schema(kind) or (is_container and any(map(_holds_schema, get_args(kind))))
 
 
 @cache
@@ -413,25 +398,30 @@ def _describe(kind: Any) -> str:
     if origin is Literal:
         return " or ".join(map(str, arguments))
     if origin in {Union, UnionType}:
-        parts = [_describe(each) for each in arguments if each is not type(None)]
+        parts = dict.fromkeys(_describe(each) for each in arguments if each is not type(None))
         return " or ".join(parts) if all(parts) else ""
     if origin in {list, tuple} and arguments[0] is str:
         return "a list of texts"
-    return _NOUNS.get(kind, "")
+    return _NOUNS.get(origin or kind, "")
 
 
 def _describe_bounds(metadata: Sequence[Any]) -> str:
     constraints = [part for each in metadata for part in (each.metadata if isinstance(each, FieldInfo) else (each,))]
-    names = ("ge", "gt", "le", "min_length")
+    names = ("ge", "gt", "le", "min_length", "max_length", "pattern")
     found = [[getattr(each, name) for each in constraints if hasattr(each, name)] for name in names]
-    ge, gt, le, length = (values[0] if values else None for values in found)
-    if length:
-        return " that is not empty"
+    ge, gt, le, shortest, longest, pattern = (values[0] if values else None for values in found)
+    parts = []
     if ge is not None:
-        return f" of {ge} or more" if le is None else f" of {ge} to {le}"
-    if gt is not None:
-        return f" above {gt}" if le is None else f" above {gt} and up to {le}"
-    return "" if le is None else f" of {le} or less"
+        parts.append(f" of {ge} or more" if le is None else f" of {ge} to {le}")
+    elif gt is not None:
+        parts.append(f" above {gt}" if le is None else f" above {gt} and up to {le}")
+    elif le is not None:
+        parts.append(f" of {le} or less")
+    if shortest:
+        parts.append(" that is not empty" if longest is None else f" of {shortest} to {longest} items")
+    if pattern:
+        parts.append(f" that matches {pattern}" + (f", of up to {longest} characters" if longest else ""))
+    return "".join(parts)
 
 
 def _hint(node: Located, kind: Any, faults: Sequence[ErrorDetails]) -> str:
@@ -454,19 +444,18 @@ def _words(kind: Any) -> Iterator[Any]:
             yield from _words(each)
 
 
-def _type_at(kind: Any, location: tuple[int | str, ...]) -> Any:
-    """Return the type at a location of pydantic within lists and mappings; Any within unions."""
-    for index in range(len(location)):
-        base = get_args(kind)[0] if get_origin(kind) is Annotated else kind
-        if get_origin(base) not in {list, tuple, dict}:
-            # The step is the name of a member of a union, unless more follow.
-            return kind if index == len(location) - 1 else Any
-        kind = get_args(base)[1 if get_origin(base) is dict else 0]
-    return kind
-
-
-def _deepest(node: Located, location: tuple[int | str, ...]) -> Located:
+def _locate(node: Located, kind: Any, location: tuple[int | str, ...]) -> tuple[Located, Any]:
     """Follow a location of pydantic, which contains names of the members of unions between keys."""
     for step in location:
-        node = node.find(step)
-    return node
+        inner = node.find(step)
+        if inner is node and isinstance(step, str):
+            continue
+        containers, index = ({dict}, 1) if isinstance(step, str) else ({list, tuple}, 0)
+        kinds = [get_args(each)[index] for each in _alternatives(kind) if get_origin(each) in containers]
+        node, kind = inner, kinds[0] if kinds else Any
+    return node, kind
+
+
+def _alternatives(kind: Any) -> Sequence[Any]:
+    base = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    return get_args(base) if get_origin(base) in {Union, UnionType} else (base,)

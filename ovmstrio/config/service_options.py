@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import Field
@@ -52,6 +53,53 @@ def apply_entry_options(spec: SpecT, findings: Findings) -> SpecT:
         if problems:
             given["problems"] = (*spec.problems, *map(spec.place.of, problems))
     return spec.model_copy(update=given) if given else spec
+
+
+# Names and paths
+
+_REMOTE: Final = ("s3:/", "gs:/", "az:/", "azfs:/")
+"""With one slash, as a path has lost the other."""
+_SERVER_PATHS: Final = ("v1", "v2", "v3", "metrics", "health")
+"""First segments of the server's own REST paths."""
+
+
+def check_name(name: str, *, is_mounted: bool = False) -> list[Problem]:
+    """Return the problems of a service's name; a mounted service is called at ``/{name}``."""
+    problem = Problem("the name cannot be used", path="name", found=to_short_json(name))
+    if is_mounted and name in _SERVER_PATHS:
+        message = "the name is reserved for the server's paths"
+        return [replace(problem, message=message, expected=f"a name other than {', '.join(_SERVER_PATHS)}")]
+    if is_mounted and "/" in name:
+        return [replace(problem, expected="a name without '/'")]
+    return [] if name else [replace(problem, message="the name is empty", expected="a text that is not empty")]
+
+
+def check_path(key: str, path: str, content: str = "", *, has_parents: bool = True) -> list[Problem]:
+    """Return the problems of a local path; existence is checked at load time.
+
+    Args:
+        key: key of the path.
+        path: the configured path.
+        content: description of the file or directory, if the path must not be empty.
+        has_parents: whether ``..`` is allowed.
+    """
+    problem = Problem("the path cannot be used", path=key, found=to_short_json(path))
+    if not path and content:
+        return [replace(problem, message=f"the {key} is empty", expected=content)]
+    if path.startswith(_REMOTE):
+        message, hint = "remote storage is not supported", "copy the model to a local path, or mount the storage"
+        return [replace(problem, message=message, expected="a local path", suggestion=hint)]
+    if "\0" in path:
+        return [replace(problem, expected="a path without the character NUL")]
+    if not has_parents and ".." in PurePosixPath(path).parts:
+        hint = "use an absolute path, or one relative to the configuration"
+        return [replace(problem, expected="a path without '..'", suggestion=hint)]
+    return []
+
+
+def check_base_path(base_path: str) -> list[Problem]:
+    """Return the problems of a model path."""
+    return check_path("base_path", base_path, "the directory that holds the model's versions", has_parents=False)
 
 
 # Python code

@@ -96,11 +96,6 @@ def parse_shape(option: str, text: str) -> ShapeSpec:
     return ShapeSpec(dims=tuple(_dim(option, text, part) for part in inner.split(",")) if inner else ())
 
 
-def format_shape(shape: ShapeSpec) -> str:
-    """Format a shape as :func:`parse_shape` parses it."""
-    return _AUTO if shape.dims is None else f"({','.join(map(_format_dim, shape.dims))})"
-
-
 def parse_batch_size(value: Any) -> BatchSpec | None:
     """Parse ``batch_size``; None (``0``) is that of the model.
 
@@ -172,11 +167,6 @@ def parse_layout(option: str, text: str) -> LayoutSpec:
         if twice:
             raise invalid_value_error(option, text, _LAYOUT_FORM, message=f"duplicate {twice[0]} in layout {part}")
     return LayoutSpec(tensor=parts[0], model=parts[1] if len(parts) > 1 else None)
-
-
-def format_layout(layout: LayoutSpec) -> str:
-    """Format a layout as :func:`parse_layout` parses it."""
-    return layout.tensor if layout.model is None else f"{layout.tensor}:{layout.model}"
 
 
 # Shape buckets

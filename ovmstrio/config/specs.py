@@ -335,8 +335,8 @@ class OpPipelineSpec(ServableSpec):
 class NodeInput(_Spec):
     """Source of an input: an output of a node, or an input of the pipeline with the node ``request``."""
 
-    name: str
-    node: str
+    name: Annotated[str, Key()] = ""
+    node: Annotated[str, Key("node_name")]
     data_item: str
 
 

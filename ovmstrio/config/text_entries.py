@@ -9,19 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Un
 
 from pydantic import create_model
 
-from ovmstrio.config.documents import Findings, did_you_mean, invalid_value_error
-from ovmstrio.config.located import with_paths
-from ovmstrio.config.model_options import check_base_path, check_name
-from ovmstrio.config.schema import OPTIONAL, Reader, Schema, check_members, is_whole, keys_of
-from ovmstrio.config.service_options import ServiceEntry
-from ovmstrio.config.shapes import parse_json_object
+from ovmstrio.config.documents import did_you_mean, invalid_value_error
+from ovmstrio.config.model_options import plugin_settings
+from ovmstrio.config.schema import OPTIONAL, Schema, check_members, keys_of, parse_value
+from ovmstrio.config.service_options import ServiceEntry, check_base_path, check_name
 from ovmstrio.config.specs import TextModelSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.generation import Task
 
 if TYPE_CHECKING:
-    from ovmstrio.config.config_file import ConfigFile
-    from ovmstrio.config.located import Located
+    from ovmstrio.config.config_file import ConfigFile, Entry
 
 # Options
 
@@ -164,7 +161,7 @@ def _other_task(option: str, task: Task) -> Problem:
 def _read(option: str, value: Any, fields: dict[str, Any], directory: Path) -> None:
     field = _OPTIONS[option].field
     if option == "plugin_config":
-        fields[field] = {**_plugin_config(value), **fields.get(field, {})}
+        fields[field] = {**plugin_settings(value), **fields.get(field, {})}
     elif option == "kv_cache_precision":
         fields[field] = {**fields.get(field, {}), _KV_CACHE_PRECISION: value}
     elif option == "pipeline_type":
@@ -174,21 +171,7 @@ def _read(option: str, value: Any, fields: dict[str, Any], directory: Path) -> N
     elif option == "voices":
         fields[field] = _voices(value, directory)
     else:
-        reader = Reader(Findings(""))
-        reader.value(with_paths(value, option), keys_of(TextModelSpec)[field].type)
-        if reader.findings.fatal:
-            raise ConfigError(reader.findings.fatal)
-        fields[field] = value
-
-
-def _plugin_config(value: Any) -> dict[str, Any]:
-    settings = parse_json_object("plugin_config", value) if isinstance(value, str) else value
-    if not isinstance(settings, Mapping):
-        raise invalid_value_error("plugin_config", value, 'an object such as {"KV_CACHE_PRECISION": "u8"}')
-    for key, setting in settings.items():
-        if not isinstance(setting, str | int | float):
-            raise invalid_value_error(f"plugin_config.{key}", setting, "a text, a number, true or false")
-    return dict(settings)
+        fields[field] = parse_value(option, value, keys_of(TextModelSpec)[field].type)
 
 
 def _voices(value: Any, directory: Path) -> dict[str, Path]:
@@ -255,32 +238,17 @@ _TextModel = create_model("_TextModel", __base__=ServiceEntry, **_KEYS)
 
 def read_text_models(file: ConfigFile) -> list[TextModelSpec]:
     """Parse the entries in order; the first of a name is used."""
-    found = [_read_entry(entry, file) for entry in file.items(TEXT_MODELS)]
-    return [spec for spec in found if spec is not None]
+    configs = [check_members(each, _Entry, file.findings).get("config") for each in file.items(TEXT_MODELS)]
+    found = file.entries(TextModelSpec.kind, [each for each in configs if each is not None], _TextModel)
+    return [_read_entry(entry, file) for entry in found]
 
 
-def _read_entry(entry: Located, file: ConfigFile) -> TextModelSpec | None:
-    entry_members = check_members(entry, _Entry, file.findings)
-    if "config" not in entry_members:
-        return None
-    config = entry_members["config"]
-    members = check_members(config, _TextModel, file.findings)
-    if not is_whole(config, members, _TextModel) or not file.is_first(TextModelSpec.kind, config, members["name"]):
-        return None
-    given = {key: member.plain() for key, member in members.items()}
-    task, fields, problems = _read_settings(given, file.directory)
-    path = file.directory / given["base_path"]
-    place = file.place(config)
-    return TextModelSpec(
-        name=given["name"],
-        base_path=path.parent if path.suffix == ".gguf" else path,
-        path=path,
-        task=task,
-        cache_dir=file.cache_dir,
-        origin=file.origin(config),
-        problems=tuple(place.of(problem) for problem in problems),
-        place=place,
-        **fields,
+def _read_entry(entry: Entry, file: ConfigFile) -> TextModelSpec:
+    task, fields, problems = _read_settings(entry.values, file.directory)
+    path = file.directory / entry.values["base_path"]
+    base_path = path.parent if path.suffix == ".gguf" else path
+    return entry.build(
+        TextModelSpec, problems, base_path=base_path, path=path, task=task, cache_dir=file.cache_dir, **fields
     )
 
 

@@ -11,8 +11,8 @@ import structlog
 import trio
 
 from ovmstrio.config.config_file import ConfigFile
-from ovmstrio.config.graph_entries import GraphEntry, check_graph_settings, find_graph
 from ovmstrio.config.located import Located
+from ovmstrio.config.model_entries import GraphEntry, check_graph_settings, find_graph
 from ovmstrio.config.schema import check_members
 from ovmstrio.config.service_options import check_python, parse_python
 from ovmstrio.config.specs import GraphSpec, PythonSpec, ServableSpec, TextModelSpec

@@ -6,8 +6,15 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from ovmstrio.config.mounted_entries import HANDLERS, read_handlers
-from ovmstrio.config.specs import HandlerSpec
+from ovmstrio.config.service_options import (
+    PythonEntry,
+    ServiceEntry,
+    check_name,
+    check_path,
+    check_python,
+    parse_python,
+)
+from ovmstrio.config.specs import HandlerSpec, PythonSpec
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.serving.fingerprints import paths_fingerprint, python_files
 from ovmstrio.serving.kind import Kind, Takes
@@ -17,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from ovmstrio.config.config_file import ConfigFile
+    from ovmstrio.config.config_file import ConfigFile, Entry
     from ovmstrio.core.errors import Problem
     from ovmstrio.core.service import Service
     from ovmstrio.serving.kind import LoadContext
@@ -38,6 +45,28 @@ def _settings_files(directory: Path) -> set[Path]:
         return set()
 
 
+class _Entry(PythonEntry, ServiceEntry):
+    name: str
+    path: str
+
+
+def _read_handler(entry: Entry, directory: Path) -> HandlerSpec:
+    given = entry.values
+    path = directory / given["path"]
+    problems = [
+        *check_name(given["name"], is_mounted=True),
+        *check_path("path", given["path"], "the folder with a nucleus.yaml, or that file"),
+        *check_python(given, directory),
+    ]
+    return entry.build(
+        HandlerSpec,
+        problems,
+        base_path=path.parent if path.suffix in {".yml", ".yaml"} else path,
+        path=path,
+        python=PythonSpec() if problems else parse_python(given, directory),
+    )
+
+
 class HandlerKind(Kind[HandlerSpec]):
     """Projects with a ``nucleus.yaml``, configured in ``handler_config_list``."""
 
@@ -46,12 +75,13 @@ class HandlerKind(Kind[HandlerSpec]):
     takes = frozenset({Takes.HTTP, Takes.GRPC})
     imports = True
     fills_cores = True
-    section = HANDLERS
+    section = "handler_config_list"
     occupied = "Handler has a name that is taken"
 
     def read(self, file: ConfigFile) -> list[HandlerSpec]:
-        """Read the handlers of a configuration file."""
-        return read_handlers(file)
+        """Read the handlers of a configuration file; their project files are read at load time."""
+        entries = file.entries(self.name, file.items(self.section), _Entry)
+        return [_read_handler(entry, file.directory) for entry in entries]
 
     def list_versions(self, spec: HandlerSpec) -> Listing:
         """Return the single version."""

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import structlog
 
-from ovmstrio.config.mounted_entries import OP_PIPELINES, read_op_pipelines
+from ovmstrio.config.schema import OPTIONAL
+from ovmstrio.config.service_options import ServiceEntry, check_name, check_path
 from ovmstrio.config.specs import OpPipelineSpec
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.core.service import NO_INTROSPECTION
@@ -19,11 +20,30 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from ovmstrio.config.config_file import ConfigFile
+    from ovmstrio.config.config_file import ConfigFile, Entry
     from ovmstrio.core.service import Introspection, Service
     from ovmstrio.ops.op_service import OpService
     from ovmstrio.ops.prepared_service import PreparedService
     from ovmstrio.serving.kind import LoadContext
+
+
+class _Entry(ServiceEntry):
+    name: str
+    path: str
+    service: str = OPTIONAL
+
+
+def _read_op_pipeline(entry: Entry, directory: Path) -> OpPipelineSpec:
+    given = entry.values
+    location = directory / given["path"]
+    config = location if location.suffix in {".yml", ".yaml"} else location / "config.yml"
+    problems = [
+        *check_name(given["name"], is_mounted=True),
+        *check_path("path", given["path"], "the config.yml of the Ops, or its folder"),
+        *check_path("service", given.get("service", "."), "the Python script of the service"),
+    ]
+    script = directory / given["service"] if "service" in given else config.parent / "web_service.py"
+    return entry.build(OpPipelineSpec, problems, base_path=config.parent, config=config, script=script)
 
 
 class OpPipelineKind(Kind[OpPipelineSpec]):
@@ -34,7 +54,7 @@ class OpPipelineKind(Kind[OpPipelineSpec]):
     takes: ClassVar[frozenset[Takes]] = frozenset({Takes.TENSORS, Takes.HTTP})
     imports: ClassVar[bool] = True
     fills_cores: ClassVar[bool] = True
-    section: ClassVar[str] = OP_PIPELINES
+    section: ClassVar[str] = "op_pipeline_config_list"
     occupied: ClassVar[str] = "Op pipeline has a name that is taken"
 
     def __init__(self, prepared: Mapping[str, PreparedService] | None = None) -> None:
@@ -42,7 +62,8 @@ class OpPipelineKind(Kind[OpPipelineSpec]):
 
     def read(self, file: ConfigFile) -> list[OpPipelineSpec]:
         """Read the Op pipelines of the configuration file."""
-        return read_op_pipelines(file)
+        entries = file.entries(self.name, file.items(self.section), _Entry)
+        return [_read_op_pipeline(entry, file.directory) for entry in entries]
 
     def list_versions(self, spec: OpPipelineSpec) -> Listing:
         """Return the only version."""

@@ -18,7 +18,7 @@ import trio
 
 from ovmstrio.auth.key_file import read_key_file
 from ovmstrio.config.config_file import parse_config_leniently
-from ovmstrio.config.graph_entries import is_graph
+from ovmstrio.config.model_entries import is_graph
 from ovmstrio.config.specs import AllVersions, ModelSpec, PipelineSpec, ServableSpec, ServerSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.handlers.config.project_file import find_project_file, read_project

@@ -16,9 +16,10 @@ from pydantic import ValidationError
 
 from ovmstrio.config.config_file import Subconfigs, check_families
 from ovmstrio.config.documents import did_you_mean, to_short_json
-from ovmstrio.config.graph_entries import GRAPH_SUFFIX, GraphFiles, find_graph, is_graph
-from ovmstrio.config.model_options import check_base_path, check_name, parse_model_options
+from ovmstrio.config.model_entries import GRAPH_SUFFIX, GraphFiles, find_graph, is_graph
+from ovmstrio.config.model_options import parse_model_options
 from ovmstrio.config.schema import expected_text
+from ovmstrio.config.service_options import check_base_path, check_name
 from ovmstrio.config.specs import GraphSpec, ModelSpec, ServerSpec, TextModelSpec
 from ovmstrio.config.text_entries import TEXT_OPTIONS, parse_task, parse_text_options
 from ovmstrio.core.connection import TrustedProxies
@@ -353,7 +354,7 @@ def _invalid_option(option: str, fault: Any) -> Problem:
     return Problem(
         "the value cannot be used",
         path=f"--{option}",
-        expected=expected_text(fault),
+        expected=expected_text(fault, ServerSettings),
         found=to_short_json(fault["input"]),
     )
 

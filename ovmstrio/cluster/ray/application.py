@@ -153,7 +153,10 @@ def _read_args(args: Mapping[str, Any]) -> ClusterSettings:
     try:
         given = ClusterSettings.model_validate({**args, "ingress": ingress})
     except ValidationError as error:
-        problems = (*problems, *_problems_of(error, f"one of {', '.join(ClusterSettings.model_fields)}"))
+        problems = (
+            *problems,
+            *_problems_of(error, ClusterSettings, f"one of {', '.join(ClusterSettings.model_fields)}"),
+        )
     if problems:
         raise ConfigError(problems)
     return given
@@ -169,16 +172,16 @@ def _read_settings(given: dict[str, Any]) -> dict[str, Any]:
     try:
         read = ServerSettings(**given)
     except ValidationError as error:
-        raise ConfigError(_problems_of(error, "", "settings")) from None
+        raise ConfigError(_problems_of(error, ServerSettings, "", "settings")) from None
     return given | {name: getattr(read, name).absolute() for name in PATHS & given.keys() if getattr(read, name)}
 
 
-def _problems_of(error: ValidationError, known: str, *place: str) -> list[Problem]:
+def _problems_of(error: ValidationError, schema: type, known: str, *place: str) -> list[Problem]:
     return [
         Problem(
             "the value cannot be used",
             path=".".join([*place, *map(str, fault["loc"])]),
-            expected=known if fault["type"] == "extra_forbidden" else expected_text(fault),
+            expected=known if fault["type"] == "extra_forbidden" else expected_text(fault, schema),
             found=to_short_json(fault["input"]),
         )
         for fault in error.errors(include_url=False)

@@ -13,9 +13,6 @@ from hypothesis import strategies as st
 
 from ovmstrio.config.model_entries import parse_overrides
 from ovmstrio.config.model_options import (
-    check_base_path,
-    format_numbers,
-    format_version_policy,
     parse_batching,
     parse_color_formats,
     parse_mean,
@@ -25,10 +22,9 @@ from ovmstrio.config.model_options import (
     parse_scale,
     parse_version_policy,
 )
+from ovmstrio.config.service_options import check_base_path
 from ovmstrio.config.shapes import (
     format_batch_size,
-    format_layout,
-    format_shape,
     parse_batch_size,
     parse_layout,
     parse_layouts,
@@ -46,9 +42,33 @@ from ovmstrio.config.specs import (
     ModelSpec,
     ShapeSpec,
     SpecificVersions,
+    VersionPolicy,
 )
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.core.tensor import ANY_SIZE, Dim
+
+
+def _format_dim(dim: Dim) -> str:
+    return format_batch_size(BatchSpec(dim=dim))
+
+
+def format_numbers(numbers: tuple[float, ...]) -> str:
+    return str(numbers[0]) if len(numbers) == 1 else f"[{','.join(map(str, numbers))}]"
+
+
+def format_version_policy(policy: VersionPolicy) -> dict[str, Any]:
+    if isinstance(policy, LatestVersions):
+        return {"latest": {"num_versions": policy.num_versions}}
+    return {"all": {}} if isinstance(policy, AllVersions) else {"specific": {"versions": list(policy.versions)}}
+
+
+def format_shape(shape: ShapeSpec) -> str:
+    return "auto" if shape.dims is None else f"({','.join(map(_format_dim, shape.dims))})"
+
+
+def format_layout(layout: LayoutSpec) -> str:
+    return layout.tensor if layout.model is None else f"{layout.tensor}:{layout.model}"
+
 
 SIZES = st.integers(0, 2**63 - 1)
 DIMS = st.just(ANY_SIZE) | st.builds(Dim.fixed, SIZES) | st.tuples(SIZES, SIZES).map(lambda two: Dim(*sorted(two)))
@@ -208,8 +228,8 @@ def test_a_refusal_has_an_example_and_a_suggestion(
         ("shape_buckets", 16, "", "an object such as"),
         ("shape_buckets", "[1]", "", "a JSON object"),
         ("shape_buckets", {"batch": 4}, ".batch", "a list of sizes such as [1, 4, 16]"),
-        ("shape_buckets", {"batch": []}, ".batch.sizes", "expected a list that is not empty, found []"),
-        ("shape_buckets", {"batch": [*range(1, 66)]}, ".batch.sizes", "expected no more than 64 items"),
+        ("shape_buckets", {"batch": []}, ".batch.sizes", "expected a list of 1 to 64 items, found []"),
+        ("shape_buckets", {"batch": [*range(1, 66)]}, ".batch.sizes", "expected a list of 1 to 64 items"),
         ("shape_buckets", {"batch": [4, 1]}, ".batch.sizes", "sizes are not ascending"),
         ("shape_buckets", {"batch": [4, 4]}, ".batch.sizes", "sizes are not ascending"),
         ("shape_buckets", {"batch": [0, 4]}, ".batch.sizes[0]", "an integer of 1 to 2147483647, found 0"),

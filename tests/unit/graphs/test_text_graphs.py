@@ -146,7 +146,7 @@ def test_voices_and_speeds_of_a_graph(tmp_path: Path) -> None:
         ('generation_config_path: "x.json"', "place the file there"),
         ("max_num_seqs: 0", "expected an integer of 1 to 2147483647, found 0"),
         ("plugin_config: 'KV'", "JSON"),
-        ("cache_size: many", "expected a whole number"),
+        ("cache_size: many", "expected an integer"),
     ],
 )
 def test_unsupported_option_is_an_error_with_its_line(tmp_path: Path, option: str, words: str) -> None:
