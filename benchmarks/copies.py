@@ -21,8 +21,7 @@ from ovmstrio.config.specs import PipelineSpec
 from ovmstrio.core.errors import NotFound
 from ovmstrio.pipelines.loading import load_pipeline
 from ovmstrio.pipelines.servable import PipelineServable
-from ovmstrio.protocols.kserve.grpc_requests import decode_request
-from ovmstrio.protocols.kserve.grpc_responses import encode_response
+from ovmstrio.protocols.kserve.grpc_messages import decode_request, encode_response
 from ovmstrio.server.kinds import KINDS
 
 TENSOR_BYTES: Final = 1 << 20

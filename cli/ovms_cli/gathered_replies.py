@@ -10,7 +10,7 @@ import numpy as np
 from ovms_cli.stream_text import TextReader, values_of
 from ovmstrio.core.errors import ServerError
 from ovmstrio.core.tensor import BY_NAME
-from ovmstrio.encoding.wire_tensors import bytes_array, from_raw
+from ovmstrio.encoding.raw_contents import bytes_array, from_raw
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -12,7 +12,7 @@ from ovms_cli.console import note
 from ovms_cli.problems import count
 from ovms_cli.tensor_output import plain
 from ovmstrio.core.tensor import BY_NAME
-from ovmstrio.encoding.wire_tensors import from_raw
+from ovmstrio.encoding.raw_contents import from_raw
 from ovmstrio.util.truncation import escape_controls
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import numpy as np
 from ovms_cli.tensor_sounds import is_wave
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.tensor import BY_NAME, BYTES
-from ovmstrio.encoding.wire_tensors import bytes_array, from_raw
+from ovmstrio.encoding.raw_contents import bytes_array, from_raw
 
 if TYPE_CHECKING:
     from ovmstrio.client import TensorInfo

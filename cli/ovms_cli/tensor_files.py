@@ -13,7 +13,7 @@ from ovms_cli.tensor_sounds import decode_wave
 from ovms_cli.tensor_types import to_own_type, to_type
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.tensor import BY_NAME, BYTES
-from ovmstrio.encoding.wire_tensors import bytes_array
+from ovmstrio.encoding.raw_contents import bytes_array
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

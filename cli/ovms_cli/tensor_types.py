@@ -8,7 +8,7 @@ import numpy as np
 
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.tensor import BY_NAME, BYTES
-from ovmstrio.encoding.wire_tensors import bytes_array, from_raw, to_raw
+from ovmstrio.encoding.raw_contents import bytes_array, from_raw, to_raw
 
 if TYPE_CHECKING:
     from collections.abc import Callable

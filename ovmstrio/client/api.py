@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.core.tensor import Array, RawTensor
-from ovmstrio.encoding.wire_tensors import raw_tensor
+from ovmstrio.encoding.raw_contents import raw_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence

@@ -22,8 +22,8 @@ from ovmstrio.client.api import (
 )
 from ovmstrio.core.errors import DeadlineExceeded, InvalidRequest, NotReady, NotSupported, ServerError
 from ovmstrio.encoding.messages import message_class
+from ovmstrio.encoding.raw_contents import from_raw
 from ovmstrio.encoding.status_errors import Unreachable, error_of_grpc, reading
-from ovmstrio.encoding.wire_tensors import from_raw
 from ovmstrio.util.regular_files import read_regular_bytes
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from ovmstrio.client.api import (
 )
 from ovmstrio.core.errors import DeadlineExceeded, InvalidRequest
 from ovmstrio.core.tensor import BY_NAME, BYTES
+from ovmstrio.encoding.raw_contents import bytes_array, from_raw
 from ovmstrio.encoding.status_errors import Unreachable, error_of_http, reading
-from ovmstrio.encoding.wire_tensors import bytes_array, from_raw
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence

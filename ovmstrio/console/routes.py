@@ -23,10 +23,8 @@ from ovmstrio.core.callers import Permission, current_caller
 from ovmstrio.core.errors import InvalidRequest, NotFound, NotSupported, PermissionDenied
 from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.protocols.admin.changes import check_is_local, cross_origin, cross_site, is_local_host_name
-from ovmstrio.protocols.kserve.documents import server_version
-from ovmstrio.protocols.kserve.repository_requests import model_control
+from ovmstrio.protocols.kserve.extensions import change_log_settings, model_control, server_version, set_log_level
 from ovmstrio.protocols.kserve.rest_requests import read_document
-from ovmstrio.protocols.kserve.trace_log_settings import change_log_settings, set_log_level
 from ovmstrio.serving.data_plane import DEFAULT_SERVER_NAME
 from ovmstrio.telemetry.denied_admin_log import log_denied
 from ovmstrio.telemetry.log_levels import LOG_LEVEL, format_log_levels

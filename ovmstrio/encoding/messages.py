@@ -18,6 +18,8 @@ from google.protobuf.message_factory import GetMessageClass
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ovmstrio.core.request import ParameterValue
+
 # ----------------------------------------------------------------------
 # Descriptors
 # ----------------------------------------------------------------------
@@ -193,3 +195,29 @@ def _envelope_of(data: bytes) -> Any | None:
 def _is_old(envelope: Any) -> bool:
     # The parser skips fields whose wire type differs from the envelope's.
     return bool(envelope.HasField("old_logid") or envelope.HasField("old_clientip"))
+
+
+# ----------------------------------------------------------------------
+# Parameters of KServe messages
+# ----------------------------------------------------------------------
+
+UNSIGNED_FROM: Final = 2**63
+"""The lowest integer that exceeds ``int64_param``."""
+
+
+def set_parameters(message: Any, parameters: Mapping[str, ParameterValue]) -> None:
+    """Write parameters into a message's map, each into the field of its type."""
+    for name, value in parameters.items():
+        setattr(message.parameters[name], _field_of(value), value)
+
+
+def _field_of(value: ParameterValue) -> str:
+    match value:
+        case bool():
+            return "bool_param"
+        case int():
+            return "int64_param" if value < UNSIGNED_FROM else "uint64_param"
+        case float():
+            return "double_param"
+        case str():
+            return "string_param"

@@ -20,7 +20,7 @@ from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.request import InferRequest
 from ovmstrio.encoding.generated.message_pool import default_message_pool
 from ovmstrio.encoding.messages import message_class
-from ovmstrio.protocols.kserve.grpc_requests import decode_request
+from ovmstrio.protocols.kserve.grpc_messages import decode_request
 from ovmstrio.protocols.tensorflow.grpc_service import PredictRequest, decode_predict
 
 if TYPE_CHECKING:

@@ -18,14 +18,12 @@ from grpclib.const import Status
 from ovmstrio.core.errors import InvalidRequest, ModelFailure, NotReady, PayloadTooLarge
 from ovmstrio.core.request import InferResponse
 from ovmstrio.core.tensor import BY_NAME, BYTES, Dim, RawTensor, Tensor, TensorSpec
-from ovmstrio.encoding.messages import message_class
-from ovmstrio.encoding.parameters import set_parameters
+from ovmstrio.encoding.messages import message_class, set_parameters
+from ovmstrio.encoding.protobuf_wire import delimited, split_raw_contents
 from ovmstrio.encoding.raw_contents import buffer_of, framed, wrapped
 from ovmstrio.encoding.status_errors import error_of_grpc
-from ovmstrio.encoding.tensor_slices import delimited, split_raw_contents
 from ovmstrio.models.tensor_contents import to_array
-from ovmstrio.remote.connect import connect
-from ovmstrio.remote.endpoint import NotSent, RemoteDescription, append_address, make_tensor_spec
+from ovmstrio.remote.endpoint import NotSent, RemoteDescription, append_address, connect, make_tensor_spec
 from ovmstrio.telemetry.spans import current_or_event_span
 from ovmstrio.transport.direct_stream import close_forcefully, send_buffers, to_direct_stream
 from ovmstrio.transport.grpc.frames import ConnectionFault, ErrorCode

@@ -42,7 +42,7 @@ class RemoteKind(Kind[RemoteSpec]):
 
     async def load(self, spec: RemoteSpec, version: int, directory: Path, context: LoadContext) -> Service:
         """Load the remote model's metadata; the caller must close the service; raises ConfigError or ServerError."""
-        from ovmstrio.remote.loading import open_remote  # noqa: PLC0415 - imported when first needed
+        from ovmstrio.remote.servable import open_remote  # noqa: PLC0415 - imported when first needed
 
         del version, directory
         if spec.errors:

@@ -28,7 +28,7 @@ from ovmstrio.server.command_line import single_servable_spec
 from ovmstrio.server.kinds import KINDS, Kinds
 from ovmstrio.server.settings import ServerSettings
 from ovmstrio.serving.kind import LoadContext
-from ovmstrio.serving.load_order import find_cycles
+from ovmstrio.serving.loading import find_cycles
 from ovmstrio.serving.model_versions import scan_versions
 from ovmstrio.serving.registry import Registry
 from ovmstrio.util.regular_files import read_regular_bytes

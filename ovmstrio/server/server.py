@@ -56,7 +56,7 @@ from ovmstrio.server.reload import Reloader
 from ovmstrio.server.running import Running
 from ovmstrio.server.signals import handle_stop_signals
 from ovmstrio.server.worker_context import WorkerProcessContext
-from ovmstrio.serving.admission import Admission
+from ovmstrio.serving.admission import Admission, SharedAdmission
 from ovmstrio.serving.authorization import AuthorizingDataPlane, CallerRecorder
 from ovmstrio.serving.broadcast_changes import sync_loaded_models, sync_regions
 from ovmstrio.serving.data_plane import DataPlane
@@ -65,7 +65,6 @@ from ovmstrio.serving.kind import LoadContext
 from ovmstrio.serving.model_control import ModelControl
 from ovmstrio.serving.records import VersionState
 from ovmstrio.serving.registry import Registry
-from ovmstrio.serving.shared_admission import SharedAdmission
 from ovmstrio.serving.shared_memory import ClientRegions
 from ovmstrio.serving.source import ApplySpecs, ConfigSource
 from ovmstrio.telemetry.access_log import RequestLog, open_access_log

@@ -33,9 +33,14 @@ if TYPE_CHECKING:
     from ovmstrio.core.limits import AdmissionTicket, ConcurrencyLimit
     from ovmstrio.core.request import InferRequest, InferResponse
     from ovmstrio.core.service import LeasedServable, Servable, ServableLookup
+    from ovmstrio.core.worker_peers import CounterRow, Counters
     from ovmstrio.serving.instances import Lease
     from ovmstrio.serving.records import VersionStatus
     from ovmstrio.serving.registry import Registry
+
+# ----------------------------------------------------------------------
+# Admission in one process
+# ----------------------------------------------------------------------
 
 _AVERAGE_WEIGHT: Final = 0.1
 """Weight of the latest call in the moving average of call times."""
@@ -397,3 +402,101 @@ def count_service_call(lease: Lease) -> None:
         held = lease.concurrency_limit
         held.take()
     lease.counted = held
+
+
+# ----------------------------------------------------------------------
+# Admission across worker processes: limits and queue lengths are counted over all of them
+# ----------------------------------------------------------------------
+
+_OFFER_SECONDS: Final = 0.01
+
+
+class SharedAdmission(Admission):
+    """Admission of one of several worker processes; ``ledger`` is the shared counter table."""
+
+    def __init__(
+        self, ledger: Counters, server: Limit = NO_LIMIT, limit_of: Callable[[str], Limit] = lambda _: NO_LIMIT
+    ) -> None:
+        super().__init__(server, limit_of)
+        self._counters = ledger
+        self._rows: dict[str, CounterRow] = {}
+        self._has_offered = trio.Event()
+
+    async def follow_others(self) -> None:
+        """Admit queued calls when other workers release places; runs until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._reclaim_offered)
+            while True:
+                await self._counters.rung()
+                self._admit_waiting()
+
+    async def _reclaim_offered(self) -> None:
+        """Take places that were left to other workers but not used by them."""
+        while True:
+            await self._has_offered.wait()
+            self._has_offered = trio.Event()
+            await trio.sleep(_OFFER_SECONDS)
+            self._admit_waiting()
+
+    @contextmanager
+    def _synchronized(self, *gates: ServiceQueue) -> Iterator[None]:
+        """Hold the table's lock, read the other workers' counts on entry, and write this worker's on exit."""
+        accounts = [(gate, self._row_of(gate)) for gate in gates]
+        if all(account is None for _, account in accounts):
+            yield
+            return
+        with self._counters.locked():
+            for gate, account in accounts:
+                gate.elsewhere = NO_PEER_COUNTERS if account is None else account.elsewhere()
+            try:
+                yield
+            finally:
+                for gate, account in accounts:
+                    if account is not None:
+                        queued = self._queued if gate is self._server else gate.queued
+                        account.write(gate.under_way, queued, self._waiting_since(gate))
+
+    def _row_of(self, gate: ServiceQueue) -> CounterRow | None:
+        key = f"service {gate.name}" if gate.name else "server"
+        known = self._rows.get(key)
+        if known is None and gate.limit.max_concurrency:
+            known = self._rows[key] = self._counters.account(key)
+        return known
+
+    def _waiting_since(self, gate: ServiceQueue) -> float:
+        """Return the time since which the first local call waits for a place of a service, or of the server."""
+        queues = [each.direct for each in self._busy.values()] if gate is self._server else [gate.direct, gate.nested]
+        return min((next(iter(queue)).since for queue in queues if queue), default=math.inf)
+
+    def _grant_or_queue(self, gate: ServiceQueue, *, is_nested: bool) -> QueuedCall | None:
+        with self._synchronized(gate, self._server):
+            return super()._grant_or_queue(gate, is_nested=is_nested)
+
+    def _withdraw(self, gate: ServiceQueue, waiter: QueuedCall, *, is_nested: bool) -> None:
+        with self._synchronized(gate, self._server):
+            self._remove(gate, waiter, is_nested=is_nested)
+        self._offer(gate)
+
+    def leave(self, gate: ServiceQueue, *, is_nested: bool, seconds: float | None = None) -> None:
+        """Release a place held for ``seconds``, and admit the next waiter of any worker."""
+        with self._synchronized(gate, self._server):
+            self._release(gate, is_nested=is_nested, seconds=seconds)
+        self._offer(gate)
+
+    def _offer(self, gate: ServiceQueue) -> None:
+        """Offer free places to the longest waiting calls, here or in other workers."""
+        theirs = (gate.elsewhere, self._server.elsewhere)
+        rows = tuple({row for each in theirs for row in each.rows})
+        if rows:
+            self._counters.ring(rows)
+        if not self._busy:
+            return
+        if rows and min(each.since for each in theirs) < min(self._waiting_since(each) for each in self._busy.values()):
+            self._has_offered.set()
+        else:
+            self._admit_waiting()
+
+    def _admit_waiting(self) -> None:
+        if self._busy:
+            with self._synchronized(*self._busy.values(), self._server):
+                super()._admit_waiting()

@@ -34,7 +34,7 @@ from ovmstrio.core.limits import current_ticket
 from ovmstrio.core.service import SequenceServable
 from ovmstrio.core.tensor import Tensor
 from ovmstrio.serving.admission import Admission, ServiceLimits, attach_place, count_service_call
-from ovmstrio.serving.calls import ObservedCall, error_label
+from ovmstrio.serving.calls import ObservedCall, ResponseBudget, error_label
 from ovmstrio.serving.kind import Takes
 from ovmstrio.serving.open_stream import OpenStream
 from ovmstrio.serving.records import Readiness
@@ -46,7 +46,6 @@ from ovmstrio.serving.requested_outputs import (
     has_plain_outputs,
     select_outputs,
 )
-from ovmstrio.serving.response_budget import ResponseBudget
 from ovmstrio.serving.shared_memory import ClientRegions, map_tensors, write_outputs
 from ovmstrio.telemetry.call_statistics import CallStatistics
 from ovmstrio.transport.send_budget import current_connection_budget

@@ -1,41 +1,176 @@
-"""Loading and reconciliation: brings one service in line with its configuration and files, loading before retiring.
+"""Loading of services: order of dependencies, change detection, loads of versions, and reconciliation.
 
 ::
 
-    list versions ─> version policy ─> load missing versions ─┐ a version failed: apply the policy without it
-                          ^───────────────────────────────────┘
-                     all chosen versions serve ─> retire the others
+    Kind.depends_on ─> calls of each record ─┬─> circular and missing dependencies: problems of the record
+                                             └─> in_order: one task per record, which waits for its callees
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from graphlib import TopologicalSorter
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
 import structlog
 import trio
 
+from ovmstrio.config.documents import did_you_mean
+from ovmstrio.config.specs import ServableSpec
 from ovmstrio.core.errors import ConfigError, NotReady, Problem, ServerError
 from ovmstrio.core.resource_registry import owned_by
 from ovmstrio.serving.instances import Instance
 from ovmstrio.serving.kind import Takes
 from ovmstrio.serving.model_versions import choose_versions
-from ovmstrio.serving.records import ApplyResult, Failure, VersionState, VersionStatus, error_code_of
+from ovmstrio.serving.records import DEFAULT_VERSION, ApplyResult, Failure, VersionState, VersionStatus, error_code_of
 from ovmstrio.telemetry.process_metrics import MemoryGrowthMeter
 from ovmstrio.util.backoff import Backoff
 from ovmstrio.util.truncation import text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Awaitable, Callable, Collection
     from pathlib import Path
 
-    from ovmstrio.config.specs import ServableSpec
     from ovmstrio.core.service import GrpcDeclaration, GrpcServices, Servable, Service
-    from ovmstrio.serving.kind import Kind, LoadContext
-    from ovmstrio.serving.load_order import ChangeDetector
+    from ovmstrio.serving.kind import Dependency, Kind, LoadContext
     from ovmstrio.serving.model_versions import Listing
     from ovmstrio.serving.records import ServiceRecord, VersionRecord
+
+# ----------------------------------------------------------------------
+# Dependencies
+# ----------------------------------------------------------------------
+
+
+class ChangeDetector:
+    """Fingerprints files and the loads of callees."""
+
+    def __init__(self, services: Mapping[str, ServiceRecord]) -> None:
+        self.services = services
+
+    async def list(self, record: ServiceRecord, spec: ServableSpec) -> Listing:
+        """List the versions of a service; raises as ``Kind.list_versions``."""
+        listing = await trio.to_thread.run_sync(record.kind.list_versions, spec)
+        return replace(listing, mark=listing.mark + self._callee_loads(record))
+
+    async def of(self, record: ServiceRecord, spec: ServableSpec, directory: Path) -> str:
+        """Return the fingerprint that a version would have if it were loaded now."""
+        called = self._callee_loads(record)
+        return await trio.to_thread.run_sync(record.kind.files_mark, spec, directory) + called
+
+    def _callee_loads(self, record: ServiceRecord) -> str:
+        return "".join(f"\n{call.name}:{call.version}:{self._load_id(call)}" for call in record.calls if call.reloads)
+
+    def _load_id(self, call: Dependency) -> str:
+        service = self.services.get(call.name)
+        return "" if service is None else service.loaded(int(call.version or DEFAULT_VERSION))
+
+
+def find_cycles(specs: Iterable[ServableSpec], calls: Mapping[str, Sequence[str]]) -> dict[str, Problem]:
+    """Return a problem for each service that calls itself through others, by name.
+
+    Loading cannot detect this: during a configuration change, each service still finds the old ones.
+    """
+    found = {}
+    for spec in specs:
+        path = _path_to_itself(spec.name, calls)
+        if path:
+            code = f"{spec.kind.replace(' ', '_').upper()}_CALLS_ITSELF"
+            message = f"{code}: it calls itself through others: {' -> '.join(path)}"
+            found[spec.name] = spec.placed(Problem(message, suggestion="have one of them call a model instead"))
+    return found
+
+
+def callers_before_callees(calls: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return names ordered so that callers come before callees, except within circles."""
+    acyclic = {
+        name: () if _path_to_itself(name, calls) else [each for each in called if each in calls]
+        for name, called in calls.items()
+    }
+    return list(reversed(tuple(TopologicalSorter(acyclic).static_order())))
+
+
+def _path_to_itself(start: str, calls: Mapping[str, Iterable[str]]) -> Sequence[str]:
+    """Return the shortest path from a service to itself; empty if there is none."""
+    paths: deque[tuple[str, ...]] = deque([(start,)])
+    seen = {start}
+    while paths:
+        path = paths.popleft()
+        for callee in calls.get(path[-1], ()):
+            if callee == start:
+                return (*path, start)
+            if callee not in seen:
+                seen.add(callee)
+                paths.append((*path, callee))
+    return ()
+
+
+log = structlog.get_logger(__name__)
+
+
+async def update_dependencies(services: Mapping[str, ServiceRecord]) -> None:
+    """Update the dependencies, circular dependencies and missing callees of all configured services."""
+    configured = [(record, spec) for record in services.values() if (spec := record.spec) is not None]
+    if not configured:
+        return
+    found = await trio.to_thread.run_sync(lambda: [tuple(each.kind.depends_on(spec)) for each, spec in configured])
+    for (record, _), calls in zip(configured, found, strict=True):
+        record.calls = calls
+    names = {record.name: [call.name for call in record.calls] for record, _ in configured}
+    circles = find_cycles([spec for _, spec in configured], names)
+    for record, _ in configured:
+        record.circle = circles.get(record.name)
+        unmet = tuple(
+            _unmet(call, call.place, names)
+            for call in record.calls
+            if call.place is not None and call.name not in names
+        )
+        for problem in unmet if unmet != record.unmet else ():
+            log.warning("dependency missing", kind=record.kind.name, name=record.name, problem=str(problem))
+        record.unmet = unmet
+
+
+def _unmet(call: Dependency, place: Problem, configured: Collection[str]) -> Problem:
+    return Problem(
+        f"{place.message}, and nothing of that name is configured",
+        place.file,
+        place.line,
+        place.path,
+        suggestion=did_you_mean(call.name, configured),
+        severity="warning",
+    )
+
+
+async def run_in_load_order(
+    records: Collection[ServiceRecord], work: Callable[[ServiceRecord], Awaitable[None]]
+) -> None:
+    """Run ``work`` on each record after its callees, otherwise concurrently; circular dependencies are ignored."""
+    done = {record.name: trio.Event() for record in records}
+
+    async def follow(record: ServiceRecord) -> None:
+        for call in record.calls if record.circle is None else ():
+            if call.name in done:
+                await done[call.name].wait()
+        await work(record)
+        done[record.name].set()
+
+    async with trio.open_nursery() as nursery:
+        for record in records:
+            nursery.start_soon(follow, record)
+
+
+def retirement_order(records: Collection[ServiceRecord]) -> list[ServiceRecord]:
+    """Return records in retirement order: callers before callees."""
+    by_name = {record.name: record for record in records}
+    calls = {record.name: [call.name for call in record.calls] for record in records}
+    return [by_name[name] for name in callers_before_callees(calls)]
+
+
+# ----------------------------------------------------------------------
+# Loads and reconciliation: each service follows its configuration and files; new versions load before old ones retire
+# ----------------------------------------------------------------------
 
 
 def check_grpc_names(name: str, kind: Kind[Any], service: Service, records: Iterable[ServiceRecord]) -> None:
@@ -71,9 +206,6 @@ def check_grpc_names(name: str, kind: Kind[Any], service: Service, records: Iter
 def grpc_declaration(kind: Kind[Any], service: Service) -> GrpcDeclaration | None:
     """Return the gRPC services that a service brings; None for none."""
     return cast("GrpcServices", service).declaration if Takes.GRPC in kind.takes else None
-
-
-log = structlog.get_logger(__name__)
 
 
 def describe_error(error: Exception) -> str:

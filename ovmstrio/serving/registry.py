@@ -23,8 +23,14 @@ from ovmstrio.core.service import on_readiness_changed
 from ovmstrio.serving.file_watcher import FileWatcher
 from ovmstrio.serving.instances import Instance, Lease, RetiredInstances
 from ovmstrio.serving.kind import LoadContext
-from ovmstrio.serving.load_order import ChangeDetector, retirement_order, run_in_load_order, update_dependencies
-from ovmstrio.serving.loading import Reconciler, VersionLoader
+from ovmstrio.serving.loading import (
+    ChangeDetector,
+    Reconciler,
+    VersionLoader,
+    retirement_order,
+    run_in_load_order,
+    update_dependencies,
+)
 from ovmstrio.serving.records import DEFAULT_VERSION, ApplyResult, Readiness, ServiceRecord, VersionStatus
 from ovmstrio.util.cores import CORES
 from ovmstrio.util.load_limit import LOADS_AT_ONCE

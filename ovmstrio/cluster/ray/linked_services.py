@@ -16,8 +16,7 @@ from ovmstrio.core.events import ApiInterface
 from ovmstrio.core.request import ServableMetadata
 from ovmstrio.core.tensor import BY_NAME, INVALID, Dim, TensorSpec
 from ovmstrio.encoding.raw_contents import join_buffers
-from ovmstrio.protocols.kserve.grpc_requests import decode_request
-from ovmstrio.protocols.kserve.grpc_responses import encode_response
+from ovmstrio.protocols.kserve.grpc_messages import decode_request, encode_response
 from ovmstrio.remote.grpc_endpoint import decode_response, encode_request
 from ovmstrio.serving.data_plane import unsupported_call_message
 from ovmstrio.serving.kind import Kind, Takes

@@ -8,7 +8,7 @@ from ovmstrio.cluster.layout import shard_names
 from ovmstrio.cluster.ray.grpc_paths import CALLS, INFER, MODEL_SPEC
 from ovmstrio.core.errors import InvalidRequest, NotSupported
 from ovmstrio.models.sequences.requests import owner_index, read_control
-from ovmstrio.protocols.kserve.grpc_requests import decode_request
+from ovmstrio.protocols.kserve.grpc_messages import decode_request
 from ovmstrio.protocols.kserve.rest_requests import read_infer_request
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from ovmstrio.core.errors import DeadlineExceeded, InvalidRequest, ModelFailure,
 from ovmstrio.core.tensor import Array
 from ovmstrio.core.tracing import child_span
 from ovmstrio.encoding.messages import METHOD, REQUEST, RESPONSE, message_class
+from ovmstrio.encoding.raw_contents import datatype_of, from_raw, to_raw
 from ovmstrio.encoding.status_errors import Unreachable, error_of_grpc, reading
-from ovmstrio.encoding.wire_tensors import datatype_of, from_raw, to_raw
 from ovmstrio.ops.predictor.model_config import ModelConfig, Variable, check_fetch, check_names, check_types
 from ovmstrio.ops.predictor.protocol import Feed, FeedTypeError
 from ovmstrio.ops.tensors import LOD_SUFFIX, from_array, to_array

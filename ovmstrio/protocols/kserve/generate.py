@@ -30,8 +30,7 @@ from ovmstrio.protocols.kserve.rest_requests import (
     read_contents,
     read_id,
 )
-from ovmstrio.protocols.kserve.rest_responses import check_version
-from ovmstrio.protocols.kserve.rest_routes import model_paths
+from ovmstrio.protocols.kserve.rest_routes import check_version, model_paths
 from ovmstrio.serving.interfaces import KSERVE_REST
 from ovmstrio.serving.ovms_errors import decompressed_call_body, make_admission
 from ovmstrio.transport.http.responses import JSON_TYPE, error_response

@@ -26,21 +26,25 @@ from ovmstrio.core.events import CANCELLED
 from ovmstrio.core.request import ArrivalOrder, InferRequest, InferResponse, StreamProblem
 from ovmstrio.encoding.generated import inference as pb
 from ovmstrio.protocols.admin.changes import AdminChanges
-from ovmstrio.protocols.kserve.documents import (
+from ovmstrio.protocols.kserve.extensions import (
+    TRACE_SETTINGS,
+    change_log_settings,
+    check_trace_settings,
     config_message,
+    load_parameters,
+    log_settings,
+    model_control,
     repository_index,
     server_extensions,
     server_version,
     statistics_message,
+    unload_parameters,
 )
-from ovmstrio.protocols.kserve.grpc_requests import decode_request
-from ovmstrio.protocols.kserve.grpc_responses import StreamInferResponse, encode_response, encode_stream_response
-from ovmstrio.protocols.kserve.repository_requests import load_parameters, model_control, unload_parameters
-from ovmstrio.protocols.kserve.trace_log_settings import (
-    TRACE_SETTINGS,
-    change_log_settings,
-    check_trace_settings,
-    log_settings,
+from ovmstrio.protocols.kserve.grpc_messages import (
+    StreamInferResponse,
+    decode_request,
+    encode_response,
+    encode_stream_response,
 )
 from ovmstrio.serving.aggregate import aggregate_statistics
 from ovmstrio.serving.broadcast_changes import register_region, unregister_region

@@ -17,7 +17,7 @@ import orjson
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.request import Contents, InferInput, InferRequest, RequestedOutput
 from ovmstrio.core.tensor import BY_NAME
-from ovmstrio.encoding.tensor_slices import encode_varint, split_raw_contents
+from ovmstrio.encoding.protobuf_wire import encode_varint, split_raw_contents
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -10,16 +10,18 @@ from ovmstrio.core.callers import Permission
 from ovmstrio.core.errors import InvalidRequest, NotSupported
 from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.encoding.json_reader import AT_ONCE_BYTES, LONG_STRINGS
-from ovmstrio.protocols.kserve.documents import repository_index
-from ovmstrio.protocols.kserve.grpc_service import NO_CUDA
-from ovmstrio.protocols.kserve.repository_requests import load_parameters, model_control, unload_parameters
-from ovmstrio.protocols.kserve.rest_requests import read_document
-from ovmstrio.protocols.kserve.trace_log_settings import (
+from ovmstrio.protocols.kserve.extensions import (
     TRACE_SETTINGS,
     change_log_settings,
     check_trace_settings,
+    load_parameters,
     log_settings,
+    model_control,
+    repository_index,
+    unload_parameters,
 )
+from ovmstrio.protocols.kserve.grpc_service import NO_CUDA
+from ovmstrio.protocols.kserve.rest_requests import read_document
 from ovmstrio.serving.broadcast_changes import register_region, unregister_region
 from ovmstrio.transport.http.responses import json_response
 from ovmstrio.transport.http.router import rule

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 from ovmstrio.core.errors import ErrorList
 from ovmstrio.core.generation import Conversation
 from ovmstrio.protocols.openai.deltas import logprob_document
-from ovmstrio.protocols.openai.fields import TOP_LOGPROBS_UNSUPPORTED, Fields, PromptSize
-from ovmstrio.protocols.openai.request_fields import (
+from ovmstrio.protocols.openai.fields import (
+    TOP_LOGPROBS_UNSUPPORTED,
+    Fields,
+    PromptSize,
     make_request,
     read_max_tokens,
     read_messages,

@@ -6,8 +6,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.core.errors import ContextExceeded, ErrorList
-from ovmstrio.protocols.openai.fields import MAX_PROMPT_TOKENS, Fields, are_token_ids, check_length, shown
-from ovmstrio.protocols.openai.request_fields import make_request, read_max_tokens, read_stream_options
+from ovmstrio.protocols.openai.fields import (
+    MAX_PROMPT_TOKENS,
+    Fields,
+    are_token_ids,
+    check_length,
+    make_request,
+    read_max_tokens,
+    read_stream_options,
+    shown,
+)
 from ovmstrio.protocols.openai.text_endpoint import ChunkStream, ParsedRequest, ResponseBuilder, response_head
 
 if TYPE_CHECKING:

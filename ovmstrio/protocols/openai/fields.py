@@ -1,20 +1,27 @@
-"""Validating reader of JSON object fields; collects all errors of a body."""
+"""Validating reader of the fields of a JSON body, and the fields that text endpoints share; collects all errors."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import islice
 from math import inf, isfinite
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import orjson
 
 from ovmstrio.core.errors import InvalidField
-from ovmstrio.core.generation import prompt_too_long
+from ovmstrio.core.generation import GenerationRequest, Grammar, GrammarKind, Sampling, prompt_too_long
 from ovmstrio.util.truncation import MAX_ITEMS, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from ovmstrio.core.errors import ErrorList
-    from ovmstrio.core.generation import GenerationLimits
+    from ovmstrio.core.generation import GenerationLimits, Prompt, TokenIds
+
+# ----------------------------------------------------------------------
+# Reader
+# ----------------------------------------------------------------------
 
 _UNSIGNED: Final = range(2**32)  # OVMS's range of unsigned integers
 
@@ -292,3 +299,512 @@ def check_ignored_responses_fields(fields: Fields) -> None:
         )
     if fields.unsigned("top_logprobs"):
         fields.refuse("top_logprobs", TOP_LOGPROBS_UNSUPPORTED, code="unsupported_parameter")
+
+
+# ----------------------------------------------------------------------
+# Fields of the text endpoints
+# ----------------------------------------------------------------------
+
+# Sampling
+
+_MAX_STOPS: Final = 16
+_MAX_STOP_CHARACTERS: Final = 1024  # Maximum length of a stop string, which is compared at every character
+_MAX_SPECULATIVE_TOKENS: Final = 100
+"""Maximum number of speculative tokens per step, which are computed even if rejected."""
+_MAX_PENALTY: Final = 1e6  # Limit of penalties without a specified range
+
+_UNSUPPORTED: Final[Mapping[str, str]] = {
+    "logit_bias": "the generation library has no logit bias",
+    "functions": "use tools",
+    "function_call": "use tool_choice",
+    "prompt_logprobs": "use echo and logprobs of /completions",
+    "audio": "this model generates text only",
+    "web_search_options": "this server has no web search",
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), "use response_format"),
+    "use_beam_search": "use best_of",
+    "no_repeat_ngram_size": "use repetition_penalty",
+    **dict.fromkeys(
+        ("bad_words", "allowed_token_ids"), "the generation library has no token filter; use response_format"
+    ),
+    "chat_template": "the server uses the model's template",
+    "truncate_prompt_tokens": "prompts are not truncated; shorten the prompt",
+    "store": "responses are not stored; omit it or send false",
+}
+"""Unsupported fields that would change the result, with a hint; null and false values are accepted."""
+
+
+def _read_sampling(fields: Fields, limits: GenerationLimits, *, max_tokens: int | None, is_stream: bool) -> Sampling:
+    return Sampling(
+        max_tokens=max_tokens,
+        min_tokens=_read_min_tokens(fields, max_tokens),
+        frequency_penalty=fields.number("frequency_penalty", -2, 2, "frequency_penalty out of range(-2.0, 2.0)"),
+        presence_penalty=fields.number("presence_penalty", -2, 2, "presence_penalty out of range(-2.0, 2.0)"),
+        repetition_penalty=_read_positive(fields, "repetition_penalty", _MAX_PENALTY, "is not a valid number"),
+        length_penalty=fields.number("length_penalty", -_MAX_PENALTY, _MAX_PENALTY),
+        temperature=fields.number("temperature", 0, 2, "temperature out of range(0.0, 2.0)"),
+        top_p=fields.number("top_p", 0, 1, "top_p out of range(0.0, 1.0)"),
+        top_k=_read_top_k(fields),
+        min_p=fields.number("min_p", 0, 1, "min_p out of range [0.0, 1.0)", excludes_high=True),
+        seed=_read_seed(fields),
+        ignore_eos=fields.flag("ignore_eos"),
+        best_of=_read_best_of(fields, limits, is_stream=is_stream),
+        stop_token_ids=_read_stop_token_ids(fields, limits),
+        num_assistant_tokens=_read_assistant_tokens(fields),
+        assistant_confidence_threshold=_read_positive(fields, "assistant_confidence_threshold", 1, "should be above 0"),
+        max_ngram_size=_read_speculative(fields, "max_ngram_size"),
+    )
+
+
+def read_max_tokens(fields: Fields, limits: GenerationLimits, *names: str, least: int = 1) -> int | None:
+    """Return the maximum number of tokens; of several field names the last present one counts."""
+    found = None
+    for name in names:
+        value = fields.unsigned(name, least=least, message=f"{name} value should be greater than 0")
+        most = limits.max_tokens_limit
+        if value is not None and most is not None and value > most:
+            fields.refuse(name, f"{name} exceeds limit provided in graph config: {most}", got=str(value))
+        found = found if value is None else value
+    return found
+
+
+def _read_n(fields: Fields, limits: GenerationLimits, best_of: int) -> int:
+    n = fields.unsigned("n", least=1, message="n value should be greater than 0") or 1
+    if n > limits.best_of_limit:
+        fields.refuse("n", f"n exceeds limit provided in graph config: {limits.best_of_limit}", got=str(n))
+    elif 1 < best_of < n:
+        fields.refuse("n", "n value cannot be greater than best_of", got=f"{n} and {best_of}")
+    return n
+
+
+def _read_stop(fields: Fields) -> tuple[str, ...]:
+    value = fields.get("stop")
+    if value is None:
+        return ()
+    if not isinstance(value, str | list):
+        fields.refuse("stop", "stop is not a string or array of strings")
+        return ()
+    texts = [value] if isinstance(value, str) else value
+    if len(texts) > _MAX_STOPS:
+        fields.refuse("stop", f"stop array must have no more than {_MAX_STOPS} strings", got=str(len(texts)))
+        return ()
+    if not all(isinstance(text, str) for text in texts):
+        fields.refuse("stop", "stop array contains non string element")
+        return ()
+    if any(len(text) > _MAX_STOP_CHARACTERS for text in texts):
+        longest = max(map(len, texts))
+        fields.refuse("stop", f"stop: expected at most {_MAX_STOP_CHARACTERS} characters each", got=str(longest))
+        return ()
+    if not all(texts):
+        fields.refuse("stop", "stop array contains an empty string")
+        return ()
+    return tuple(dict.fromkeys(texts))
+
+
+def _refuse_unsupported(fields: Fields) -> None:
+    for name, reason in _UNSUPPORTED.items():
+        if fields.get(name):
+            fields.refuse(name, f"{name} is not supported: {reason}", code="unsupported_parameter")
+
+
+def _read_min_tokens(fields: Fields, max_tokens: int | None) -> int | None:
+    least = fields.unsigned("min_tokens")
+    if least is not None and max_tokens is not None and least > max_tokens:
+        fields.refuse("min_tokens", "min_tokens is greater than max_tokens", got=f"{least} and {max_tokens}")
+    return least
+
+
+def _read_positive(fields: Fields, name: str, high: float, message: str) -> float | None:
+    value = fields.number(name, 0, high)
+    if value == 0:
+        fields.refuse(name, f"{name} {message}", got="0")
+        return None
+    return value
+
+
+def _read_top_k(fields: Fields) -> int | None:
+    top_k = fields.whole("top_k", "top_k is not an integer")
+    if top_k is not None and top_k < 1 and top_k != -1:
+        fields.refuse("top_k", "top_k must be -1 (all tokens) or a positive integer", got=str(top_k))
+        return None
+    return top_k
+
+
+def _read_seed(fields: Fields) -> int | None:
+    seed = fields.get("seed")
+    if isinstance(seed, int) and not isinstance(seed, bool) and not 0 <= seed < 2**32:
+        fields.refuse("seed", "seed out of range [0, 4294967295]", got=str(seed))
+        return None
+    return fields.unsigned("seed")
+
+
+def _read_best_of(fields: Fields, limits: GenerationLimits, *, is_stream: bool) -> int:
+    best_of = fields.unsigned("best_of", least=1, message="best_of value should be greater than 0") or 1
+    if best_of > limits.best_of_limit:
+        message = f"best_of exceeds limit provided in graph config: {limits.best_of_limit}"
+        fields.refuse("best_of", message, got=str(best_of))
+    elif best_of > 1 and is_stream:
+        fields.refuse("best_of", "best_of cannot be used in streaming mode")
+    return best_of
+
+
+def _read_assistant_tokens(fields: Fields) -> int | None:
+    number = _read_speculative(fields, "num_assistant_tokens")
+    if number is not None and fields.get("assistant_confidence_threshold") is not None:
+        message = (
+            "num_assistant_tokens and assistant_confidence_threshold are mutually exclusive and cannot both be set"
+        )
+        fields.refuse("num_assistant_tokens", message)
+    return number
+
+
+def _read_speculative(fields: Fields, name: str) -> int | None:
+    number = fields.unsigned(name, least=1)
+    if number is not None and number > _MAX_SPECULATIVE_TOKENS:
+        fields.refuse(name, f"{name} value can't be greater than {_MAX_SPECULATIVE_TOKENS}", got=str(number))
+        return None
+    return number
+
+
+def _read_stop_token_ids(fields: Fields, limits: GenerationLimits) -> TokenIds:
+    ids = fields.items("stop_token_ids")
+    if not ids:
+        return ()
+    most = limits.vocabulary_size or 2**31
+    if not all(isinstance(each, int) and not isinstance(each, bool) and 0 <= each < most for each in ids):
+        fields.refuse("stop_token_ids", f"stop_token_ids: expected token ids from 0 to {most - 1}")
+        return ()
+    return tuple(ids)
+
+
+# Response format
+
+_TEXT_GRAMMARS: Final[Mapping[str, tuple[GrammarKind, tuple[str, ...]]]] = {
+    "regex": (GrammarKind.REGEX, ("regex", "pattern")),
+    "grammar": (GrammarKind.EBNF, ("grammar",)),
+}
+"""Text grammars, with the field names that clients use."""
+_KINDS: Final = ("text", "json_object", "json_schema", "regex", "grammar", "structural_tag")
+
+
+def read_response_format(fields: Fields, name: str = "response_format") -> Grammar | None:
+    """Return the output grammar, or None; the Responses API has the schema next to the type."""
+    form = fields.within(name)
+    if form is None:
+        return None
+    kind = form.get("type")
+    if not isinstance(kind, str) or kind not in _KINDS:
+        at = form.path("type")
+        missing = f"{at} is missing" if kind is None else f"{at} is none of {', '.join(_KINDS)}"
+        form.refuse("type", missing, got="" if kind is None else shown(kind))
+        return None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return Grammar(GrammarKind.JSON_OBJECT, "")
+    if kind == "json_schema":
+        return _read_schema(form)
+    if kind == "structural_tag":
+        tag: dict[str, Any] | None = fields.mapping(name)
+        return None if tag is None else Grammar(GrammarKind.STRUCTURAL_TAG, orjson.dumps(tag).decode())
+    return _read_text_grammar(form, kind)
+
+
+def _read_schema(form: Fields) -> Grammar | None:
+    holder = form if form.get("schema") is not None else form.within("json_schema")
+    if holder is None:
+        if form.get("json_schema") is None:
+            form.refuse("json_schema", f"{form.path('json_schema')} is missing")
+        return None
+    schema = holder.mapping("schema")
+    if schema is None:
+        if holder.get("schema") is None:
+            holder.refuse("schema", f"{holder.path('schema')} is missing")
+        return None
+    return Grammar(GrammarKind.JSON_SCHEMA, orjson.dumps(schema).decode())
+
+
+def _read_text_grammar(form: Fields, kind: str) -> Grammar | None:
+    grammar_kind, names = _TEXT_GRAMMARS[kind]
+    for name in names:
+        text = form.text(name)
+        if text:
+            return Grammar(grammar_kind, text)
+        if form.get(name) is not None:
+            return None
+    form.refuse(names[0], f"{form.path(names[0])} is missing")
+    return None
+
+
+# Tools
+
+_TOOL_CHOICES: Final = frozenset({"none", "auto", "required"})
+_FUNCTION: Final = "function"
+_ALLOWED: Final = "allowed_tools"
+
+
+class _Tools(NamedTuple):
+    """Tools and tool choice, as in ``Conversation``."""
+
+    tools: tuple[Mapping[str, Any], ...]
+    choice: str
+    name: str
+
+
+def read_tools(fields: Fields) -> _Tools:
+    """Return the tools; none if the choice forbids calls."""
+    choice, name, allowed = _read_choice(fields)
+    tools = tuple(
+        _read_tool(tool) for tool in fields.objects("tools", "Tools are not an array", "Tool is not a JSON object")
+    )
+    if allowed is not None:
+        for unknown in sorted(allowed - {tool[_FUNCTION]["name"] for tool in tools}):
+            problem = "tool_choice allows a function that is not among the tools"
+            fields.refuse("tool_choice", problem, got=shown(unknown))
+        tools = tuple(tool for tool in tools if tool[_FUNCTION]["name"] in allowed)
+    if choice == "none":
+        return _Tools((), choice, "")
+    if not tools and choice in {"required", _FUNCTION}:
+        fields.refuse("tool_choice", "tool_choice is only allowed when tools are specified")
+    elif name and name not in {tool[_FUNCTION]["name"] for tool in tools}:
+        fields.refuse("tool_choice", "tool_choice.function.name is not among the tools", got=shown(name))
+    return _Tools(tools, choice, name)
+
+
+def _read_choice(fields: Fields) -> tuple[str, str, set[str] | None]:
+    """Return the choice, the named function, and the allowed functions (None for all)."""
+    value = fields.word("tool_choice")
+    if value is None:
+        return "auto", "", None
+    if isinstance(value, str):
+        if value in _TOOL_CHOICES:
+            return value, "", None
+        fields.refuse("tool_choice", "tool_choice should be either 'none' or 'auto' or 'required'", got=shown(value))
+        return "auto", "", None
+    chosen = fields.within("tool_choice", "tool_choice is not a valid JSON object or string")
+    if chosen is None:
+        return "auto", "", None
+    if chosen.word("type") == _ALLOWED:
+        return _read_allowed(chosen)
+    return *_read_named(chosen), None
+
+
+def _read_allowed(chosen: Fields) -> tuple[str, str, set[str]]:
+    holder = chosen if chosen.get(_ALLOWED) is None else chosen.within(_ALLOWED)
+    if holder is None:
+        return "auto", "", set()
+    mode = holder.word("mode")
+    if mode not in {"auto", "required"}:
+        holder.refuse("mode", f"{holder.path('mode')} should be either 'auto' or 'required'", got=shown(mode))
+        return "auto", "", set()
+    tools = [_read_tool(tool) for tool in holder.objects("tools")]
+    return mode, "", {tool[_FUNCTION]["name"] for tool in tools}
+
+
+def _read_named(chosen: Fields) -> tuple[str, str]:
+    # The Responses API has the name directly, chat nests the name in an object.
+    is_flat = chosen.get(_FUNCTION) is None and chosen.get("type") == _FUNCTION
+    named = chosen if is_flat else chosen.within(_FUNCTION, "tool_choice.function is not a valid JSON object")
+    if named is None:
+        if chosen.get(_FUNCTION) is None:
+            chosen.refuse(_FUNCTION, "tool_choice.function is not a valid JSON object")
+        return "auto", ""
+    name = named.word("name")
+    if not isinstance(name, str) or not name:
+        named.refuse("name", f"{named.path('name')} is not a valid string", got=shown(name))
+        return "auto", ""
+    return _FUNCTION, name
+
+
+def _read_tool(fields: Fields) -> Mapping[str, Any]:
+    """Return a tool, in chat's nested or the Responses API's flat form."""
+    kind = fields.name_text("type")
+    if kind not in {None, _FUNCTION}:
+        fields.refuse("type", "Only function tools are supported", got=shown(kind), code="unsupported_parameter")
+        return {"type": _FUNCTION, _FUNCTION: {"name": ""}}
+    is_flat = fields.get(_FUNCTION) is None and fields.get("name") is not None
+    function = fields if is_flat else fields.within(_FUNCTION)
+    if function is None:
+        if fields.get(_FUNCTION) is None:
+            fields.refuse(_FUNCTION, f"{fields.path(_FUNCTION)} is missing")
+        return {"type": _FUNCTION, _FUNCTION: {"name": ""}}
+    return {"type": _FUNCTION, _FUNCTION: _read_function(function)}
+
+
+def _read_function(fields: Fields) -> Mapping[str, Any]:
+    name = fields.name_text("name")
+    if not fields.get("name"):
+        fields.refuse("name", f"{fields.path('name')} is missing")
+    fields.prompt.add(len(name or ""))
+    function: dict[str, Any] = {"name": name or ""}
+    description = fields.prompt_text("description")
+    if description is not None:
+        function["description"] = description
+    # Chat templates access the parameters unconditionally.
+    function["parameters"] = fields.mapping("parameters", is_prompt=True) or {"type": "object", "properties": {}}
+    strict = fields.flag("strict")
+    if strict is not None:
+        function["strict"] = strict
+    return function
+
+
+# Messages
+
+_TEXT_PARTS: Final[Mapping[str, str]] = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+}
+"""Text fields of content parts, by part type."""
+_MEDIA_PARTS: Final = frozenset({"image_url", "input_image", "input_audio", "video_url", "file", "input_file"})
+_PASSED_FIELDS: Final = ("name", "tool_call_id", "reasoning_content")
+_ROLE_ALIASES: Final[Mapping[str, str]] = {"developer": "system"}
+"""Roles that chat templates do not know, with replacements."""
+
+
+def read_messages(fields: Fields) -> tuple[Mapping[str, Any], ...]:
+    """Return the messages of a chat, in the form that chat templates expect."""
+    if fields.get("messages") is None:
+        fields.refuse("messages", "Messages missing in request", code="missing_required_parameter")
+        return ()
+    if fields.get("messages") == []:
+        fields.refuse("messages", "Messages array cannot be empty")
+    objects = fields.objects("messages", "Messages are not an array", "Message is not a JSON object")
+    return tuple(_read_chat_message(each) for each in objects)
+
+
+def read_role(fields: Fields) -> str:
+    """Return the role, in the names that chat templates know."""
+    role = fields.word("role")
+    if role is None or role == "":
+        fields.refuse("role", "Every message must have 'role' field")
+        return ""
+    if not isinstance(role, str) or len(role) > MAX_NAME_CHARACTERS:
+        fields.refuse("role", "Invalid message structure", got=shown(role))
+        return ""
+    return _ROLE_ALIASES.get(role, role)
+
+
+def _read_chat_message(fields: Fields) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": read_role(fields), "content": content_text(fields, "content")}
+    for name in _PASSED_FIELDS:
+        text = fields.prompt_text(name, "Invalid message structure")
+        if text is not None:
+            message[name] = text
+    calls = [_read_tool_call(call) for call in fields.objects("tool_calls", "", "Each tool_call must be an object")]
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _read_tool_call(fields: Fields) -> dict[str, Any]:
+    function = fields.within("function", "Each tool_call must have a 'function' object")
+    if function is None:
+        if fields.get("function") is None:
+            fields.refuse("function", "Each tool_call must have a 'function' object")
+        return {}
+    name = function.prompt_text("name")
+    if not name:
+        function.refuse("name", f"{function.path('name')} is missing")
+    return {
+        "id": fields.prompt_text("id") or "",
+        "type": "function",
+        "function": {"name": name or "", "arguments": _read_arguments(function)},
+    }
+
+
+def _read_arguments(function: Fields) -> str:
+    """Return tool call arguments as JSON text; some clients send an object."""
+    value = function.get("arguments")
+    if not isinstance(value, dict):
+        return function.prompt_text("arguments") or "{}"
+    arguments = function.mapping("arguments", is_prompt=True)
+    return "{}" if arguments is None else orjson.dumps(arguments).decode()
+
+
+def content_text(fields: Fields, name: str) -> str:
+    """Return the content, a string or a list of parts, as a string."""
+    value = fields.get(name)
+    if value is None or isinstance(value, str):
+        fields.prompt.add(len(value or ""))
+        return value or ""
+    if not isinstance(value, list):
+        fields.refuse(name, "Invalid message structure", got=shown(value))
+        return ""
+    texts = []
+    for part in fields.objects(name, "", "Invalid message structure - content array should contain objects"):
+        kind = part.word("type")
+        if not isinstance(kind, str):
+            part.refuse("type", "Invalid message structure - content object type missing")
+        elif kind in _TEXT_PARTS:
+            text = part.prompt_text(_TEXT_PARTS[kind], "Invalid message structure - content text missing")
+            if part.get(_TEXT_PARTS[kind]) is None:
+                part.refuse(_TEXT_PARTS[kind], "Invalid message structure - content text missing")
+            texts.append(text or "")
+        else:
+            known = "this model accepts text only" if kind in _MEDIA_PARTS else "expected text"
+            part.refuse("type", "Unsupported content type", got=f"{shown(kind)}, and {known}")
+    return "\n".join(texts)
+
+
+# Common request
+
+
+@dataclass(frozen=True, slots=True)
+class _StreamOptions:
+    """Usage reporting of a stream: at the end (``includes_usage``) or in every chunk (``has_continuous_usage``)."""
+
+    includes_usage: bool = False
+    has_continuous_usage: bool = False
+
+
+def read_stream_options(fields: Fields, *, is_stream: bool) -> _StreamOptions:
+    """Return the stream options, including vLLM's ``continuous_usage_stats``."""
+    if fields.get("stream_options") is None:
+        return _StreamOptions()
+    if not is_stream:
+        fields.refuse("stream_options", "stream_options provided, but stream not set to true")
+        return _StreamOptions()
+    options = fields.within("stream_options")
+    if options is None:
+        return _StreamOptions()
+    known = {"include_usage", "continuous_usage_stats", "include_obfuscation"}
+    unknown = sorted(options.names() - known)
+    if unknown:
+        message = "Found unexpected stream options. Properties accepted in stream_options: include_usage"
+        fields.refuse("stream_options", message, got=", ".join(name[:40] for name in unknown[:4]))
+    includes_usage = options.flag("include_usage", "stream_options.include_usage is not a boolean")
+    return _StreamOptions(bool(includes_usage), bool(includes_usage and options.flag("continuous_usage_stats")))
+
+
+def make_request(
+    fields: Fields,
+    limits: GenerationLimits,
+    prompt: Prompt,
+    *,
+    max_tokens: int | None,
+    is_stream: bool,
+    logprobs: bool,
+    echo: bool = False,
+    deadline: float,
+) -> GenerationRequest:
+    """Return the request for one prompt, from the fields common to all endpoints."""
+    sampling = _read_sampling(fields, limits, max_tokens=max_tokens, is_stream=is_stream)
+    keeps_special = fields.flag("skip_special_tokens") is False
+    request = GenerationRequest(
+        prompt,
+        sampling,
+        stop=_read_stop(fields),
+        includes_stop=bool(fields.flag("include_stop_str_in_output")),
+        n=_read_n(fields, limits, sampling.best_of),
+        logprobs=logprobs,
+        echo=echo,
+        grammar=read_response_format(fields),
+        skips_special_tokens=not keeps_special,
+        # Text with special tokens is returned raw, without parsing tool calls and reasoning.
+        parses_output=not keeps_special,
+        deadline=deadline,
+    )
+    _refuse_unsupported(fields)
+    check_ignored_fields(fields)
+    return request

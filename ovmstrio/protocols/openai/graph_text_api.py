@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Final
 from ovmstrio.core.callers import current_quota
 from ovmstrio.core.errors import NotSupported
 from ovmstrio.core.payloads import RawDocument
-from ovmstrio.protocols.openai.api import Body, model_name, read_document
+from ovmstrio.protocols.openai.api import Body, OpenAIErrors, model_name, read_document
 from ovmstrio.protocols.openai.chat import Chat
 from ovmstrio.protocols.openai.completions import Completions
-from ovmstrio.protocols.openai.errors import OpenAIErrors
 from ovmstrio.protocols.openai.responses import Responses
 from ovmstrio.protocols.openai.text_endpoint import Usage, generate_all, is_stream, parse_off_loop
 from ovmstrio.transport.http.responses import json_response, request_deadline

@@ -13,14 +13,17 @@ import orjson
 from ovmstrio.core.errors import ErrorList, ServerError
 from ovmstrio.core.generation import Conversation, Finish
 from ovmstrio.protocols.openai.deltas import DONE, logprob_document
-from ovmstrio.protocols.openai.fields import Fields, PromptSize, check_ignored_responses_fields, shown
-from ovmstrio.protocols.openai.request_fields import (
+from ovmstrio.protocols.openai.fields import (
+    Fields,
+    PromptSize,
+    check_ignored_responses_fields,
     content_text,
     make_request,
     read_max_tokens,
     read_response_format,
     read_role,
     read_tools,
+    shown,
 )
 from ovmstrio.protocols.openai.text_endpoint import ParsedRequest
 

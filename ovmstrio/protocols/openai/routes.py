@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 from ovmstrio.core.callers import Permission
 from ovmstrio.core.errors import InvalidField, MethodNotAllowed, NotFound, NotReady
-from ovmstrio.protocols.openai.api import OpenAIApi
+from ovmstrio.protocols.openai.api import ERROR_FORMATS, OpenAIApi
 from ovmstrio.protocols.openai.embeddings import embedding_rules
-from ovmstrio.protocols.openai.errors import ERROR_FORMATS
 from ovmstrio.protocols.openai.graph_text_api import TEXT_ENDPOINTS
 from ovmstrio.protocols.openai.models import model_rules
 from ovmstrio.protocols.openai.raw_http_routes import answer_raw_request

@@ -14,7 +14,7 @@ from ovmstrio.core.errors import ServerError
 from ovmstrio.core.generation import Task
 from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.core.tensor import INVALID
-from ovmstrio.protocols.kserve.documents import server_version
+from ovmstrio.protocols.kserve.extensions import server_version
 from ovmstrio.serving.kind import Takes
 from ovmstrio.transport.http.responses import json_response
 from ovmstrio.transport.http.router import rule

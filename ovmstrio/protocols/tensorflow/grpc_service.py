@@ -19,9 +19,9 @@ from ovmstrio.encoding.generated.google import protobuf
 from ovmstrio.encoding.generated.tensorflow import error
 from ovmstrio.encoding.generated.tensorflow import serving as pb
 from ovmstrio.encoding.messages import POOL, message_class
+from ovmstrio.encoding.protobuf_wire import delimited, encode_varint
 from ovmstrio.encoding.raw_contents import gather_buffers, raw_contents, split_elements
-from ovmstrio.encoding.tensor_slices import delimited, encode_varint
-from ovmstrio.protocols.kserve.grpc_requests import read_elements
+from ovmstrio.protocols.kserve.grpc_messages import read_elements
 from ovmstrio.protocols.tensorflow.types import BY_DATATYPE, BY_NUMBER, describe_signature
 from ovmstrio.serving.early_admission import call_with_place, first_string_field, release_unless_named
 from ovmstrio.serving.interfaces import TENSORFLOW_GRPC

@@ -35,7 +35,7 @@ from ovmstrio.transport.grpc.headers import (
     RequestHead,
     check_trailers,
 )
-from ovmstrio.transport.grpc.limits import RateLimit, TransportLimits
+from ovmstrio.transport.grpc.limits import TransportLimits
 from ovmstrio.transport.grpc.messages import MessageBuffer
 
 # -- Partial frames ----------------------------------------------------------------------------------------------------
@@ -287,6 +287,34 @@ class GoAwayReceived:
 
 
 Event = RequestStarted | HeadersReceived | DataReceived | StreamReset | WindowOpened | PingAcknowledged | GoAwayReceived
+
+
+# -- Rate limits -------------------------------------------------------------------------------------------------------
+
+
+class RateLimit:
+    """Rate limit of ``limit`` events per second, in windows that start with an event."""
+
+    __slots__ = ("_clock", "_count", "_limit", "_window_start")
+
+    def __init__(self, limit: int, clock: Callable[[], float]) -> None:
+        self._limit = limit
+        self._clock = clock
+        self._count = 0
+        self._window_start = float("-inf")
+
+    def exceeded(self, events: int = 1) -> bool:
+        """Count events and return whether the limit is exceeded."""
+        now = self._clock()
+        if now - self._window_start >= 1.0:
+            self._window_start = now
+            self._count = 0
+        self._count += events
+        return self._count > self._limit
+
+    def reset(self) -> None:
+        """Reset the count."""
+        self._count = 0
 
 
 # -- Core of both roles ------------------------------------------------------------------------------------------------

@@ -3,34 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, fields
-
-
-class RateLimit:
-    """Rate limit of ``limit`` events per second, in windows that start with an event."""
-
-    __slots__ = ("_clock", "_count", "_limit", "_window_start")
-
-    def __init__(self, limit: int, clock: Callable[[], float]) -> None:
-        self._limit = limit
-        self._clock = clock
-        self._count = 0
-        self._window_start = float("-inf")
-
-    def exceeded(self, events: int = 1) -> bool:
-        """Count events and return whether the limit is exceeded."""
-        now = self._clock()
-        if now - self._window_start >= 1.0:
-            self._window_start = now
-            self._count = 0
-        self._count += events
-        return self._count > self._limit
-
-    def reset(self) -> None:
-        """Reset the count."""
-        self._count = 0
-
 
 _MINIMUMS = {
     "stream_window_bytes": 65_535,
@@ -101,21 +74,3 @@ class TransportLimits:
                 raise ValueError(f"{field.name}: expected at least {smallest}, got {value}")
             if field.name.endswith("window_bytes") and value > _MAX_WINDOW_BYTES:
                 raise ValueError(f"{field.name}: expected at most {_MAX_WINDOW_BYTES}, got {value}")
-
-    @classmethod
-    def for_test(cls) -> TransportLimits:
-        """Return small limits for tests."""
-        return cls(
-            max_receive_message_bytes=1024 * 1024,
-            max_send_message_bytes=1024 * 1024,
-            max_concurrent_streams=100,
-            stream_window_bytes=65_535,
-            connection_window_bytes=65_535 * 4,
-            write_high_water_bytes=32 * 1024,
-            max_write_backlog_bytes=256 * 1024,
-            max_resets_per_second=50,
-            max_pings_per_second=20,
-            max_settings_per_second=20,
-            max_window_updates_per_second=150,
-            max_idle_frames_per_second=50,
-        )

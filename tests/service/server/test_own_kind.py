@@ -27,7 +27,7 @@ from ovmstrio.ext.kinds import (
     is_whole,
     tree_mark,
 )
-from ovmstrio.protocols.kserve.documents import repository_index
+from ovmstrio.protocols.kserve.extensions import repository_index
 from ovmstrio.server.check import LoadedVersion, check_config
 from ovmstrio.server.plan import read_plan
 from ovmstrio.server.settings import ServerSettings

@@ -20,7 +20,7 @@ from ovmstrio.core.errors import CallerLimited, NotSupported, Overloaded, TooMan
 from ovmstrio.core.limits import NO_LIMIT, Limit
 from ovmstrio.server.credentials import CredentialStore
 from ovmstrio.server.settings import ServerSettings
-from ovmstrio.serving.shared_admission import SharedAdmission
+from ovmstrio.serving.admission import SharedAdmission
 from ovmstrio.workers import shared_state as ledger_memory
 from ovmstrio.workers.shared_state import ServiceLimit, SharedCounters, SharedState, WorkerWakeups
 from tests.support.examples import examples

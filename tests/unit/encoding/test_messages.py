@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from ovmstrio.core import errors
 from ovmstrio.encoding.messages import REQUEST, decode_request, name_in
+from ovmstrio.encoding.raw_contents import datatype_of, from_raw, to_raw
 from ovmstrio.encoding.status_errors import error_of_grpc, error_of_http
-from ovmstrio.encoding.wire_tensors import datatype_of, from_raw, to_raw
 from ovmstrio.transport.statuses import ERROR_STATUSES
 
 

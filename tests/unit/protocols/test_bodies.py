@@ -23,8 +23,8 @@ from ovmstrio.encoding import json_output as json_arrays
 from ovmstrio.encoding.inflate import Inflation
 from ovmstrio.encoding.json_output import array_pieces
 from ovmstrio.encoding.raw_contents import gather_buffers, join_buffers
-from ovmstrio.protocols.kserve import rest_responses as infer_answer
-from ovmstrio.protocols.kserve.rest_responses import encode_infer_response
+from ovmstrio.protocols.kserve import rest_routes as infer_answer
+from ovmstrio.protocols.kserve.rest_routes import encode_infer_response
 from ovmstrio.protocols.tensorflow.rest_routes import encode_predict_response
 from ovmstrio.serving import ovms_errors as refusals
 from ovmstrio.serving.ovms_errors import decompressed_body

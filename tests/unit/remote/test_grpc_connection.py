@@ -9,7 +9,14 @@ import trio
 import trio.testing
 from h2.config import H2Configuration
 from h2.connection import H2Connection
-from h2.events import ConnectionTerminated, DataReceived, RequestReceived, StreamEnded, StreamReset
+from h2.events import (
+    ConnectionTerminated,
+    DataReceived,
+    RequestReceived,
+    SettingsAcknowledged,
+    StreamEnded,
+    StreamReset,
+)
 from h2.settings import SettingCodes
 from hypothesis import given
 from hypothesis import strategies as st
@@ -92,6 +99,13 @@ class _Pair:
         for start in range(0, len(data), step):
             await self.send(data[start : start + step])
 
+    async def apply_settings(self, settings: dict[SettingCodes | int, int]) -> None:
+        """Send settings, beginning with those of the preface, and wait for the acknowledgement."""
+        if settings:
+            self.server.update_settings(settings)
+        await self.to_client()
+        await self.to_server(is_kind(SettingsAcknowledged))
+
     async def send(self, data: bytes) -> None:
         await self._stream.send_all(data)
 
@@ -110,12 +124,15 @@ class _Pair:
 
 
 @asynccontextmanager
-async def connected() -> AsyncIterator[_Pair]:
+async def connected(*, greets: bool = True) -> AsyncIterator[_Pair]:
     client, server = trio.testing.memory_stream_pair()
     async with trio.open_nursery() as nursery:
         connection = RemoteConnection(client)
         await nursery.start(connection.run)
-        yield _Pair(connection, server, nursery)
+        pair = _Pair(connection, server, nursery)
+        if greets:
+            await pair.apply_settings({})
+        yield pair
         connection.break_off("the test has ended")
 
 
@@ -169,9 +186,7 @@ async def test_a_large_request_waits_for_the_windows_of_the_server() -> None:
 async def test_calls_above_the_streams_of_the_server_wait() -> None:
     async with connected() as pair:
         await pair.round_trip()
-        pair.server.update_settings({SettingCodes.MAX_CONCURRENT_STREAMS: 1})
-        await pair.to_client()
-        await pair.to_server(lambda event: type(event).__name__ == "SettingsAcknowledged")
+        await pair.apply_settings({SettingCodes.MAX_CONCURRENT_STREAMS: 1})
         first, stream = await pair.request()
         second = pair.begin()
         await trio.testing.wait_all_tasks_blocked()
@@ -187,8 +202,7 @@ async def test_calls_above_the_streams_of_the_server_wait() -> None:
 async def test_a_smaller_header_table_of_the_server_is_respected() -> None:
     async with connected() as pair:
         await pair.round_trip()
-        pair.server.update_settings({SettingCodes.HEADER_TABLE_SIZE: 0})
-        await pair.to_client()
+        await pair.apply_settings({SettingCodes.HEADER_TABLE_SIZE: 0})
         await pair.round_trip()
 
 
@@ -207,7 +221,6 @@ async def test_goaway_ends_only_calls_that_were_not_begun() -> None:
     async with connected() as pair:
         first, stream = await pair.request()
         second, _ = await pair.request()
-        await pair.to_client()
         await pair.send(frames.goaway(stream, ErrorCode.NO_ERROR))
         unbegun = await second.outcome()
         assert unbegun.is_untouched
@@ -222,7 +235,6 @@ async def test_goaway_ends_only_calls_that_were_not_begun() -> None:
 async def test_only_refused_streams_are_untouched(code: int, *, untouched: bool) -> None:
     async with connected() as pair:
         call, stream = await pair.request()
-        await pair.to_client()
         await pair.send(frames.rst_stream(stream, code))
         ended = await call.outcome()
         assert ended.is_untouched is untouched
@@ -288,7 +300,7 @@ async def test_a_response_of_another_form_fails_only_its_call(body: bytes, failu
     ],
 )
 async def test_a_server_that_does_not_begin_with_settings_is_refused(data: bytes, code: ErrorCode) -> None:
-    async with connected() as pair:
+    async with connected(greets=False) as pair:
         call = pair.begin()
         await pair.send(data)
         assert "the server violates HTTP/2" in (await call.outcome()).failure
@@ -319,7 +331,6 @@ async def test_a_server_that_does_not_begin_with_settings_is_refused(data: bytes
 async def test_a_protocol_violation_ends_the_connection_with_its_code(data: bytes, code: ErrorCode) -> None:
     async with connected() as pair:
         call, _ = await pair.request()
-        await pair.to_client()
         await pair.send(data)
         assert f"the server violates HTTP/2: {code.name}" in (await call.outcome()).failure
         (goaway,) = filter(is_kind(ConnectionTerminated), await pair.to_server(is_kind(ConnectionTerminated)))
@@ -331,7 +342,6 @@ async def test_a_setting_that_overflows_the_window_of_a_call_is_refused() -> Non
     async with connected() as pair:
         call = pair.begin(bytes(300_000))
         await pair.to_server(is_kind(DataReceived))
-        await pair.to_client()
         await pair.send(frames.window_update(1, 100_000) + frames.settings({Setting.INITIAL_WINDOW_SIZE: MAX_WINDOW}))
         assert "FLOW_CONTROL_ERROR" in (await call.outcome()).failure
 
@@ -342,7 +352,6 @@ async def test_a_setting_that_overflows_the_window_of_a_call_is_refused() -> Non
 async def test_an_invalid_window_update_of_a_call_ends_only_that_call(increment: int, code: ErrorCode) -> None:
     async with connected() as pair:
         call, stream = await pair.request()
-        await pair.to_client()
         await pair.send(frames.window_update(stream, increment))
         assert f"code {code:d}" in (await call.outcome()).failure
         (reset,) = filter(is_kind(StreamReset), await pair.to_server(is_kind(StreamReset)))
@@ -354,7 +363,6 @@ async def test_an_invalid_window_update_of_a_call_ends_only_that_call(increment:
 def test_any_bytes_leave_the_connection_usable_or_end_it(data: bytes) -> None:
     async def exchange(pair: _Pair) -> None:
         call, stream = await pair.request()
-        await pair.to_client()
         await pair.send(data)
         await trio.testing.wait_all_tasks_blocked()
         assert pair.connection.refusal_reason or call.exchange is None or call.exchange.stream.stream_id == stream

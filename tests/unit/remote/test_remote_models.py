@@ -20,9 +20,8 @@ from ovmstrio.core.request import InferRequest, InferResponse, ParameterValue
 from ovmstrio.core.service import on_readiness_changed
 from ovmstrio.core.tensor import RawTensor
 from ovmstrio.remote.endpoint import NotSent, RemoteDescription
-from ovmstrio.remote.sequences import SequenceStep
 from ovmstrio.remote.servable import RemoteServable, hedge
-from ovmstrio.remote.targets import CircuitBreaker, Target, Targets, watch_health
+from ovmstrio.remote.targets import CircuitBreaker, SequenceStep, Target, Targets, watch_health
 from ovmstrio.server.kinds import KINDS
 
 Script = Callable[[InferRequest, float], Awaitable[InferResponse]]

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from ovmstrio.config.config_file import parse_config
 from ovmstrio.config.specs import AllVersions, GraphSpec, ModelSpec, PipelineNode, PipelineSpec, ServableSpec
 from ovmstrio.core.errors import InvalidRequest, ModelFailure, Problem, ServiceLoading, VersionRetired
-from ovmstrio.protocols.kserve.documents import repository_index
+from ovmstrio.protocols.kserve.extensions import repository_index
 from ovmstrio.server.kinds import KINDS
 from ovmstrio.serving.data_plane import DataPlane
 from ovmstrio.serving.records import VersionState

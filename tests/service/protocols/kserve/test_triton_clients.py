@@ -223,7 +223,7 @@ async def test_invalid_log_settings_are_refused_by_name_and_change_nothing(
 async def test_the_log_of_an_embedding_program_is_not_changed(
     empty: BothDoors, door: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ovmstrio.protocols.kserve.trace_log_settings.LOG_LEVEL", LogLevel())
+    monkeypatch.setattr("ovmstrio.protocols.kserve.extensions.LOG_LEVEL", LogLevel())
     with pytest.raises(InferenceServerException, match="belong to the embedding program"):
         await _change(empty, door, {"log_info": False})
 

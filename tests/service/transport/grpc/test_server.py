@@ -22,6 +22,7 @@ from ovmstrio.transport.grpc.limits import TransportLimits
 from ovmstrio.transport.listeners import PlainListener, open_listeners, tls_context
 from tests.support.bare_http2 import BareConnection, frame, framed
 from tests.support.waits import WAIT_SECONDS
+from tests.unit.transport.grpc.bytes_client import SMALL_LIMITS
 from tests.unit.transport.grpc.echo import echo_server, serving
 
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
@@ -308,7 +309,7 @@ async def test_clients_without_tls_or_without_h2_are_closed_and_others_are_serve
 
 
 async def test_a_silent_tls_client_is_closed_after_the_handshake_time(keys: Keys) -> None:
-    limits = replace(TransportLimits.for_test(), handshake_seconds=0.05)
+    limits = replace(SMALL_LIMITS, handshake_seconds=0.05)
     async with echo_server(limits, tls=tls_context(keys.server, keys.server)) as (_, _, address):
         host, port = address.rsplit(":", 1)
         async with await trio.open_tcp_stream(host, int(port)) as silent:

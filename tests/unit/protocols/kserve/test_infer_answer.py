@@ -10,7 +10,7 @@ from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.core.request import InferRequest, InferResponse, RequestedOutput
 from ovmstrio.core.tensor import BY_NAME, RawTensor, Tensor
-from ovmstrio.protocols.kserve.rest_responses import HEAD_LENGTH, encode_infer_response
+from ovmstrio.protocols.kserve.rest_routes import HEAD_LENGTH, encode_infer_response
 from ovmstrio.util.buffers import PiecedMessage
 
 NOT_FINITE = [np.nan, np.inf, -np.inf]

@@ -15,7 +15,7 @@ from ovmstrio.encoding.generated import inference as pb
 from ovmstrio.encoding.messages import message_class
 from ovmstrio.encoding.raw_contents import WrittenMessage
 from ovmstrio.protocols.grpc_codec import Codec
-from ovmstrio.protocols.kserve.grpc_responses import StreamInferResponse, encode_response, encode_stream_response
+from ovmstrio.protocols.kserve.grpc_messages import StreamInferResponse, encode_response, encode_stream_response
 from ovmstrio.util.buffers import PiecedMessage
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)

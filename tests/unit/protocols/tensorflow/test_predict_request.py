@@ -16,7 +16,7 @@ from ovmstrio.core.request import InferRequest
 from ovmstrio.core.tensor import ANY_SIZE, BY_NAME, TensorSpec, from_bf16, to_bf16
 from ovmstrio.protocols.kserve.large_document import LARGE_BYTES
 from ovmstrio.protocols.kserve.rest_requests import parse_document
-from ovmstrio.protocols.tensorflow.rest_requests import (
+from ovmstrio.protocols.tensorflow.rest_routes import (
     MAX_RANK,
     PredictBody,
     flatten,

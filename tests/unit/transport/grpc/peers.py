@@ -16,7 +16,7 @@ from ovmstrio.transport.grpc.frames import FrameType
 from ovmstrio.transport.grpc.limits import TransportLimits
 from ovmstrio.transport.grpc.server import GrpcServer
 from ovmstrio.transport.send_budget import SendBudget
-from tests.unit.transport.grpc.bytes_client import message, request_headers
+from tests.unit.transport.grpc.bytes_client import SMALL_LIMITS, message, request_headers
 from tests.unit.transport.grpc.echo import BytesCodec, Echo
 
 __all__ = ["Peer", "connected", "memory_server", "received_until_closed"]
@@ -126,7 +126,7 @@ async def memory_server(
 ) -> AsyncIterator[tuple[GrpcServer, Any, Callable[[], Peer]]]:
     """Serve ``Echo``, or another service, in memory; the third value opens connections."""
     service = service or Echo()
-    server = GrpcServer([service], BytesCodec(), limits=limits or TransportLimits.for_test(), pending=pending)
+    server = GrpcServer([service], BytesCodec(), limits=limits or SMALL_LIMITS, pending=pending)
     listener = _MemoryListener(make_pair)
     async with trio.open_nursery() as nursery:
         await nursery.start(server.serve, [listener])

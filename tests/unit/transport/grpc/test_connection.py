@@ -20,13 +20,12 @@ from trio.testing import MockClock
 
 from ovmstrio.transport.grpc import frames
 from ovmstrio.transport.grpc.frames import ErrorCode
-from ovmstrio.transport.grpc.limits import TransportLimits
 from tests.support.bare_http2 import frame
 from tests.support.waits import WAIT_SECONDS
-from tests.unit.transport.grpc.bytes_client import HELLO, data, headers, message, request_headers
+from tests.unit.transport.grpc.bytes_client import HELLO, SMALL_LIMITS, data, headers, message, request_headers
 from tests.unit.transport.grpc.peers import connected, memory_server, received_until_closed
 
-LIMITS = TransportLimits.for_test()
+LIMITS = SMALL_LIMITS
 
 
 @pytest.mark.parametrize(

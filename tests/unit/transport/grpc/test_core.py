@@ -27,9 +27,18 @@ from ovmstrio.transport.grpc.http2 import (
 from ovmstrio.transport.grpc.limits import TransportLimits
 from tests.support.bare_http2 import END_HEADERS, END_STREAM, frame
 from tests.support.examples import examples
-from tests.unit.transport.grpc.bytes_client import HELLO, data, decoded, headers, message, receive_all, request_headers
+from tests.unit.transport.grpc.bytes_client import (
+    HELLO,
+    SMALL_LIMITS,
+    data,
+    decoded,
+    headers,
+    message,
+    receive_all,
+    request_headers,
+)
 
-LIMITS = TransportLimits.for_test()
+LIMITS = SMALL_LIMITS
 
 
 def core_after(*script: bytes, limits: TransportLimits = LIMITS) -> tuple[ServerCore, list[Event]]:

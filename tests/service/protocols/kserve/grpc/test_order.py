@@ -18,7 +18,7 @@ from ovmstrio.encoding.messages import METHOD, REQUEST, message_class
 from ovmstrio.models.loading import load_model
 from ovmstrio.models.sequences import SequenceManagers
 from ovmstrio.protocols import grpc_codec
-from ovmstrio.protocols.kserve.grpc_requests import decode_request
+from ovmstrio.protocols.kserve.grpc_messages import decode_request
 from tests.service.protocols.kserve.grpc.servers import (
     INFER,
     STREAM,

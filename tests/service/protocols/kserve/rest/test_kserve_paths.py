@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import NotFound, Overloaded
-from ovmstrio.protocols.kserve.rest_responses import HEAD_LENGTH
+from ovmstrio.protocols.kserve.rest_routes import HEAD_LENGTH
 from ovmstrio.telemetry.metrics import Metrics
 from ovmstrio.transport.http.responses import Cors
 from tests.support.waits import WAIT_SECONDS
