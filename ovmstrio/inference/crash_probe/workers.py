@@ -18,8 +18,7 @@ import trio
 from ovmstrio.core.errors import ConfigError, NotReady, Problem
 from ovmstrio.inference.crash_probe.verdict import ProbeModel, Verdict
 from ovmstrio.inference.crash_probe.verdict_store import VerdictStore
-from ovmstrio.isolation.program import signal_name
-from ovmstrio.isolation.worker_process import WorkerExited, WorkerProcess
+from ovmstrio.isolation.worker_process import WorkerExited, WorkerProcess, signal_name
 from ovmstrio.util.placement import run_load
 
 _PROGRAM: Final = "ovmstrio.inference.crash_probe.program"
