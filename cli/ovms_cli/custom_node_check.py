@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from ovmstrio.config.pipeline_entries import find_library
 from ovmstrio.core.errors import Problem
-from ovmstrio.isolation.program import describe_probe_exit
+from ovmstrio.isolation.worker_process import describe_probe_exit
 from ovmstrio.pipelines.native.library import remove_leftovers
 
 _PROBE: Final = "ovms_cli.custom_node_probe"

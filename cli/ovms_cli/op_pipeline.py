@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ovms_cli.tables import Output
     from ovmstrio.core.errors import Problem
     from ovmstrio.ops.config_file import ValidatedConfig
-    from ovmstrio.ops.web_service import WebService
+    from ovmstrio.ops.graph import WebService
     from ovmstrio.util.drawing import Drawing
 
 _NAMES: Final = ("config.yml", "config.yaml")

@@ -15,7 +15,7 @@ from ovms_cli.console import echo, fail
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ovmstrio.ops.web_service import WebService
+    from ovmstrio.ops.graph import WebService
 
 _PACKAGE: Final = "paddle_serving_server"
 _MAIN: Final = "__main__"
@@ -49,9 +49,9 @@ def call_script(
     Raises:
         BaseException: any error of the script.
     """
+    from ovmstrio.ops.graph import set_service_runner
     from ovmstrio.ops.numpy1_compat import numpy1_compat
     from ovmstrio.ops.prepared_service import run_as_main
-    from ovmstrio.ops.web_service import set_service_runner
 
     sys.argv = [str(script), *arguments]
     script = script.absolute()  # The script may change the working directory, and workers read it again.

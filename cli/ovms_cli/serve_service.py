@@ -12,7 +12,7 @@ from ovms_cli.serving import run_to_the_end, set_up_logs, usage
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ovmstrio.ops.web_service import WebService
+    from ovmstrio.ops.graph import WebService
     from ovmstrio.server.settings import ServerSettings
 
 

@@ -1,5 +1,5 @@
 """``LocalPredictor``, run by OpenVINO."""
 
-from ovmstrio.ops.predictor.local_predict import LocalPredictor
+from ovmstrio.ops.predictor.local_model import LocalPredictor
 
 __all__ = ["LocalPredictor"]

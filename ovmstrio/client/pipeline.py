@@ -12,8 +12,7 @@ import grpc
 import numpy as np
 
 from ovmstrio.encoding.messages import METHOD, REQUEST, RESPONSE
-from ovmstrio.ops.tensors import LOD_SUFFIX, from_array
-from ovmstrio.ops.values import PipelineTensor, add_tensor
+from ovmstrio.ops.values import LOD_SUFFIX, PipelineTensor, add_tensor, from_array
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -1,5 +1,6 @@
 """Op pipeline API, for scripts."""
 
+from ovmstrio.ops.graph import WebService, set_default_runner
 from ovmstrio.ops.observing.analyst import Analyst, OpAnalyst
 from ovmstrio.ops.op import Op, RequestOp, ResponseOp
 from ovmstrio.ops.values import (
@@ -12,7 +13,6 @@ from ovmstrio.ops.values import (
     PipelineTensor,
     ProductErrCode,
 )
-from ovmstrio.ops.web_service import WebService, set_default_runner
 
 __all__ = [
     "Analyst",

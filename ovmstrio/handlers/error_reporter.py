@@ -8,8 +8,7 @@ from typing import Final
 import structlog
 
 from ovmstrio.core.errors import ServerError, UserCodeError
-from ovmstrio.handlers.http_responses import HTTPError
-from ovmstrio.handlers.starlette_responses import convert_starlette_error
+from ovmstrio.handlers.http_responses import HTTPError, convert_starlette_error
 from ovmstrio.isolation.user_code import describe_error, error_location, trim_traceback
 
 INTERNAL_ERROR: Final = "internal server error"

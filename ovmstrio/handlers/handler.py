@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from ovmstrio.core.http_messages import AfterResponse, HttpAnswer, HttpRequest
 from ovmstrio.handlers.handler_class import HandlerMethod
-from ovmstrio.handlers.http_results import to_response
-from ovmstrio.handlers.http_values import http_arguments
+from ovmstrio.handlers.http_values import http_arguments, to_response
 
 if TYPE_CHECKING:
+    from ovmstrio.handlers.grpc.call import RpcCall
     from ovmstrio.handlers.grpc.proto_compiler import Rpc
-    from ovmstrio.handlers.grpc.rpc_call import RpcCall
 
 from ovmstrio.handlers.handler_calls import HandlerCalls
 

@@ -18,11 +18,10 @@ import trio
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.hooks import NULL_BATCH_HOOKS, BatchHooks
 from ovmstrio.handlers.batches import BatchedMethod, BatchItem, QueueTimeouts, batch_options
-from ovmstrio.handlers.callbacks import DRAIN_SECONDS, Callbacks
 from ovmstrio.handlers.config.project_spec import ProjectBatching, ProjectSpec
 from ovmstrio.handlers.error_reporter import ErrorReporter
 from ovmstrio.handlers.handler import LoadedHandler
-from ovmstrio.handlers.handler_calls import call_method
+from ovmstrio.handlers.handler_calls import DRAIN_SECONDS, Callbacks, call_method
 from ovmstrio.handlers.handler_class import (
     GRPC_ARGUMENTS,
     HTTP_ARGUMENTS,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 import trio
+from grpclib.const import Cardinality, Handler
 
 from ovmstrio.config.specs import HandlerSpec
 from ovmstrio.core.errors import ConfigError, Problem
@@ -20,17 +21,24 @@ from ovmstrio.handlers.config.project_file import read_project
 from ovmstrio.handlers.config.project_spec import ProjectSpec
 from ovmstrio.handlers.grpc.project import GrpcProject, open_project_proto, open_rpc_handler
 from ovmstrio.handlers.handler_loading import HandlerDependencies, open_handler
-from ovmstrio.handlers.isolated.isolated_handler import IsolatedModels, open_isolated_handler
+from ovmstrio.handlers.isolated_handler import IsolatedModels, open_isolated_handler
 from ovmstrio.handlers.models.library import open_models
 from ovmstrio.isolation.isolated_code import Isolation
 from ovmstrio.serving.hosted_service import HostedService, host_service
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ovmstrio.core.limits import ConcurrencyLimit
+    from ovmstrio.core.service import Service
     from ovmstrio.handlers.grpc.proto_compiler import UserProto
     from ovmstrio.handlers.handler import HttpHandler
     from ovmstrio.handlers.models.library import ModelInfoSource
     from ovmstrio.serving.kind import LoadContext
+
+# ----------------------------------------------------------------------
+# Handler projects as services of a server
+# ----------------------------------------------------------------------
 
 _PLATFORM: Final = "handler"
 
@@ -176,3 +184,28 @@ def _export(project: ProjectSpec) -> None:
     for name, value in project.environment.items():
         if os.environ.setdefault(name, value) != value:
             log.warning("environment variable already set", handler=project.name, variable=name)
+
+
+# ----------------------------------------------------------------------
+# gRPC method handlers of a project, one for each RPC
+# ----------------------------------------------------------------------
+
+_CARDINALITIES: Final = {
+    (each.client_streaming, each.server_streaming): each for each in Cardinality.__members__.values()
+}
+
+
+def grpc_handlers(service: Service) -> Mapping[str, Handler]:
+    """Return the gRPC handlers of a service by path; empty if it is not a gRPC project."""
+    if not isinstance(service, HandlerService) or service.grpc is None:
+        return {}
+    answer = service.grpc.handler.answer_rpc
+    return {
+        rpc.path: Handler(
+            partial(answer, rpc),
+            _CARDINALITIES[rpc.client_streaming, rpc.server_streaming],
+            rpc.request_class,
+            bytes,
+        )
+        for rpc in service.grpc.proto.rpcs
+    }

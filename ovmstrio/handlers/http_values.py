@@ -1,4 +1,4 @@
-"""Arguments of HTTP methods (payload, headers, query parameters) and the responses to errors.
+"""Values of HTTP methods: arguments from requests, and responses from results.
 
 The classes have the names and methods of Starlette's, without requiring Starlette.
 """
@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
 from functools import cache
 from io import BytesIO
-from typing import Any, BinaryIO, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Generic, Self, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
 import trio
 
 from ovmstrio.core.errors import MalformedPayload, ServerError, UserCodeError
-from ovmstrio.core.http_messages import Headers, HttpAnswer, HttpRequest
+from ovmstrio.core.http_messages import ByteStream, Headers, HttpAnswer, HttpRequest
 from ovmstrio.encoding.json_reader import (
     MAX_MEMBERS,
     USER_DOCUMENT,
@@ -26,7 +26,14 @@ from ovmstrio.encoding.json_reader import (
     parse_json,
 )
 from ovmstrio.encoding.multipart import FormPart, decoded, form_parts
-from ovmstrio.handlers.http_responses import HTTPError
+from ovmstrio.handlers.http_responses import HTTPError, Response, StreamingResponse, convert_starlette_response
+
+if TYPE_CHECKING:
+    from ovmstrio.handlers.handler_calls import HandlerCalls
+
+# ----------------------------------------------------------------------
+# Arguments
+# ----------------------------------------------------------------------
 
 _V = TypeVar("_V")
 
@@ -347,3 +354,124 @@ def _decoded(kind: str, body: bytes) -> str:
         return decoded(body, charset)
     except (LookupError, ValueError) as error:
         raise MalformedPayload(f"the text is not in {charset}: {error}") from error
+
+
+# ----------------------------------------------------------------------
+# Results
+# ----------------------------------------------------------------------
+
+# Starlette's responses and errors, from handlers that import Starlette
+
+
+# Conversion of results
+
+_BYTES: Final = "application/octet-stream"
+_TEXT: Final = "text/plain; charset=utf-8"
+_JSON: Final = "application/json"
+_LINES: Final = "application/x-ndjson"
+
+
+async def to_response(result: Any, handler: HandlerCalls, method: str) -> HttpAnswer:
+    """Convert the result of a method to a response; the caller closes a streamed body.
+
+    Raises:
+        UserCodeError: the result cannot be sent, or its generator raised before the first value; this has been logged.
+        HTTPError: raised by the generator before the first value.
+    """
+    if isinstance(result, tuple) and len(result) == 2 and callable(result[1]):  # noqa: PLR2004 - result and callback
+        return (await to_response(result[0], handler, method)).followed_by(result[1])
+    if isinstance(result, Iterator | AsyncIterator):
+        return await _stream_values(result, handler, method)
+    try:
+        return await convert_starlette_response(result, handler.stream, method) or _buffered(result, handler, method)
+    except (TypeError, ValueError, RecursionError, OSError) as error:
+        raise handler.convert_error(error, method) from None
+
+
+def _buffered(result: Any, handler: HandlerCalls, method: str) -> HttpAnswer:
+    if isinstance(result, bytes | bytearray | memoryview):
+        return _ok(_BYTES, bytes(result))
+    if isinstance(result, str):
+        return _ok(_TEXT, result.encode())
+    if isinstance(result, Response):
+        return _response(result, handler, method)
+    return _ok(_JSON, _encode_json(result))
+
+
+def _response(response: Response, handler: HandlerCalls, method: str) -> HttpAnswer:
+    after = () if response.background is None else (response.background,)
+    body: bytes | ByteStream = response.body
+    if isinstance(response, StreamingResponse):
+        chunks = response.chunks
+        values = aiter(chunks) if isinstance(chunks, AsyncIterable) else iter(chunks)
+        body = handler.stream(values, _encode, method)
+    return HttpAnswer(response.status_code, response.header_pairs(), body, after)
+
+
+def _ok(kind: str, body: bytes | ByteStream) -> HttpAnswer:
+    return HttpAnswer(200, (("content-type", kind),), body)
+
+
+def _encode_json(value: Any) -> bytes:
+    return _JSON_ENCODER.encode(value).encode()
+
+
+def _array_to_list(value: Any) -> Any:
+    try:
+        return value.tolist()
+    except AttributeError:
+        raise TypeError(f"an object of type {type(value).__name__!r} is not JSON serializable") from None
+
+
+_JSON_ENCODER: Final = json.JSONEncoder(default=_array_to_list)
+
+
+# Streams
+
+
+async def _stream_values(values: Any, handler: HandlerCalls, method: str) -> HttpAnswer:
+    chunks = _Chunks()
+    stream = handler.stream(values, chunks.encode, method)
+    try:
+        first = await anext(stream)
+    except StopAsyncIteration:
+        return _ok(_BYTES, b"")
+    except BaseException:
+        await stream.aclose()
+        raise
+    return _ok(chunks.kind, _StartedStream(first, stream))
+
+
+def _encode(value: Any) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    return _encode_json(value) + b"\n"
+
+
+class _Chunks:
+    def __init__(self) -> None:
+        self.kind = ""
+
+    def encode(self, value: Any) -> bytes:
+        if not self.kind:
+            is_bytes = isinstance(value, bytes | bytearray | memoryview)
+            self.kind = _TEXT if isinstance(value, str) else _BYTES if is_bytes else _LINES
+        return _encode(value)
+
+
+class _StartedStream:
+    def __init__(self, first: bytes, rest: ByteStream) -> None:
+        self._first: bytes | None = first
+        self._rest = rest
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        first, self._first = self._first, None
+        return await anext(self._rest) if first is None else first
+
+    async def aclose(self) -> None:
+        await self._rest.aclose()

@@ -13,8 +13,7 @@ from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.request import ServableMetadata
 from ovmstrio.core.service import GrpcDeclaration
 from ovmstrio.handlers.config.project_spec import ProjectSpec
-from ovmstrio.isolation.program import describe_probe_exit
-from ovmstrio.isolation.worker_process import WorkerExited, WorkerProcess
+from ovmstrio.isolation.worker_process import WorkerExited, WorkerProcess, describe_probe_exit
 
 TRIAL_SECONDS: Final = 120.0
 """Timeout of a trial."""

@@ -34,8 +34,7 @@ import trio
 from platformdirs import user_cache_path
 
 from ovmstrio.core.errors import ConfigError, NotReady, Problem
-from ovmstrio.isolation.program import signal_name
-from ovmstrio.isolation.worker_process import WorkerExited, WorkerProcess
+from ovmstrio.isolation.worker_process import WorkerExited, WorkerProcess, signal_name
 from ovmstrio.util.load_limit import run_load
 from ovmstrio.util.regular_files import open_regular, read_regular_text
 

@@ -10,7 +10,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.isolation.log_records import LOG_LEVELS, RecordForwarder, apply_log_levels
-from ovmstrio.isolation.packets import MAX_PACKET_BYTES, MAX_PACKET_DESCRIPTORS, Message, MessagePackets
+from ovmstrio.isolation.messages import MAX_PACKET_BYTES, MAX_PACKET_DESCRIPTORS, Message, MessagePackets
 from ovmstrio.isolation.stack_requests import SAMPLING_REQUEST, is_marked, sample_in_thread
 
 if TYPE_CHECKING:

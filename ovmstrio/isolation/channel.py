@@ -23,7 +23,7 @@ from typing import Any, Final
 import trio
 
 from ovmstrio.isolation.log_records import RecordForwarder
-from ovmstrio.isolation.packets import MAX_PACKET_BYTES, MAX_PACKET_DESCRIPTORS, Message, MessagePackets
+from ovmstrio.isolation.messages import MAX_PACKET_BYTES, MAX_PACKET_DESCRIPTORS, Message, MessagePackets
 
 # -- Socket ------------------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@
       KeptProcess ── WorkerProcess ── calls ──────>   Hosted: the user's object, one per process
       RemoteGenerator <── values, by credit ───────   GeneratorHost
 
-The worker needs only the dependencies of :mod:`ovmstrio.isolation.codec`.
+The worker needs only the dependencies of :mod:`ovmstrio.isolation.messages`.
 """
 
 from __future__ import annotations
@@ -28,11 +28,9 @@ import trio
 from ovmstrio.config.specs import PythonSpec
 from ovmstrio.core.errors import NotReady
 from ovmstrio.core.tracing import current_span
-from ovmstrio.isolation.code_host import GENERATOR, VALUE
-from ovmstrio.isolation.codec import decode_error
-from ovmstrio.isolation.generator_hosts import ENDED
+from ovmstrio.isolation.code_host import ENDED, GENERATOR, VALUE
 from ovmstrio.isolation.generators import End, Failed
-from ovmstrio.isolation.packets import MALFORMED_MESSAGE_ERRORS
+from ovmstrio.isolation.messages import MALFORMED_MESSAGE_ERRORS, decode_error
 from ovmstrio.isolation.user_code import UserCodeRaisedError
 from ovmstrio.isolation.worker_process import RestartedProcess, WorkerExited, WorkerProcess
 from ovmstrio.util.backoff import Backoff

@@ -16,8 +16,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from ovmstrio.isolation.codec import decode_error, encode_error
-from ovmstrio.isolation.packets import encode_inline
+from ovmstrio.isolation.messages import decode_error, encode_error, encode_inline
 from ovmstrio.util.truncation import cut, format_error, text_of
 
 if TYPE_CHECKING:

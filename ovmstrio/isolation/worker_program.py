@@ -15,7 +15,7 @@ import trio
 from ovmstrio.isolation.channel import MessageChannel
 from ovmstrio.isolation.exit_status import ignore_stop_signals
 from ovmstrio.isolation.log_records import LOG_LEVELS, RecordForwarder, apply_log_levels
-from ovmstrio.isolation.packets import Message
+from ovmstrio.isolation.messages import Message
 from ovmstrio.isolation.stack_requests import (
     SAMPLING_REQUEST,
     create_process_sampler,

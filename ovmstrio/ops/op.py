@@ -14,8 +14,14 @@ import trio
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.isolation.user_code import is_async
 from ovmstrio.ops.predictor.protocol import Prediction, Predictor
-from ovmstrio.ops.tensors import pack_response, unpack_request
-from ovmstrio.ops.values import ChannelData, CustomException, CustomExceptionCode, PipelineRequest
+from ovmstrio.ops.values import (
+    ChannelData,
+    CustomException,
+    CustomExceptionCode,
+    PipelineRequest,
+    pack_response,
+    unpack_request,
+)
 
 EXECUTOR_NAME: Final = "@DAGExecutor"
 """Name of RequestOp and ResponseOp; the first Op finds its input under it."""

@@ -23,10 +23,16 @@ from ovmstrio.core.request import InferResponse, ServableMetadata
 from ovmstrio.core.service import NO_INTROSPECTION, Introspection
 from ovmstrio.core.tensor import BY_NAME, BYTES, Datatype, Dim, Tensor, TensorSpec
 from ovmstrio.models.tensor_contents import bytes_elements, to_array
-from ovmstrio.ops.tensors import STRINGS, ArrayTensor
-from ovmstrio.ops.tensors import to_array as array_of
-from ovmstrio.ops.values import CustomExceptionCode, PipelineRequest, PipelineResponse, PipelineTensor
+from ovmstrio.ops.values import (
+    STRINGS,
+    ArrayTensor,
+    CustomExceptionCode,
+    PipelineRequest,
+    PipelineResponse,
+    PipelineTensor,
+)
 from ovmstrio.ops.values import CustomExceptionCode as Code
+from ovmstrio.ops.values import to_array as array_of
 from ovmstrio.serving.hosted_service import HostedService
 
 if TYPE_CHECKING:

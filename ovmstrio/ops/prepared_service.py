@@ -24,19 +24,19 @@ from ovmstrio.inference.crash_probe import CrashProbe
 from ovmstrio.isolation.handler_imports import HandlerPackage
 from ovmstrio.ops.config_file import CONFIG_VARIABLE, read_pipeline_config, validate_pipeline_config
 from ovmstrio.ops.executor.pipeline_source import LoadedPipeline, PipelineSource
+from ovmstrio.ops.graph import set_service_runner
 from ovmstrio.ops.numpy1_compat import has_numpy1_compat, install_numpy1_compat
 from ovmstrio.ops.predictor.factory import PredictorFactory
 from ovmstrio.ops.validate import locate_model_problem
-from ovmstrio.ops.web_service import set_service_runner
 from ovmstrio.util.regular_files import read_regular_bytes
 from ovmstrio.util.truncation import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from ovmstrio.ops.graph import WebService
     from ovmstrio.ops.predictor.protocol import CreatePredictor, Predictor
     from ovmstrio.ops.settings import OpSettings, PipelineSettings
-    from ovmstrio.ops.web_service import WebService
 
 # Scripts
 

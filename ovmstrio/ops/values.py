@@ -1,16 +1,24 @@
-"""Values of Op pipelines: requests, responses, tensors, error codes, and their protobuf messages."""
+"""Values of Op pipelines: requests, responses, tensors and error codes, their messages and their arrays."""
 
 from __future__ import annotations
 
+import io
+import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+import numpy as np
 import structlog
 
 from ovmstrio.encoding.messages import RESPONSE
 from ovmstrio.util.truncation import text_of
+
+# ----------------------------------------------------------------------
+# Requests, responses and tensors
+# ----------------------------------------------------------------------
 
 
 class CustomExceptionCode(Enum):
@@ -234,3 +242,190 @@ def add_tensor(message: Any, tensor: PipelineTensor) -> None:
         setattr(added, name, getattr(tensor, name))
     for name in LISTS:
         getattr(added, name).extend(getattr(tensor, name))
+
+
+# ----------------------------------------------------------------------
+# Arrays: pickled ones are never loaded
+# ----------------------------------------------------------------------
+
+Ndarray = np.ndarray[Any, Any]
+
+LOD_SUFFIX: Final = ".lod"
+"""Suffix of the name of a tensor's row offsets."""
+
+
+class _Kind(NamedTuple):
+    dtype: str
+    field: str
+
+
+_KINDS: Final = {
+    0: _Kind("int64", "int64_data"),
+    1: _Kind("float32", "float_data"),
+    2: _Kind("int32", "int_data"),
+    3: _Kind("float64", "float64_data"),
+    4: _Kind("int16", "int_data"),
+    5: _Kind("float16", "float_data"),
+    6: _Kind("uint16", "uint32_data"),
+    7: _Kind("uint8", "uint32_data"),
+    8: _Kind("int8", "int_data"),
+    9: _Kind("bool", "bool_data"),
+}
+STRINGS: Final = 12
+NPY: Final = 13
+_TYPE_NUMBERS: Final = {np.dtype(kind.dtype): number for number, kind in _KINDS.items()}
+
+
+class ArrayTensor(PipelineTensor):
+    """Tensor over an immutable array of type ``elem_type``, which creates the wire fields on demand."""
+
+    __slots__ = ("array",)
+
+    def __init__(self, name: str, array: Ndarray, elem_type: int = NPY, lod: list[int] | None = None) -> None:
+        self.name = name
+        self.array = array
+        self.elem_type = elem_type
+        self.shape = list(array.shape)
+        self.lod = lod or []
+
+    def __getattr__(self, name: str) -> Any:
+        kind = _KINDS.get(self.elem_type)
+        value: Any
+        if name == "byte_data":
+            value = b"" if kind is not None else _npy_bytes(self.array)
+        elif name.endswith("_data"):
+            value = self.array.reshape(-1).tolist() if kind is not None and kind.field == name else []
+        else:
+            raise AttributeError(name)
+        setattr(self, name, value)
+        return value
+
+
+def _npy_bytes(array: Ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=False)
+    return file.getvalue()
+
+
+def unpack_request(request: PipelineRequest) -> dict[str, Any]:
+    """Return a request's values and tensors by name; surplus values are ignored; ValueError if malformed."""
+    if len(request.values) < len(request.keys):
+        raise ValueError(f"{len(request.keys)} keys, but only {len(request.values)} values")
+    inputs: dict[str, Any] = dict(zip(request.keys, request.values, strict=False))
+    for tensor in request.tensors:
+        inputs[tensor.name] = to_array(tensor)
+        if tensor.lod:
+            inputs[tensor.name + LOD_SUFFIX] = _offsets(tensor.lod)
+    return inputs
+
+
+def _offsets(lod: list[int]) -> Ndarray:
+    """Return row offsets in the form that hooks receive: two rows, or one row for an odd number."""
+    offsets = np.array(lod, np.int32)
+    return offsets if len(lod) % 2 else offsets.reshape(2, -1)
+
+
+def to_array(tensor: PipelineTensor) -> Any:
+    """Return the content of a tensor, a writable array or a string; ValueError if malformed or of unknown type."""
+    if isinstance(tensor, ArrayTensor):
+        array = tensor.array
+        return array if array.flags.writeable else array.copy()
+    if tensor.elem_type == STRINGS:
+        return "".join(tensor.str_data)
+    if tensor.elem_type == NPY:
+        return np.load(io.BytesIO(tensor.byte_data), allow_pickle=False)
+    kind = _KINDS.get(tensor.elem_type)
+    if kind is None:
+        raise ValueError(f"tensor {tensor.name} has elem_type {tensor.elem_type}, which is not supported")
+    data = getattr(tensor, kind.field)
+    if len(data) != math.prod(tensor.shape):
+        shape = list(tensor.shape)
+        raise ValueError(f"tensor {tensor.name} of shape {shape} has {len(data)} elements in {kind.field}")
+    try:
+        return np.array(data, kind.dtype).reshape(tuple(tensor.shape))
+    except OverflowError as error:
+        raise ValueError(f"tensor {tensor.name}: elements do not fit {kind.dtype}: {error}") from error
+
+
+def from_array(name: str, value: Any, lod: Any = None, *, stays_array: bool = False) -> PipelineTensor:
+    """Return a tensor of an array, with ``stays_array`` over a copy of it, or of strings; raises ValueError."""
+    offsets = [] if lod is None else np.asarray(lod).reshape(-1).tolist()
+    if isinstance(value, list):
+        return PipelineTensor(name=name, elem_type=STRINGS, shape=[len(value)], lod=offsets, str_data=list(value))
+    number = _TYPE_NUMBERS.get(value.dtype.newbyteorder("="))
+    if number is None:
+        raise ValueError(f"{name}: dtype {value.dtype} is not supported by tensors")
+    if stays_array:
+        return ArrayTensor(name, np.array(value), number, offsets)
+    tensor = PipelineTensor(name=name, elem_type=number, shape=list(value.shape), lod=offsets)
+    setattr(tensor, _KINDS[number].field, value.reshape(-1).tolist())
+    return tensor
+
+
+def holds_arrays(output: Mapping[str, Any]) -> bool:
+    """Return whether every value is an array or a non-empty list of strings."""
+    for value in output.values():
+        if not isinstance(value, np.ndarray) and not (isinstance(value, list) and _are_strings(value)):
+            return False
+    return True
+
+
+def _are_strings(values: list[Any]) -> bool:
+    return bool(values) and all(isinstance(one, str) for one in values)
+
+
+def pack_response(data: ChannelData, *, as_tensors: bool = False) -> PipelineResponse:
+    """Return the response: arrays as full numpy text or as tensors, strings unchanged."""
+    response = PipelineResponse(err_no=data.error_code, err_msg=data.error_info)
+    if data.prod_error_code is not None:
+        response.err_no, response.err_msg = code_number(data.prod_error_code), data.prod_error_info
+    if response.err_no:
+        return response
+    output = data.parse()
+    if data.datatype == ARRAYS:
+        if as_tensors:
+            _pack_tensors(response, output, stays_array=data.keeps_arrays)
+        else:
+            _pack_printed(response, output)
+    else:
+        _pack_texts(response, output)
+    return response
+
+
+def _pack_printed(response: PipelineResponse, output: Mapping[str, Any]) -> None:
+    with np.printoptions(threshold=sys.maxsize, legacy="1.25"):
+        for name, value in output.items():
+            response.keys.append(name)
+            response.values.append(repr(value))
+
+
+def _pack_tensors(response: PipelineResponse, output: Mapping[str, Any], *, stays_array: bool) -> None:
+    for name, value in output.items():
+        owner = name.removesuffix(LOD_SUFFIX)
+        if owner == name or owner not in output:
+            response.tensors.append(from_array(name, value, output.get(name + LOD_SUFFIX), stays_array=stays_array))
+
+
+def _pack_texts(response: PipelineResponse, output: Mapping[str, Any]) -> None:
+    for name, value in output.items():
+        if not isinstance(value, str):
+            response.err_no = CustomExceptionCode.TYPE_ERROR.value
+            response.err_msg = f"@DAGExecutor fetch var type must be str({type(value)})."
+            return
+        response.keys.append(name)
+        response.values.append(value)
+
+
+def to_response(packed: Any) -> PipelineResponse:
+    """Return a pack hook's result, any object with the message's fields, as response; raises if a field is wrong."""
+    if isinstance(packed, PipelineResponse):
+        response = packed
+    else:
+        response = PipelineResponse(packed.err_no, packed.err_msg, list(packed.key), list(packed.value))
+        response.tensors = list(packed.tensors)
+    if type(response.err_no) is not int:
+        response.err_no = code_number(response.err_no)
+    for text in (response.err_msg, *response.keys, *response.values):
+        if not isinstance(text, str):
+            raise TypeError(f"keys, values and err_msg of an answer must be str, got {type(text).__name__}")
+    return response

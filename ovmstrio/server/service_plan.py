@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ovmstrio.ops.config_file import Ports
+    from ovmstrio.ops.graph import WebService
     from ovmstrio.ops.settings import PipelineSettings
-    from ovmstrio.ops.web_service import WebService
     from ovmstrio.server.running import Running
     from ovmstrio.server.settings import ServerSettings
 from ovmstrio.server.plan import Plan

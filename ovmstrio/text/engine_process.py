@@ -17,7 +17,7 @@ import trio
 
 from ovmstrio.core.errors import ModelFailure, NotReady
 from ovmstrio.inference.engine.messages import LOADED
-from ovmstrio.isolation.packets import MALFORMED_MESSAGE_ERRORS
+from ovmstrio.isolation.messages import MALFORMED_MESSAGE_ERRORS
 from ovmstrio.isolation.worker_process import RestartedProcess, WorkerProcess
 from ovmstrio.util.backoff import Backoff
 

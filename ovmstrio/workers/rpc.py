@@ -29,8 +29,13 @@ import trio
 from ovmstrio.core.errors import NotReady, ServerError
 from ovmstrio.core.worker_peers import StreamedResult
 from ovmstrio.isolation.channel import MessageChannel
-from ovmstrio.isolation.codec import decode_error, encode_error
-from ovmstrio.isolation.packets import MALFORMED_MESSAGE_ERRORS, PackedMessage, encode_packed
+from ovmstrio.isolation.messages import (
+    MALFORMED_MESSAGE_ERRORS,
+    PackedMessage,
+    decode_error,
+    encode_error,
+    encode_packed,
+)
 from ovmstrio.transport.accept_loop import OUT_OF_RESOURCES_ERRNOS, PAUSE_SECONDS
 from ovmstrio.transport.direct_stream import run_eagerly
 from ovmstrio.workers.handoff import close_on_fork

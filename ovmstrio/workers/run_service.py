@@ -15,7 +15,7 @@ from ovmstrio.telemetry.logs import configure_logs
 from ovmstrio.workers.serve import serve_in_processes
 
 if TYPE_CHECKING:
-    from ovmstrio.ops.web_service import WebService
+    from ovmstrio.ops.graph import WebService
     from ovmstrio.server.settings import ServerSettings
 
 

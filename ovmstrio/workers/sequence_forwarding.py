@@ -12,7 +12,7 @@ import trio
 from ovmstrio.core.errors import NotSupported, TooManySequences
 from ovmstrio.core.tensor import BY_NAME, Tensor
 from ovmstrio.core.worker_peers import ForwardedStep, SequenceMoved
-from ovmstrio.isolation.packets import PackedMessage
+from ovmstrio.isolation.messages import PackedMessage
 from ovmstrio.models.sequences.requests import decode_arrays, decode_outputs, encode_arrays, encode_outputs
 from ovmstrio.util.truncation import utf8
 from ovmstrio.workers.rpc import PeerUnreachable

@@ -20,8 +20,7 @@ import trio
 
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.isolation.program import signal_name
-from ovmstrio.isolation.worker_process import RestartedProcess, WorkerProcess
+from ovmstrio.isolation.worker_process import RestartedProcess, WorkerProcess, signal_name
 from ovmstrio.models.sequences.store import check_worker_count, lock_folder
 from ovmstrio.server.command_line import probe_addresses
 from ovmstrio.server.listeners import HTTP, HTTP2, Certificates, open_server_listeners

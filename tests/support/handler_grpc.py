@@ -20,7 +20,7 @@ from ovmstrio.handlers.grpc.project import GrpcProject, open_project_proto, open
 from ovmstrio.handlers.grpc.proto_compiler import UserService
 from ovmstrio.handlers.handler import LoadedHandler
 from ovmstrio.handlers.handler_service import HandlerService
-from ovmstrio.handlers.isolated.isolated_handler import open_isolated_handler
+from ovmstrio.handlers.isolated_handler import open_isolated_handler
 from ovmstrio.isolation.isolated_code import Isolation
 from ovmstrio.server.front_ends import GrpcFrontEnd
 from ovmstrio.transport.grpc.limits import TransportLimits

@@ -13,8 +13,15 @@ from ovmstrio.config.specs import OpPipelineSpec, ServerSpec
 from ovmstrio.ops.kind import OpPipelineKind
 from ovmstrio.ops.op_service import DEFAULT_NAME, OpService, PipelineExecutor
 from ovmstrio.ops.settings import PipelineSettings
-from ovmstrio.ops.tensors import holds_arrays, pack_response, unpack_request
-from ovmstrio.ops.values import ChannelData, ChannelDataType, PipelineRequest, PipelineResponse
+from ovmstrio.ops.values import (
+    ChannelData,
+    ChannelDataType,
+    PipelineRequest,
+    PipelineResponse,
+    holds_arrays,
+    pack_response,
+    unpack_request,
+)
 from ovmstrio.server.kinds import KINDS
 from ovmstrio.server.plan import Plan
 from ovmstrio.server.service_plan import service_settings

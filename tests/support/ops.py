@@ -12,9 +12,8 @@ from trio.testing import MockClock
 from ovmstrio.ext.ops import Op, PipelineRequest, PipelineResponse, RequestOp, ResponseOp
 from ovmstrio.ops.executor.executor import Executor
 from ovmstrio.ops.graph import OpGraph, build
-from ovmstrio.ops.observing.counters import PipelineCounters
 from ovmstrio.ops.observing.hooks import ChannelState
-from ovmstrio.ops.observing.observers import snapshot
+from ovmstrio.ops.observing.observers import PipelineCounters, snapshot
 from ovmstrio.ops.settings import DagSettings, OpSettings, PipelineSettings
 from tests.support.waits import until_async
 

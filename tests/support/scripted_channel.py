@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from ovmstrio.isolation.packets import Message
+from ovmstrio.isolation.messages import Message
 
 
 class ScriptedChannel:

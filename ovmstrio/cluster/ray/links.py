@@ -12,7 +12,7 @@ from ray import exceptions as ray_errors
 from ray.serve import exceptions as serve_errors
 
 from ovmstrio.core.errors import NotReady, Overloaded, ServerError
-from ovmstrio.isolation.codec import decode_error
+from ovmstrio.isolation.messages import decode_error
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

@@ -17,7 +17,7 @@ from ovmstrio.cluster.ray.links import GroupLink
 from ovmstrio.cluster.ray.request_streams import OpenStreams
 from ovmstrio.cluster.ray.trio_guest import TrioGuest
 from ovmstrio.core.errors import NotReady, ServerError
-from ovmstrio.isolation.codec import encode_error
+from ovmstrio.isolation.messages import encode_error
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Collection

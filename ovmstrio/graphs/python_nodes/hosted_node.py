@@ -19,7 +19,7 @@ from ovmstrio.graphs.python_nodes.node_model import (
     tensor_to_row,
     unexpected_result_error,
 )
-from ovmstrio.isolation.hosted_object import HostedObject, Invocation
+from ovmstrio.isolation.code_host import HostedObject, Invocation
 from pyovms import Context
 from pyovms.context import CURRENT
 

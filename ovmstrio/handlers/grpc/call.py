@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Protocol, Self
 
 import structlog
 import trio
@@ -21,7 +21,6 @@ from grpclib.metadata import encode_metadata
 from ovmstrio.core.connection import UNKNOWN, UnixSocket
 from ovmstrio.core.errors import UserCodeError
 from ovmstrio.handlers.error_reporter import INTERNAL_ERROR
-from ovmstrio.handlers.grpc.rpc_call import RpcCall
 from ovmstrio.handlers.http_responses import HTTPError
 from ovmstrio.isolation.user_code import is_async
 from ovmstrio.util.truncation import text_of
@@ -29,6 +28,70 @@ from ovmstrio.util.truncation import text_of
 if TYPE_CHECKING:
     from ovmstrio.handlers.grpc.proto_compiler import Rpc
     from ovmstrio.handlers.handler_calls import HandlerCalls
+
+# ----------------------------------------------------------------------
+# Interface of a gRPC call to a handler, connected to this process or to the server process
+# ----------------------------------------------------------------------
+
+MetadataPairs = Collection[tuple[str, str | bytes]]
+
+
+class _Metadata(Protocol):
+    def items(self) -> Iterable[tuple[str, str | bytes]]: ...
+
+
+class RpcCall(Protocol):
+    """gRPC call with the methods of ``ovmstrio.transport.grpc.call.Call``."""
+
+    @property
+    def path(self) -> str:
+        """``/package.Service/Method``."""
+        ...
+
+    @property
+    def deadline(self) -> float:
+        """Deadline by trio's clock; infinity without one."""
+        ...
+
+    @property
+    def client_endpoint(self) -> str:
+        """The client: ``host:port``, ``[host]:port``, ``unix:`` or ``unknown``."""
+        ...
+
+    @property
+    def user_agent(self) -> str:
+        """User agent of the client."""
+        ...
+
+    @property
+    def metadata(self) -> _Metadata:
+        """Metadata of the request."""
+        ...
+
+    def cancel(self) -> None:
+        """Cancel the call with status CANCELLED."""
+        ...
+
+    async def recv_message(self) -> Any:
+        """Return the next request, None after the last."""
+        ...
+
+    async def send_initial_metadata(self, *, metadata: Any = None) -> None:
+        """Send the initial metadata."""
+        ...
+
+    async def send_message(self, message: Any) -> None:
+        """Send a serialized reply."""
+        ...
+
+    async def send_trailing_metadata(self, *, status_message: str | None = None, metadata: Any = None) -> None:
+        """Set the status message and trailing metadata."""
+        ...
+
+
+# ----------------------------------------------------------------------
+# Calls of a handler's gRPC methods: context object, request iterators, serialization and statuses
+# ----------------------------------------------------------------------
 
 
 class CallEndedError(Exception):

@@ -10,9 +10,8 @@ from typing import Any, Protocol
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.handlers.config.project_spec import ProjectSpec
 from ovmstrio.handlers.error_reporter import ErrorReporter
-from ovmstrio.handlers.grpc.call import NON_FAILURES
+from ovmstrio.handlers.grpc.call import NON_FAILURES, RpcCall
 from ovmstrio.handlers.grpc.proto_compiler import Rpc, UserProto, open_proto
-from ovmstrio.handlers.grpc.rpc_call import RpcCall
 from ovmstrio.handlers.handler import LoadedHandler
 from ovmstrio.handlers.handler_loading import HandlerDependencies, open_handler
 

@@ -18,8 +18,7 @@ import fsspec
 from fsspec.callbacks import Callback
 
 from ovmstrio.core.errors import StorageFailure
-from ovmstrio.handlers.models.transfer import STALL_SECONDS, OnProgress
-from ovmstrio.handlers.models.version_index import StoredFile
+from ovmstrio.handlers.models.version_index import STALL_SECONDS, OnProgress, StoredFile
 
 _CONNECT_SECONDS: Final = 5.0
 _ATTEMPTS: Final = 3

@@ -16,9 +16,10 @@ from urllib.parse import unquote, urlsplit
 from ovmstrio.core.errors import ConfigError, Problem, StorageFailure
 from ovmstrio.core.tracing import NO_ATTRIBUTES, Attributes, client_span
 from ovmstrio.handlers.config.project_spec import ModelsSpec
-from ovmstrio.handlers.models.transfer import STALL_SECONDS, OnProgress
 from ovmstrio.handlers.models.version_index import (
+    STALL_SECONDS,
     ModelKey,
+    OnProgress,
     StoredFile,
     VersionFiles,
     versions_by_folder,

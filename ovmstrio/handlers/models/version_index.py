@@ -8,12 +8,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, NamedTuple
 
 from ovmstrio.serving.fingerprints import rows_fingerprint
+
+# ----------------------------------------------------------------------
+# Index of models and versions, built from the file paths in a storage
+# ----------------------------------------------------------------------
 
 LATEST: Final = "latest"
 """Placeholder for the highest version."""
@@ -151,3 +155,15 @@ def _by_folder(placed: Iterable[_RelativeFile]) -> dict[str, list[_RelativeFile]
         folder, _, rest = path.partition("/")
         folders.setdefault(folder, []).append((rest, file))
     return folders
+
+
+# ----------------------------------------------------------------------
+# Progress callbacks and time limits of downloads
+# ----------------------------------------------------------------------
+
+STALL_SECONDS: Final = 60.0
+"""Default time that a storage may send nothing before a download fails."""
+
+
+OnProgress = Callable[[], None]
+"""Called from any thread when a piece of a file has been received."""

@@ -27,7 +27,7 @@ from ovmstrio.util.stdio import print_whole_lines
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ovmstrio.isolation.packets import Message
+    from ovmstrio.isolation.messages import Message
 
 _OpenedT = TypeVar("_OpenedT")
 

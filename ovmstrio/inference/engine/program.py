@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ovmstrio.isolation.blocking_channel import BlockingChannel
-    from ovmstrio.isolation.packets import Message
+    from ovmstrio.isolation.messages import Message
 
 _CANCEL: Final = "cancel"
 _UNSOLICITED: Final = 0  # number of messages that are no answer, or need none

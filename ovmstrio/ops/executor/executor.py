@@ -36,17 +36,24 @@ from ovmstrio.ops.executor.channel import Channel, Result, Sample, StageCallback
 from ovmstrio.ops.executor.failures import OpFailure
 from ovmstrio.ops.executor.op_instance import init_error
 from ovmstrio.ops.executor.pipeline_source import PipelineSource
-from ovmstrio.ops.executor.process_worker import ProcessWorker
 from ovmstrio.ops.executor.stages import make_channel_data
-from ovmstrio.ops.executor.workers import InstanceWorker, WorkerPool
+from ovmstrio.ops.executor.workers import GRACE_SECONDS, InstanceWorker, ProcessWorker, WorkerPool
 from ovmstrio.ops.graph import OpGraph
 from ovmstrio.ops.observing.hooks import NULL_HOOKS, ChannelState, OpHooks
 from ovmstrio.ops.observing.log_files import PIPELINE, SAMPLES, log_fields_of
 from ovmstrio.ops.op import EXECUTOR_NAME, Op, RequestOp, ResponseOp
 from ovmstrio.ops.predictor.protocol import CreatePredictor
 from ovmstrio.ops.settings import OpSettings, PipelineSettings
-from ovmstrio.ops.tensors import ArrayTensor, to_response, unpack_request
-from ovmstrio.ops.values import ChannelData, ChannelDataType, CustomExceptionCode, PipelineRequest, PipelineResponse
+from ovmstrio.ops.values import (
+    ArrayTensor,
+    ChannelData,
+    ChannelDataType,
+    CustomExceptionCode,
+    PipelineRequest,
+    PipelineResponse,
+    to_response,
+    unpack_request,
+)
 from ovmstrio.serving.batching import Batcher, BatchOptions
 from ovmstrio.util.stdio import running_code_of
 from ovmstrio.util.truncation import text_of
@@ -844,9 +851,6 @@ def _loaded(instruction: dis.Instruction) -> str:
     value = instruction.argval
     return str(value[-1] if isinstance(value, tuple) else value)
 
-
-GRACE_SECONDS = 5.0
-"""Time for open requests to finish when the pipeline is closed."""
 
 _LAST_NUMBER = 10**18
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from ovmstrio.isolation.codec import Encoded
+from ovmstrio.isolation.messages import Encoded
 from ovmstrio.ops.executor.channel import Result, Sample
 from ovmstrio.ops.executor.failures import OpFailure
 from ovmstrio.ops.observing.hooks import Span, Stage

@@ -21,8 +21,7 @@ from ovmstrio.ops.executor.op_instance import OpInstance
 from ovmstrio.ops.observing.hooks import Span, Stage
 from ovmstrio.ops.observing.log_files import SAMPLES, current_samples
 from ovmstrio.ops.predictor.protocol import FeedTypeError
-from ovmstrio.ops.tensors import LOD_SUFFIX, holds_arrays
-from ovmstrio.ops.values import ChannelData, ChannelDataType, CustomExceptionCode
+from ovmstrio.ops.values import LOD_SUFFIX, ChannelData, ChannelDataType, CustomExceptionCode, holds_arrays
 
 # Merging and processing
 

@@ -8,8 +8,7 @@ from typing import ClassVar, Final
 import numpy as np
 
 from ovmstrio.core.tensor import Array
-from ovmstrio.pipelines.builtin.builtin_node import describe_item
-from ovmstrio.pipelines.builtin.parameters import Parameters
+from ovmstrio.pipelines.builtin.builtin_node import Parameters, describe_item
 
 _SHAPE: Final = (1, 10)
 _QUEUES: Final = ("output_queue_size", "info_queue_size")

@@ -12,9 +12,8 @@ import numpy as np
 
 from ovmstrio.core.errors import CustomNodeFailure
 from ovmstrio.core.tensor import Array
-from ovmstrio.pipelines.builtin.builtin_node import describe_item
+from ovmstrio.pipelines.builtin.builtin_node import Parameters, describe_item
 from ovmstrio.pipelines.builtin.images import Box, ImageSettings, crop, to_pixels
-from ovmstrio.pipelines.builtin.parameters import Parameters
 
 # Text boxes from EAST detectors: per cell a score, four distances and an angle
 

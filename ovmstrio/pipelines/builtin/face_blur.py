@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 
 from ovmstrio.core.tensor import Array
-from ovmstrio.pipelines.builtin.builtin_node import describe_item
+from ovmstrio.pipelines.builtin.builtin_node import Parameters, describe_item
 from ovmstrio.pipelines.builtin.images import (
     ROW_LENGTH,
     Box,
@@ -19,7 +19,6 @@ from ovmstrio.pipelines.builtin.images import (
     select_detections,
     to_tensor,
 )
-from ovmstrio.pipelines.builtin.parameters import Parameters
 
 _DETECTIONS: Final = 200
 _LARGEST_KERNEL: Final = 2**15 - 1

@@ -9,9 +9,8 @@ import numpy as np
 
 from ovmstrio.core.errors import CustomNodeFailure
 from ovmstrio.core.tensor import Array
-from ovmstrio.pipelines.builtin.builtin_node import describe_item
+from ovmstrio.pipelines.builtin.builtin_node import Parameters, describe_item
 from ovmstrio.pipelines.builtin.images import Box, ImageSettings, crop, to_pixels
-from ovmstrio.pipelines.builtin.parameters import Parameters
 
 _DEFAULT_BATCH: Final = 100
 

@@ -9,9 +9,8 @@ import cv2
 import numpy as np
 
 from ovmstrio.core.tensor import Array
-from ovmstrio.pipelines.builtin.builtin_node import describe_item
+from ovmstrio.pipelines.builtin.builtin_node import Parameters, describe_item
 from ovmstrio.pipelines.builtin.images import COLOR_CHANNELS, LAYOUTS, from_tensor, image_shape, resize, to_tensor
-from ovmstrio.pipelines.builtin.parameters import Parameters
 from ovmstrio.pipelines.custom_node import ItemInfo
 
 _ORDERS: Final = ("BGR", "RGB", "GRAY")

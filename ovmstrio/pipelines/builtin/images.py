@@ -14,8 +14,7 @@ import numpy as np
 
 from ovmstrio.core.errors import CustomNodeFailure
 from ovmstrio.core.tensor import Array
-from ovmstrio.pipelines.builtin.builtin_node import describe_item
-from ovmstrio.pipelines.builtin.parameters import Parameters
+from ovmstrio.pipelines.builtin.builtin_node import Parameters, describe_item
 from ovmstrio.pipelines.custom_node import ItemInfo
 
 LAYOUTS: Final = ("NCHW", "NHWC")

@@ -8,7 +8,7 @@ from typing import ClassVar, Final
 import numpy as np
 
 from ovmstrio.core.tensor import Array
-from ovmstrio.pipelines.builtin.builtin_node import describe_item
+from ovmstrio.pipelines.builtin.builtin_node import Parameters, describe_item
 from ovmstrio.pipelines.builtin.images import (
     CONFIDENCE,
     COORDINATES,
@@ -20,7 +20,6 @@ from ovmstrio.pipelines.builtin.images import (
     select_detections,
     to_pixels,
 )
-from ovmstrio.pipelines.builtin.parameters import Parameters
 
 _DEFAULT_BATCH: Final = 100
 _DEFAULT_QUEUE: Final = 24

@@ -21,8 +21,16 @@ from ovmstrio.core.errors import ConfigError, CustomNodeFailure
 from ovmstrio.core.tensor import Array
 from ovmstrio.isolation.thread_pool import WorkerThreads
 from ovmstrio.pipelines.custom_node import MAX_CONCURRENT_CALLS, ItemInfo, create_node_threads
-from ovmstrio.pipelines.native.abi import DATATYPES, PRECISIONS, NodeParam, NodeTensor, NodeTensorInfo
-from ovmstrio.pipelines.native.library import NativeLibrary, NodeIdentity, load_library
+from ovmstrio.pipelines.native.library import (
+    DATATYPES,
+    PRECISIONS,
+    NativeLibrary,
+    NodeIdentity,
+    NodeParam,
+    NodeTensor,
+    NodeTensorInfo,
+    load_library,
+)
 
 # Initialized nodes and library memory
 

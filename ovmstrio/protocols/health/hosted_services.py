@@ -166,7 +166,7 @@ class DynamicServices:
 
 class _HostedEntry:
     def __init__(self, service: Service, declaration: GrpcDeclaration) -> None:
-        from ovmstrio.handlers.grpc.rpcs import grpc_handlers  # noqa: PLC0415 - only servers with user services need it
+        from ovmstrio.handlers.handler_service import grpc_handlers  # noqa: PLC0415 - only servers with user services need it
 
         self.service = service
         self.declaration = declaration

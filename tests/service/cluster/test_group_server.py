@@ -25,7 +25,7 @@ from ovmstrio.config.specs import ModelSpec, NodeInput, NodeOutput, PipelineNode
 from ovmstrio.core.errors import ConfigError, NotReady, NotSupported, ServerError
 from ovmstrio.core.http_messages import HttpRequest
 from ovmstrio.encoding.messages import message_class
-from ovmstrio.isolation.codec import decode_error, encode_error
+from ovmstrio.isolation.messages import decode_error, encode_error
 from tests.support import ir
 from tests.support.callers import LOCAL
 from tests.support.waits import WAIT_SECONDS

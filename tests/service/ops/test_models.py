@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from ovmstrio.core.errors import ConfigError, FailedPrecondition
 from ovmstrio.ops.predictor.factory import PredictorFactory
-from ovmstrio.ops.predictor.local_predict import LocalPredictor
+from ovmstrio.ops.predictor.local_model import LocalPredictor
 from ovmstrio.ops.predictor.protocol import FeedMismatch, FeedTypeError, Predictor
 from ovmstrio.ops.settings import LocalServiceConf, OpSettings
 from ovmstrio_samples.catalog import BY_NAME

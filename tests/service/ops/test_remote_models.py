@@ -16,8 +16,7 @@ from ovmstrio.core.errors import ConfigError, DeadlineExceeded, InvalidRequest, 
 from ovmstrio.encoding.messages import message_class
 from ovmstrio.encoding.status_errors import Unreachable
 from ovmstrio.models.loading import load_model
-from ovmstrio.ops.predictor.factory import PredictorFactory
-from ovmstrio.ops.predictor.kserve import PipelinePredictor
+from ovmstrio.ops.predictor.factory import PipelinePredictor, PredictorFactory
 from ovmstrio.ops.predictor.protocol import FeedMismatch, FeedTypeError, Predictor
 from ovmstrio.ops.settings import OpSettings
 from ovmstrio.server.front_ends import GrpcFrontEnd

@@ -21,7 +21,7 @@ from ovmstrio.core.callers import Permission
 from ovmstrio.core.connection import UNKNOWN, ClientAddress, Loopback, Remote, TrustedProxies, UnixSocket
 from ovmstrio.core.events import WireRequest
 from ovmstrio.encoding.messages import message_class
-from ovmstrio.isolation.packets import Message
+from ovmstrio.isolation.messages import Message
 from ovmstrio.isolation.worker_program import WorkRequest
 from ovmstrio.protocols.grpc_gate import REQUIRED_SCOPES
 from ovmstrio.server.front_ends import GrpcFrontEnd, RestFrontEnd

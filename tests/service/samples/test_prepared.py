@@ -10,7 +10,7 @@ import pytest
 
 import ovmstrio_samples
 from ovmstrio.ops.config_file import read_pipeline_config
-from ovmstrio.ops.predictor.local_predict import LocalPredictor
+from ovmstrio.ops.predictor.local_model import LocalPredictor
 from ovmstrio_samples import embedded, prepare_repository
 from ovmstrio_samples.catalog import BY_NAME, SAMPLES, SERVICES, Wheel
 from ovmstrio_samples.file_type import client as file_type

@@ -9,7 +9,7 @@ import structlog
 import trio
 
 from ovmstrio.isolation.channel import MessageChannel, packet_pair
-from ovmstrio.isolation.packets import Message
+from ovmstrio.isolation.messages import Message
 from ovmstrio.isolation.worker_program import WorkRequest, WorkRequests
 from ovmstrio.transport.direct_stream import DirectStream, close_forcefully
 from ovmstrio.workers.handoff import ConnectionInbox

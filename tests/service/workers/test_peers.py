@@ -18,7 +18,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from ovmstrio.core.errors import FailedPrecondition, NotReady, NotSupported, SequenceMissing, ServiceMissing
 from ovmstrio.core.tensor import Tensor
 from ovmstrio.core.worker_peers import ForwardedStep, SequenceMoved
-from ovmstrio.isolation.packets import PackedMessage, encode_packed
+from ovmstrio.isolation.messages import PackedMessage, encode_packed
 from ovmstrio.models.sequences.requests import decode_arrays, encode_arrays
 from ovmstrio.workers.rpc import FAREWELL, WorkerRpc
 from ovmstrio.workers.sequence_forwarding import PACKED_STEP, SequenceForwarder, SharedSequenceDirectory, run_plain_step

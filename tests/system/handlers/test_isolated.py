@@ -18,7 +18,7 @@ import trio.testing
 from ovmstrio.core.errors import ConfigError, MalformedPayload, ModelFailure, ServerError, UserCodeError
 from ovmstrio.core.http_messages import HttpAnswer, HttpRequest
 from ovmstrio.handlers.http_responses import HTTPError
-from ovmstrio.handlers.isolated.isolated_handler import IsolatedHandler, IsolatedModels, open_isolated_handler
+from ovmstrio.handlers.isolated_handler import IsolatedHandler, IsolatedModels, open_isolated_handler
 from ovmstrio.isolation.isolated_code import Isolation
 from tests.support.model_projects import TEXT_MODELS, write_model
 from tests.support.pipelines import gather

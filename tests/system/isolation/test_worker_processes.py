@@ -401,8 +401,8 @@ def _started() -> tuple[subprocess.Popen[str], int]:
 
 _PROGRAM = """
 import json, queue, sys, trio
-from ovmstrio.isolation.generator_hosts import AsyncGeneratorHost
-from ovmstrio.isolation.generator_hosts import LoopThread
+from ovmstrio.isolation.code_host import AsyncGeneratorHost
+from ovmstrio.isolation.code_host import LoopThread
 
 loop, answers, told = LoopThread(), queue.Queue(), []
 alive = 0

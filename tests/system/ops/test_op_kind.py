@@ -17,15 +17,15 @@ from ovmstrio.core.request import InferInput, InferRequest
 from ovmstrio.core.service import Servable
 from ovmstrio.ext.ops import WebService
 from ovmstrio.ops.config_file import CONFIG_VARIABLE, validate_pipeline_config
+from ovmstrio.ops.graph import set_service_runner
 from ovmstrio.ops.kind import OpPipelineKind
 from ovmstrio.ops.op_service import OpService
 from ovmstrio.ops.predictor.factory import PredictorFactory
-from ovmstrio.ops.predictor.local_predict import LocalPredictor
+from ovmstrio.ops.predictor.local_model import LocalPredictor
 from ovmstrio.ops.prepared_service import PreparedService
 from ovmstrio.ops.settings import LocalServiceConf, OpSettings
 from ovmstrio.ops.validate import validate_pipeline
 from ovmstrio.ops.values import PipelineRequest
-from ovmstrio.ops.web_service import set_service_runner
 from ovmstrio.serving.kind import LoadContext, Takes
 from tests.support.ops import text_graph
 from tests.support.paddle_files import layers, write_described

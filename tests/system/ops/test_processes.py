@@ -16,7 +16,7 @@ from ovmstrio.core.errors import ConfigError
 from ovmstrio.ext.ops import CustomExceptionCode, PipelineRequest
 from ovmstrio.ops.executor import Executor, PipelineSource, open_executor
 from ovmstrio.ops.observing.hooks import NULL_HOOKS, OpHooks
-from ovmstrio.ops.tensors import from_array, to_array
+from ovmstrio.ops.values import from_array, to_array
 from tests.support.ops import asking, infer_until_deadline
 from tests.support.ops_processes import loaded
 from tests.support.pipelines import gather
@@ -130,7 +130,7 @@ async def test_an_output_that_cannot_be_sent_fails_alone() -> None:
 async def test_a_process_with_a_stuck_hook_is_replaced(
     mock_clock: trio.testing.MockClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ovmstrio.ops.executor.process_worker.GRACE_SECONDS", 0.05)
+    monkeypatch.setattr("ovmstrio.ops.executor.workers.GRACE_SECONDS", 0.05)
     started = tmp_path / "started"
     mock_clock.rate = 1
     async with opened("Acting", seconds=2000) as executor:
@@ -147,7 +147,7 @@ async def test_a_process_with_a_late_thread_serves_the_next_request(monkeypatch:
         for _ in range(2):
             assert (await executor.infer(asking("wait"))).err_no == 6000
             assert (await executor.infer(asking())).values == before
-        monkeypatch.setattr("ovmstrio.ops.executor.process_worker.GRACE_SECONDS", 0.05)
+        monkeypatch.setattr("ovmstrio.ops.executor.workers.GRACE_SECONDS", 0.05)
 
 
 def shared_files() -> int:

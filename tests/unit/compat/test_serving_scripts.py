@@ -121,7 +121,7 @@ def test_a_pipeline_server_is_a_service_of_its_response_op() -> None:
     server.set_response_op(ops.ResponseOp(input_ops=[ops.Op(name="a", input_ops=[ops.RequestOp()])]))
     server.prepare_server(yml_dict={"rpc_port": 0})
     taken: list[ops.WebService] = []
-    from ovmstrio.ops.web_service import set_service_runner
+    from ovmstrio.ops.graph import set_service_runner
 
     set_service_runner(taken.append)
     try:

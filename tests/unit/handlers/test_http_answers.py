@@ -16,8 +16,7 @@ from ovmstrio.core.errors import MalformedPayload, NotReady, ServerError, Unauth
 from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.ext.handlers import HTTPError, JSONResponse, Response, StreamingResponse
 from ovmstrio.handlers.handler import LoadedHandler
-from ovmstrio.handlers.http_results import to_response
-from ovmstrio.handlers.http_values import error_response, wants_json
+from ovmstrio.handlers.http_values import error_response, to_response, wants_json
 from ovmstrio.handlers.routes import LeasedStream
 from tests.support.projects import opened
 from tests.support.waits import until_async

@@ -18,16 +18,18 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from ovmstrio.core.errors import ConfigError, Overloaded, Problem, ServerError
-from ovmstrio.isolation.codec import (
+from ovmstrio.isolation.messages import (
+    MALFORMED_MESSAGE_ERRORS,
     MAX_FREE_REGION_BYTES,
+    MAX_INLINE_BYTES,
     Encoded,
+    MessagePackets,
     RegionPool,
     decode,
     decode_error,
     encode_error,
     find_shared,
 )
-from ovmstrio.isolation.packets import MALFORMED_MESSAGE_ERRORS, MAX_INLINE_BYTES, MessagePackets
 from ovmstrio.isolation.user_code import error_location
 from ovmstrio.util.truncation import MOST_CAUSES, MOST_CHARACTERS
 

@@ -13,10 +13,9 @@ import trio
 import trio.testing
 
 from ovmstrio.isolation.channel import MessageChannel, PacketSocket, packet_pair
-from ovmstrio.isolation.codec import Region
-from ovmstrio.isolation.packets import MALFORMED_MESSAGE_ERRORS, MAX_INLINE_BYTES
-from ovmstrio.isolation.program import describe_exit_status, describe_probe_exit
-from ovmstrio.pipelines.native.abi import PRECISIONS
+from ovmstrio.isolation.messages import MALFORMED_MESSAGE_ERRORS, MAX_INLINE_BYTES, Region
+from ovmstrio.isolation.worker_process import describe_exit_status, describe_probe_exit
+from ovmstrio.pipelines.native.library import PRECISIONS
 
 
 def _descriptors() -> int:

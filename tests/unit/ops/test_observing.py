@@ -15,9 +15,15 @@ import yaml
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.ops.executor import open_executor
 from ovmstrio.ops.observing.analyst import Analyst
-from ovmstrio.ops.observing.counters import PipelineCounters
 from ovmstrio.ops.observing.hooks import ChannelState, OpHooks, Stage
-from ovmstrio.ops.observing.observers import Timelines, benchmark_document, open_observers, snapshot, tracer_lines
+from ovmstrio.ops.observing.observers import (
+    PipelineCounters,
+    Timelines,
+    benchmark_document,
+    open_observers,
+    snapshot,
+    tracer_lines,
+)
 from ovmstrio.ops.settings import DagSettings, PipelineSettings, TracerSettings
 from tests.support.ops import asking, settings, text_graph
 

@@ -12,8 +12,16 @@ from ovmstrio.core.request import InferInput, InferRequest
 from ovmstrio.core.tensor import Tensor
 from ovmstrio.ops.op_service import OpService
 from ovmstrio.ops.settings import PipelineSettings
-from ovmstrio.ops.tensors import ArrayTensor, from_array, pack_response, unpack_request
-from ovmstrio.ops.values import ChannelData, ChannelDataType, PipelineRequest, PipelineResponse
+from ovmstrio.ops.values import (
+    ArrayTensor,
+    ChannelData,
+    ChannelDataType,
+    PipelineRequest,
+    PipelineResponse,
+    from_array,
+    pack_response,
+    unpack_request,
+)
 
 
 class _Pipeline:

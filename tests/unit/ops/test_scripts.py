@@ -13,9 +13,9 @@ import pytest
 from ovms_cli.script import call_script
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.ext.ops import Op, ResponseOp, WebService
+from ovmstrio.ops.graph import set_service_runner
 from ovmstrio.ops.numpy1_compat import has_numpy1_compat, numpy1_compat
 from ovmstrio.ops.prepared_service import PreparedService, load_in_worker, run_as_main
-from ovmstrio.ops.web_service import set_service_runner
 
 _SCRIPT = """
 import sys

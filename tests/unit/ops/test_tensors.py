@@ -9,16 +9,19 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from ovmstrio.encoding.messages import REQUEST
-from ovmstrio.ops.tensors import from_array, pack_response, to_array, unpack_request
 from ovmstrio.ops.values import (
     ChannelData,
     ChannelDataType,
     PipelineRequest,
     PipelineResponse,
     PipelineTensor,
+    from_array,
+    pack_response,
     request_from_message,
     response_to_message,
     tensor_from_message,
+    to_array,
+    unpack_request,
 )
 
 DTYPES = ("int64", "float32", "int32", "float64", "int16", "float16", "uint16", "uint8", "int8", "bool")

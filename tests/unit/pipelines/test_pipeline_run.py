@@ -16,7 +16,7 @@ from ovmstrio.core.request import InferRequest
 from ovmstrio.core.tensor import BY_NAME, Array, Tensor
 from ovmstrio.pipelines.node_calls import NodeCall
 from ovmstrio.pipelines.plan import create_plan
-from ovmstrio.pipelines.run import MAX_SHARDS, MAX_TASKS, PipelineRun
+from ovmstrio.pipelines.servable import MAX_SHARDS, MAX_TASKS, PipelineRun
 from ovmstrio.pipelines.structure import validate_structure
 from tests.support.pipelines import make_node, make_pipeline
 from tests.support.waits import WAIT_SECONDS

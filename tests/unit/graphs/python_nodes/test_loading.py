@@ -14,7 +14,7 @@ from ovmstrio.config.located import Located
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.graphs.calculator import ContractError
 from ovmstrio.graphs.graph_config import NodeConfig, Port
-from ovmstrio.graphs.python_nodes import handler as handler_module
+from ovmstrio.graphs.python_nodes import calculator as handler_module
 from pyovms import Tensor
 from tests.support.graph_nodes import LOOP, contract_of, make_node, nodes, options
 from tests.support.waits import WAIT_SECONDS, until_async

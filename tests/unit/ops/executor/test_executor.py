@@ -18,7 +18,7 @@ from ovmstrio.ops.executor.workers import WorkerPool
 from ovmstrio.ops.graph import OpGraph
 from ovmstrio.ops.observing.hooks import NULL_HOOKS, ChannelState, OpHooks, Span, Stage
 from ovmstrio.ops.settings import OpSettings
-from ovmstrio.ops.tensors import from_array
+from ovmstrio.ops.values import from_array
 from tests.support.ops import (
     Model,
     TextOp,

@@ -25,7 +25,7 @@ from ovmstrio.ops.graph import OpGraph, build
 from ovmstrio.ops.observing.hooks import UNKNOWN_CALLER, Caller, ChannelState, OpHooks, Span, Stage
 from ovmstrio.ops.op import EXECUTOR_NAME
 from ovmstrio.ops.settings import DagSettings, OpSettings, PipelineSettings
-from ovmstrio.ops.tensors import from_array
+from ovmstrio.ops.values import from_array
 from tests.support.examples import examples
 from tests.support.ops import asking, text_graph
 from tests.support.ops import settings as op_settings

@@ -1,4 +1,11 @@
-"""Server side of handlers whose code runs in worker processes."""
+"""Server side of handlers whose code runs in worker processes.
+
+::
+
+    server                                         worker process
+    HandlerRoutes ── IsolatedHandler ── request ──> HostedHandler: event loop with the handler, its threads and models
+                  <── response or its chunks ──────
+"""
 
 from __future__ import annotations
 
@@ -17,28 +24,28 @@ from grpclib.exceptions import GRPCError, StreamTerminatedError
 from ovmstrio.core.errors import ConfigError, ModelFailure, Problem, QueueTimeout, ServerError, UserCodeError
 from ovmstrio.core.hooks import NULL_BATCH_HOOKS, BatchHooks
 from ovmstrio.core.http_messages import AfterResponse, HttpAnswer, HttpRequest
+from ovmstrio.handlers import hosted_handler as events
 from ovmstrio.handlers.batches import QueueTimeouts, current_request_id
-from ovmstrio.handlers.callbacks import DRAIN_SECONDS
 from ovmstrio.handlers.config.project_spec import ProjectSpec
 from ovmstrio.handlers.error_reporter import ErrorReporter
+from ovmstrio.handlers.handler_calls import DRAIN_SECONDS
 from ovmstrio.handlers.handler_class import HandlerMethod
 from ovmstrio.handlers.handler_loading import drain_batcher, start_batcher
-from ovmstrio.handlers.isolated import hosted_handler as events
-from ovmstrio.handlers.isolated.messages import MethodRow, ResponseHead, decode_refusal, encode_request
-from ovmstrio.isolation.codec import decode_error
-from ovmstrio.isolation.generator_hosts import RAISED
+from ovmstrio.handlers.hosted_handler import MethodRow, ResponseHead, decode_refusal, encode_request
+from ovmstrio.isolation.code_host import RAISED
 from ovmstrio.isolation.generators import End, Failed
 from ovmstrio.isolation.isolated_code import CodeWorker, IsolatedCode, Isolation, RemoteGenerator
+from ovmstrio.isolation.messages import decode_error
 from ovmstrio.isolation.user_code import UserCodeRaisedError
 from ovmstrio.isolation.worker_process import WorkerExited
 from ovmstrio.serving.batching import Batcher
 
 if TYPE_CHECKING:
+    from ovmstrio.handlers.grpc.call import RpcCall
     from ovmstrio.handlers.grpc.proto_compiler import Rpc
-    from ovmstrio.handlers.grpc.rpc_call import RpcCall
 
 _NO_TIMEOUTS: Final = QueueTimeouts()
-_HOSTED: Final = "ovmstrio.handlers.isolated.hosted_handler:host_handler"
+_HOSTED: Final = "ovmstrio.handlers.hosted_handler:host_handler"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import structlog
 import trio
@@ -22,7 +22,7 @@ from grpclib.exceptions import GRPCError, StreamTerminatedError
 
 from cortex_internal.lib.log import StdoutHandler
 from ovmstrio.core.errors import MalformedPayload, UserCodeError
-from ovmstrio.core.http_messages import AfterResponse, ByteStream, HttpAnswer
+from ovmstrio.core.http_messages import AfterResponse, ByteStream, HttpAnswer, HttpRequest
 from ovmstrio.handlers.batches import BatchedMethod, BatchItem, log_request_ids
 from ovmstrio.handlers.config.project_file import read_project
 from ovmstrio.handlers.config.project_spec import ProjectSpec
@@ -30,19 +30,16 @@ from ovmstrio.handlers.error_reporter import INTERNAL_ERROR, ErrorReporter
 from ovmstrio.handlers.grpc.call import CallExecution
 from ovmstrio.handlers.handler import LoadedHandler
 from ovmstrio.handlers.handler_loading import HandlerDependencies, open_handler
-from ovmstrio.handlers.http_responses import HTTPError
-from ovmstrio.handlers.http_results import to_response
-from ovmstrio.handlers.http_values import http_arguments
-from ovmstrio.handlers.isolated.messages import ANSWER, MethodRow, decode_request, encode_head, encode_refusal
+from ovmstrio.handlers.http_responses import HTTPError, convert_starlette_error
+from ovmstrio.handlers.http_values import http_arguments, to_response
 from ovmstrio.handlers.models.library import ProjectModels, open_models
-from ovmstrio.handlers.starlette_responses import convert_starlette_error
-from ovmstrio.isolation.codec import encode_error
+from ovmstrio.isolation.code_host import RAISED, HostedObject, Invocation
 from ovmstrio.isolation.exit_status import CHANNEL_CLOSED
-from ovmstrio.isolation.generator_hosts import RAISED
-from ovmstrio.isolation.hosted_object import HostedObject, Invocation
+from ovmstrio.isolation.messages import encode_error
 from ovmstrio.isolation.user_code import UserCodeRaisedError, is_async
 
 if TYPE_CHECKING:
+    from ovmstrio.core.http_messages import Headers
     from ovmstrio.handlers.grpc.proto_compiler import Rpc, UserProto
 
 __all__ = [
@@ -60,6 +57,74 @@ __all__ = [
     "ServerErrorReporter",
     "host_handler",
 ]
+
+# ----------------------------------------------------------------------
+# Requests and responses as plain data
+# ----------------------------------------------------------------------
+
+ANSWER: Final = "answer"
+_HTTP_ERROR: Final = "chosen"
+_MALFORMED: Final = "malformed"
+
+
+def encode_refusal(error: MalformedPayload | HTTPError) -> list[Any]:
+    """Encode an error whose status and text are meant for the client."""
+    if isinstance(error, HTTPError):
+        return [_HTTP_ERROR, error.status_code, error.detail, error.headers]
+    return [_MALFORMED, error.message, error.is_json]
+
+
+def decode_refusal(row: list[Any]) -> MalformedPayload | HTTPError | None:
+    """Decode an error encoded by :func:`encode_refusal`; None if the row is another kind."""
+    kind, *rest = row
+    if kind == _HTTP_ERROR:
+        return HTTPError(*rest)
+    return MalformedPayload(rest[0], is_json=rest[1]) if kind == _MALFORMED else None
+
+
+class MethodRow(NamedTuple):
+    """Description of a handler's method for the server."""
+
+    name: str
+    arguments: list[str]
+    is_generator: bool
+    is_batched: bool
+    is_async: bool
+
+
+class ResponseHead(NamedTuple):
+    """Response without its body; ``after`` is the number of its callbacks, 0 for none."""
+
+    status: int
+    headers: list[list[str]]
+    after: int
+
+    def answer(self, body: Any, run_after: Callable[[int], None]) -> HttpAnswer:
+        """Create the response; ``run_after`` is called with the number of the callbacks."""
+        headers: Headers = tuple((name, value) for name, value in self.headers)
+        number = self.after
+        return HttpAnswer(self.status, headers, body, (lambda: run_after(number),) if number else ())
+
+
+def encode_head(answer: HttpAnswer, after: int) -> list[Any]:
+    """Encode a response without its body."""
+    return [answer.status, [list(pair) for pair in answer.headers], after]
+
+
+def encode_request(request: HttpRequest) -> list[Any]:
+    """Encode a request."""
+    return [request.method, request.path, request.query, [list(pair) for pair in request.headers], request.body]
+
+
+def decode_request(row: list[Any]) -> HttpRequest:
+    """Decode a request."""
+    method, path, query, headers, body = row
+    return HttpRequest(method, path, query, tuple((name, value) for name, value in headers), body)
+
+
+# ----------------------------------------------------------------------
+# Handler
+# ----------------------------------------------------------------------
 
 _END_SECONDS: Final = 15.0
 _CHECK_SECONDS: Final = 0.5
