@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import httpx
 import pytest
+import structlog
 from httpx._transports import default as transports
 from hypothesis import settings
 
@@ -61,6 +62,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False
     vars(transports)["create_ssl_context"] = _create_ssl_context
+    # The default formatter renders source and local variables of all frames, which can take half a second.
+    structlog.get_config()["processors"][-1].exception_formatter = structlog.dev.plain_traceback
     for late in ("ovmstrio.server.front_ends", "ovmstrio.transport.http.application"):
         import_module(late)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -115,11 +118,13 @@ def _cache_of_processes() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(autouse=True)
-def _cache_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="session")
+def _cache_of_this_process() -> Iterator[None]:
     """Store results of trials and compiled models in the cache folder of the tests."""
-    for module in ("crash_probe", "blob_cache"):
-        monkeypatch.setattr(f"ovmstrio.inference.{module}.user_cache_path", lambda _: SHARED_CACHE)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("crash_probe", "blob_cache"):
+            patch.setattr(f"ovmstrio.inference.{module}.user_cache_path", lambda _: SHARED_CACHE)
+        yield
 
 
 @pytest.fixture(autouse=True)

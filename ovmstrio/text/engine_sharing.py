@@ -254,7 +254,7 @@ class EngineServer(EngineProcess):
                 self._abandon(row, number)
 
     def _abandon(self, row: int, number: int) -> None:
-        """Have a request cancelled that no worker waits for."""
+        """Cancel a request that no worker waits for."""
         if self._abandoned is not None:
             self._abandoned.send_nowait((row, number))
 

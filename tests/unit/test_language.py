@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.support.source_facts import source_facts
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,17 +27,13 @@ SOURCES = sorted(
 
 def _docstrings(path: Path) -> Iterator[tuple[set[str], int, str]]:
     """List the forbidden first words, the line and the text of each docstring."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
-        text = ast.get_docstring(node)
-        if text is None:
-            continue
+    for each in source_facts(path).docstrings:
         forbidden = QUESTION_WORDS
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            is_property = any("property" in ast.unparse(each) for each in node.decorator_list)
-            forbidden = QUESTION_WORDS | INDIRECT_VERBS if not is_property else QUESTION_WORDS - {"Whether", "Why"}
-        yield forbidden, getattr(node, "lineno", 1), text
+        if each.is_property:
+            forbidden = QUESTION_WORDS - {"Whether", "Why"}
+        elif each.is_function:
+            forbidden = QUESTION_WORDS | INDIRECT_VERBS
+        yield forbidden, each.line, each.text
 
 
 def test_docstrings_begin_with_a_noun_or_an_imperative_verb() -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.source_facts import source_facts
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
@@ -81,11 +83,11 @@ def _spec(name: str) -> ModuleSpec | None:
 def _imported() -> Iterator[str]:
     for folder in ("ovmstrio", "cli", "compat"):
         for file in (ROOT / folder).rglob("*.py"):
-            for node in ast.walk(ast.parse(file.read_text())):
+            for node in source_facts(file).imports:
                 names = []
                 if isinstance(node, ast.Import):
                     names = [alias.name for alias in node.names]
-                elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                elif node.module and not node.level:
                     names = [node.module]
                 tops = {name.split(".")[0] for name in names}
                 yield from tops - _OWN - set(sys.stdlib_module_names)
@@ -107,12 +109,13 @@ def _modules() -> dict[str, Path]:
     return found
 
 
-def _imports_of(tree: ast.AST, module: str, *, is_package: bool) -> Iterator[tuple[str, str]]:
+def _imports_of(file: Path, module: str) -> Iterator[tuple[str, str]]:
     """Yield what a module imports, inside functions and for types as well: a name and the module that may have it."""
-    for node in ast.walk(tree):
+    is_package = file.name == "__init__.py"
+    for node in source_facts(file).imports:
         if isinstance(node, ast.Import):
             yield from ((alias.name, "") for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             above = module.split(".")[: len(module.split(".")) - node.level + is_package] if node.level else []
             base = ".".join([*above, *filter(None, [node.module])])
             yield from ((f"{base}.{alias.name}", base) for alias in node.names)
@@ -123,8 +126,7 @@ def _graph() -> dict[str, set[str]]:
     modules = _modules()
     graph = {}
     for name, file in modules.items():
-        imported = _imports_of(ast.parse(file.read_text()), name, is_package=file.name == "__init__.py")
-        found = {whole if whole in modules else base for whole, base in imported}
+        found = {whole if whole in modules else base for whole, base in _imports_of(file, name)}
         graph[name] = found & modules.keys() - {name}
     return graph
 

@@ -51,7 +51,7 @@ op:
 """
 
 
-_GUIDE = Path(__file__).parents[3] / "docs" / "ops.md"
+_GUIDE = Path(__file__).parents[3] / "docs" / "ops_config.md"
 _SETTINGS = (PipelineSettings, DagSettings, TracerSettings, OpSettings, LocalServiceConf, LoggingSettings)
 
 
