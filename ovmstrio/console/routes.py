@@ -28,8 +28,8 @@ from ovmstrio.protocols.kserve.repository_requests import model_control
 from ovmstrio.protocols.kserve.rest_requests import read_document
 from ovmstrio.protocols.kserve.trace_log_settings import change_log_settings, set_log_level
 from ovmstrio.serving.data_plane import DEFAULT_SERVER_NAME
-from ovmstrio.telemetry.denied_admin_log import log_denied
 from ovmstrio.telemetry.log_levels import LOG_LEVEL, format_log_levels
+from ovmstrio.telemetry.log_rate_limit import log_denied
 from ovmstrio.telemetry.logs import LEVELS
 from ovmstrio.transport.http.responses import json_response
 from ovmstrio.transport.http.router import rule
