@@ -26,8 +26,8 @@ from ovmstrio.protocols.admin.changes import check_is_local, cross_origin, cross
 from ovmstrio.protocols.kserve.extensions import change_log_settings, model_control, server_version, set_log_level
 from ovmstrio.protocols.kserve.rest_requests import read_document
 from ovmstrio.serving.data_plane import DEFAULT_SERVER_NAME
-from ovmstrio.telemetry.denied_admin_log import log_denied
 from ovmstrio.telemetry.log_levels import LOG_LEVEL, format_log_levels
+from ovmstrio.telemetry.log_rate_limit import log_denied
 from ovmstrio.telemetry.logs import LEVELS
 from ovmstrio.transport.http.responses import json_response
 from ovmstrio.transport.http.router import rule

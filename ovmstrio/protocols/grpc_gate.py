@@ -17,7 +17,7 @@ from ovmstrio.auth.revocable_streams import cancel_on_revocation
 from ovmstrio.core.callers import Permission, current_caller, release_caller
 from ovmstrio.core.errors import MissingScope, Unauthenticated
 from ovmstrio.core.events import current_wire_request
-from ovmstrio.telemetry.denied_admin_log import log_denied
+from ovmstrio.telemetry.log_rate_limit import log_denied
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping

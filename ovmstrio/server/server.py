@@ -69,7 +69,7 @@ from ovmstrio.serving.shared_memory import ClientRegions
 from ovmstrio.serving.source import ApplySpecs, ConfigSource
 from ovmstrio.telemetry.access_log import RequestLog, open_access_log
 from ovmstrio.telemetry.call_tracing import CallTracing, WatchedCallTracing
-from ovmstrio.telemetry.denied_admin_log import rate_limited_denials
+from ovmstrio.telemetry.log_rate_limit import rate_limited_denials
 from ovmstrio.telemetry.log_writer import WRITER
 from ovmstrio.telemetry.loop_load import LoopLoad, current_loop_load
 from ovmstrio.telemetry.metrics import Metrics

@@ -7,13 +7,25 @@ from __future__ import annotations
 
 import logging
 import math
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+import structlog
 import trio
 
+from ovmstrio.core.errors import MissingScope
+from ovmstrio.util.truncation import cut
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from structlog.typing import FilteringBoundLogger
+
+    from ovmstrio.core.connection import ClientAddress
+    from ovmstrio.core.errors import ServerError
 
 _WINDOW_SECONDS: Final = 60.0
 _MOST: Final = 1_000
@@ -95,3 +107,66 @@ def _host_of(peer: str) -> str:
     host = peer.rpartition(":")[0]
     # The colons of a bare IPv6 address are not a port separator.
     return host if host and (":" not in host or host.endswith("]")) else peer
+
+
+# Denied admin changes: at most one line per minute, client host, caller, change and reason
+
+log = structlog.get_logger(__name__)
+
+_REFUSED: Final = "change refused"
+_MAX_WINDOWS: Final = 200
+_MAX_CHARACTERS: Final = 200
+
+_rate_limiter: Final[ContextVar[LogRateLimiter | None]] = ContextVar("refused changes", default=None)
+
+
+@contextmanager
+def rate_limited_denials() -> Iterator[LogRateLimiter]:
+    """Rate-limit denials of tasks started within the block.
+
+    Yields the rate limiter; its ``log_repetitions`` must run in a task.
+    """
+    bounds = LogRateLimiter(log, most=_MAX_WINDOWS)
+    before = _rate_limiter.set(bounds)
+    try:
+        yield bounds
+    finally:
+        _rate_limiter.reset(before)
+
+
+def log_denied(
+    change: str,
+    error: ServerError,
+    *,
+    client: ClientAddress,
+    caller: str = "",
+    about: str = "",
+    facts: Mapping[str, object] = MappingProxyType({}),
+) -> None:
+    """Log a denied change.
+
+    Args:
+        change: kind of change; low cardinality.
+        error: the reason.
+        client: address of the client.
+        caller: name of the caller, or empty.
+        about: details such as a path.
+        facts: fields of the first line.
+    """
+    caller_name = caller or (error.caller if isinstance(error, MissingScope) else "")
+    host = str(client)
+    fields = {
+        "change": change,
+        "caller": caller_name,
+        "client": host,
+        **facts,
+        "reason": cut(error.message, 2 * _MAX_CHARACTERS),
+    }
+    if about and about != change:
+        fields["about"] = cut(about, _MAX_CHARACTERS)
+    bounds = _rate_limiter.get()
+    if bounds is None:
+        log.warning(_REFUSED, **fields)
+    else:
+        kind = " ".join((type(error).__name__, change, *((f"of {caller_name}",) if caller_name else ())))
+        bounds.tell(_REFUSED, peer=host, kind=kind, level=logging.WARNING, **fields)

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from enum import Enum
 from io import TextIOWrapper
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import trio
 
@@ -27,7 +27,6 @@ from ovmstrio.util.stdio import original_stream
 from ovmstrio.util.truncation import bounded_info, cut, escape_controls, is_plain, is_short, shown, text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 # Sinks
@@ -39,8 +38,11 @@ _PIPE_BYTES: Final = 4096
 _POLL_MS: Final = 100
 
 
-class LogSink(Protocol):
+class LogSink:
     """Destination of log lines; used by one thread at a time."""
+
+    def __init__(self) -> None:
+        self._is_given_up = False
 
     def write(self, text: str) -> None:
         """Write lines; the last one has no line break.  May block.
@@ -48,23 +50,36 @@ class LogSink(Protocol):
         Raises:
             OSError: the lines cannot be written.
         """
+        raise NotImplementedError
 
     def give_up(self) -> None:
         """Make a blocked ``write`` of another thread, and all later ones, write nothing."""
+        self._is_given_up = True
 
     def close(self) -> None:
         """Close resources that the sink opened."""
 
+    def _write_bytes(self, descriptor: int, data: bytes) -> None:
+        left = memoryview(data)
+        piece = len(data) if stat.S_ISREG(os.fstat(descriptor).st_mode) else _PIPE_BYTES
+        room = select.poll()
+        room.register(descriptor, select.POLLOUT)
+        while left and not self._is_given_up:
+            if not room.poll(_POLL_MS):
+                continue
+            with suppress(BlockingIOError):
+                left = left[os.write(descriptor, left[:piece]) :]
 
-class StandardSink:
+
+class StandardSink(LogSink):
     """Current standard output or standard error.
 
     A full pipe is polled outside of Python's buffers, as their locks would block the exit of the process.
     """
 
     def __init__(self, name: Literal["stdout", "stderr"]) -> None:
+        super().__init__()
         self._name = name
-        self._is_given_up = False
 
     def write(self, text: str) -> None:
         """Write lines."""
@@ -75,36 +90,57 @@ class StandardSink:
             stream.write(f"{text}\n")
             stream.flush()
             return
-        data = f"{text}\n".encode(stream.encoding, "backslashreplace")
-        _write_bytes(stream.fileno(), data, lambda: self._is_given_up)
-
-    def give_up(self) -> None:
-        """Stop writing."""
-        self._is_given_up = True
-
-    def close(self) -> None:
-        """Do nothing: the stream belongs to the process."""
+        self._write_bytes(stream.fileno(), f"{text}\n".encode(stream.encoding, "backslashreplace"))
 
 
-class DescriptorSink:
+class DescriptorSink(LogSink):
     """An open character device, pipe or socket, owned by the sink."""
 
     def __init__(self, descriptor: int) -> None:
+        super().__init__()
         self._descriptor = descriptor
-        self._is_given_up = False
 
     def write(self, text: str) -> None:
         """Write lines."""
-        _write_bytes(self._descriptor, f"{text}\n".encode(errors="backslashreplace"), lambda: self._is_given_up)
-
-    def give_up(self) -> None:
-        """Stop writing."""
-        self._is_given_up = True
+        self._write_bytes(self._descriptor, f"{text}\n".encode(errors="backslashreplace"))
 
     def close(self) -> None:
         """Close the descriptor."""
         if not self._is_given_up:
             os.close(self._descriptor)
+
+
+class FileSink(LogSink):
+    """A file written by a handler of the standard library, which may rotate it; owns the handler."""
+
+    def __init__(self, handler: logging.FileHandler) -> None:
+        super().__init__()
+        self.handler = handler
+        # Otherwise the standard library prints a traceback for each failed line.
+        handler.handleError = _reraise  # type: ignore[assignment, method-assign]
+
+    def write(self, text: str) -> None:
+        """Write lines; raises OSError if the file cannot be written."""
+        if not self._is_given_up:
+            self.handler.emit(logging.makeLogRecord({"msg": text}))
+
+    def close(self) -> None:
+        """Close the file."""
+        if not self._is_given_up:
+            with suppress(OSError):
+                self.handler.close()
+
+
+def _reraise(_: logging.LogRecord) -> None:
+    raise  # noqa: PLE0704 - called where the error is handled
+
+
+class LogFileHandler(logging.FileHandler):
+    """A ``FileHandler`` for regular files that does not block if another file type has replaced its file."""
+
+    def _open(self) -> TextIOWrapper:
+        file = open_regular(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        return TextIOWrapper(file, encoding=self.encoding, errors=self.errors)
 
 
 def open_log_sink(path: Path) -> LogSink:
@@ -135,64 +171,6 @@ def open_log_sink(path: Path) -> LogSink:
             raise
         text = f"{file_kind(found.st_mode)} without a reader; start the reader first, or name a regular file"
         raise OSError(errno.ENXIO, text, str(path)) from None
-
-
-class LogFileHandler(logging.FileHandler):
-    """A ``FileHandler`` for regular files that does not block if another file type has replaced its file."""
-
-    def _open(self) -> TextIOWrapper:
-        file = open_regular(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        return TextIOWrapper(file, encoding=self.encoding, errors=self.errors)
-
-
-def _write_bytes(descriptor: int, data: bytes, is_given_up: Callable[[], bool]) -> None:
-    left = memoryview(data)
-    piece = len(data) if stat.S_ISREG(os.fstat(descriptor).st_mode) else _PIPE_BYTES
-    room = select.poll()
-    room.register(descriptor, select.POLLOUT)
-    while left:
-        if is_given_up():
-            return
-        if not room.poll(_POLL_MS):
-            continue
-        try:
-            left = left[os.write(descriptor, left[:piece]) :]
-        except BlockingIOError:
-            continue
-
-
-class FileSink:
-    """A file written by a handler of the standard library, which may rotate it; owns the handler."""
-
-    def __init__(self, handler: logging.FileHandler) -> None:
-        self._handler = handler
-        # Otherwise the standard library prints a traceback for each failed line.
-        handler.handleError = _reraise  # type: ignore[assignment, method-assign]
-        self._is_given_up = False
-
-    @property
-    def handler(self) -> logging.FileHandler:
-        """The handler of the file."""
-        return self._handler
-
-    def write(self, text: str) -> None:
-        """Write lines; raises OSError if the file cannot be written."""
-        if not self._is_given_up:
-            self._handler.emit(logging.makeLogRecord({"msg": text}))
-
-    def give_up(self) -> None:
-        """Stop writing."""
-        self._is_given_up = True
-
-    def close(self) -> None:
-        """Close the file."""
-        if not self._is_given_up:
-            with suppress(OSError):
-                self._handler.close()
-
-
-def _reraise(_: logging.LogRecord) -> None:
-    raise  # noqa: PLE0704 - called where the error is handled
 
 
 # Bounded records

@@ -13,7 +13,7 @@ import structlog
 from ovmstrio.core.callers import Permission, current_caller
 from ovmstrio.core.connection import Loopback, UnixSocket, Unknown
 from ovmstrio.core.errors import PermissionDenied, ServerError
-from ovmstrio.telemetry.denied_admin_log import log_denied
+from ovmstrio.telemetry.log_rate_limit import log_denied
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

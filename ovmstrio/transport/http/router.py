@@ -26,7 +26,7 @@ from ovmstrio.core.errors import MissingScope, ServerError, Unauthenticated
 from ovmstrio.core.events import WireRequest, current_request
 from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.core.limits import AdmissionTicket, current_ticket
-from ovmstrio.telemetry.denied_admin_log import log_denied
+from ovmstrio.telemetry.log_rate_limit import log_denied
 from ovmstrio.transport.http.responses import error_response, with_auth_challenge
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import trio
 
 from ovmstrio.auth.key_file import write_key_file
 from ovmstrio.core.errors import Unauthenticated
-from ovmstrio.telemetry.denied_admin_log import log_denied, rate_limited_denials
+from ovmstrio.telemetry.log_rate_limit import log_denied, rate_limited_denials
 from ovmstrio.telemetry.logs import configure_logs
 from tests.support.all_kinds import write_all_kinds
 from tests.support.api_clients import triton_module

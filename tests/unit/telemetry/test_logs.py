@@ -24,7 +24,7 @@ from ovmstrio.serving.interfaces import KSERVE_GRPC
 from ovmstrio.telemetry.access_log import AccessLog, AccessLogFormat, RequestLog
 from ovmstrio.telemetry.log_levels import LOGGER_ALIASES, LogLevel, format_log_levels, logger_name, parse_log_levels
 from ovmstrio.telemetry.log_rate_limit import LogRateLimiter
-from ovmstrio.telemetry.log_writer import LogOutlet, LogWriter, StandardSink
+from ovmstrio.telemetry.log_writer import LogOutlet, LogSink, LogWriter, StandardSink
 from ovmstrio.telemetry.logs import configure_logs
 from ovmstrio.telemetry.spans import UnrecordedSpan
 from ovmstrio.util.truncation import CONTROLS, MOST_CHARACTERS
@@ -199,8 +199,9 @@ def test_an_access_log_line_has_no_raw_control_characters(
 LONG = "x" * 20_000_000
 
 
-class _SlowSink:
+class _SlowSink(LogSink):
     def __init__(self) -> None:
+        super().__init__()
         self.lines: list[str] = []
         self.threads: set[int] = set()
         self.is_open = threading.Event()

@@ -22,10 +22,9 @@ from ovmstrio.isolation.thread_pool import WorkerThreads
 from ovmstrio.serving.batching import Batcher, BatchOptions
 from ovmstrio.serving.interfaces import KSERVE_GRPC, KSERVE_REST, TENSORFLOW_GRPC
 from ovmstrio.telemetry.aggregate_metrics import select_families, sum_metrics, without_gauges
-from ovmstrio.telemetry.fast_metrics import FastCounterFamily, FastHistogramFamily
 from ovmstrio.telemetry.log_writer import WRITER
 from ovmstrio.telemetry.loop_load import current_loop_load
-from ovmstrio.telemetry.metrics import Metrics
+from ovmstrio.telemetry.metrics import FastCounterFamily, FastHistogramFamily, Metrics
 from ovmstrio.telemetry.process_metrics import MemoryGrowthMeter
 from ovmstrio.text.text_metrics import CANCELLED, TextMetrics
 from tests.support.waits import WAIT_SECONDS
