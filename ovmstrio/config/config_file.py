@@ -10,8 +10,7 @@ from typing import Any, ClassVar, Final, NamedTuple, Protocol, TypeVar
 
 from pydantic import create_model
 
-from ovmstrio.config.documents import Findings, did_you_mean, load_document, sorted_by_line
-from ovmstrio.config.located import Located, Place
+from ovmstrio.config.documents import Findings, Located, Place, did_you_mean, load_document, sorted_by_line
 from ovmstrio.config.model_entries import KnownModel, ModelEntries
 from ovmstrio.config.schema import OPTIONAL, Reader, Schema, check_members, is_whole, list_items
 from ovmstrio.config.service_options import apply_entry_options

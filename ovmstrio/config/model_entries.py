@@ -17,8 +17,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from pydantic import create_model
 
-from ovmstrio.config.documents import Findings, did_you_mean, invalid_value_error, to_short_json
-from ovmstrio.config.located import Located, Place
+from ovmstrio.config.documents import Findings, Located, Place, did_you_mean, invalid_value_error, to_short_json
 from ovmstrio.config.model_options import MODEL_OPTIONS, parse_model_options
 from ovmstrio.config.schema import OPTIONAL, Schema, check_members
 from ovmstrio.config.service_options import PythonEntry, ServiceEntry, check_base_path, check_name, check_path

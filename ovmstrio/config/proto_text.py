@@ -9,8 +9,7 @@ from typing import Any, Final, Literal
 
 from google.protobuf.descriptor import FieldDescriptor as Field
 
-from ovmstrio.config.documents import Findings, did_you_mean
-from ovmstrio.config.located import InvalidSyntax, Located
+from ovmstrio.config.documents import Findings, InvalidSyntax, Located, did_you_mean
 from ovmstrio.config.schema import InvalidValue
 
 _TOKEN: Final = re.compile(

@@ -39,8 +39,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from ovmstrio.config.documents import Findings, did_you_mean, suggest_key, to_short_json
-from ovmstrio.config.located import Located, with_paths
+from ovmstrio.config.documents import Findings, Located, did_you_mean, suggest_key, to_short_json, with_paths
 from ovmstrio.core.errors import ConfigError
 
 T = TypeVar("T")

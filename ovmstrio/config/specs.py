@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Type
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from ovmstrio.config.located import Place
+from ovmstrio.config.documents import Place
 from ovmstrio.config.schema import InvalidValue, Key, parse_value
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.generation import Task

@@ -20,8 +20,7 @@ from typing import Any, Final
 from google.protobuf import text_format
 from google.protobuf.message import DecodeError
 
-from ovmstrio.config.documents import Findings, did_you_mean, suggest_key
-from ovmstrio.config.located import InvalidSyntax, Located
+from ovmstrio.config.documents import Findings, InvalidSyntax, Located, did_you_mean, suggest_key
 from ovmstrio.config.proto_text import fit_message, parse_proto
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.encoding.messages import POOL, message_class

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ovmstrio.config.documents import Findings
-from ovmstrio.config.located import Located
-from ovmstrio.graphs.graph_config import INITIALIZATION, Port, StreamRef, _name_after_colon
+from ovmstrio.config.documents import Findings, Located
+from ovmstrio.graphs.graph_config import INITIALIZATION, Port, StreamRef
 
 _INPUT_NAME: Final = "Mediapipe unexpected input stream packets name"
 _OUTPUT_NAME: Final = "Mediapipe unexpected output stream packets name"
@@ -39,7 +38,7 @@ class StreamReader:
             try:
                 tag, index, name = parse_stream(text)
             except InvalidName as error:
-                is_empty = self.is_graph and not _name_after_colon(text)
+                is_empty = self.is_graph and not text.rpartition(":")[2]
                 base = _GRAPH_TEXTS[kind] if is_empty else INITIALIZATION
                 report_invalid_name(self.findings, at, error, text, base)
                 continue

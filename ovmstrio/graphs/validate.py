@@ -8,8 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
-from ovmstrio.config.documents import Findings, did_you_mean, sorted_by_line
-from ovmstrio.config.located import Located
+from ovmstrio.config.documents import Findings, Located, did_you_mean, sorted_by_line
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.generation import Task
 from ovmstrio.graphs.calculator import ContractError, NodeContract

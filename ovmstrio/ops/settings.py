@@ -13,8 +13,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from ovmstrio.config.documents import did_you_mean
-from ovmstrio.config.located import Located
+from ovmstrio.config.documents import Located, did_you_mean
 from ovmstrio.config.schema import InvalidValue, Key, NoEffect, ReadBy
 
 ANY_PORT: Final = 0

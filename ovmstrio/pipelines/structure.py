@@ -18,7 +18,7 @@ from ovmstrio.config.specs import NodeOutput, PipelineNode
 from ovmstrio.core.errors import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from ovmstrio.config.specs import NodeInput, PipelineSpec
 
@@ -140,6 +140,18 @@ def validate_structure(spec: PipelineSpec) -> tuple[Structure | None, list[Probl
         problems += _find_unused_inputs(nodes[ENTRY], edges)
     levels, edges, wrong = _assign_levels(order, nodes, edges)
     return Structure({name: nodes[name] for name in order}, tuple(edges), levels), problems + wrong
+
+
+def examine_pipeline(spec: PipelineSpec, configured: Collection[str]) -> list[Problem]:
+    """Return the problems of a pipeline's settings, structure and model names."""
+    _, problems = validate_structure(spec)
+    others = [name for name in configured if name != spec.name]
+    for node in spec.nodes:
+        if node.model_name and node.model_name not in configured:
+            message = f"no model {node.model_name!r} is configured"
+            hint = did_you_mean(node.model_name, others, otherwise=f"known: {', '.join(others) or 'none'}")
+            problems.append(node_problem(node, PipelineErrorCode.MODEL_MISSING, message, hint))
+    return [*spec.problems, *problems]
 
 
 def _output_level(node: PipelineNode, level: Level) -> Level:

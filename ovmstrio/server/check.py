@@ -103,7 +103,7 @@ async def check_pipelines(path: Path, names: Collection[str] = (), *, load: bool
 
 def examine_pipelines(spec: ServerSpec, names: Collection[str] = ()) -> list[Problem]:
     """Return the problems of pipelines that can be found without loading."""
-    from ovmstrio.pipelines.validate import examine_pipeline  # noqa: PLC0415 - as in the kinds
+    from ovmstrio.pipelines.structure import examine_pipeline  # noqa: PLC0415 - as in the kinds
 
     configured = [service.name for service in spec.services]
     pipelines = spec.of(PipelineSpec)

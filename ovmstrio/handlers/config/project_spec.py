@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from ovmstrio.config.located import Located
+from ovmstrio.config.documents import Located
 from ovmstrio.config.schema import InvalidValue, Key, NoEffect, ReadBy, lower_case, unquoted
 
 

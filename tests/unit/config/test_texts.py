@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BeforeValidator, Field
 
-from ovmstrio.config.documents import Findings, parse_json, parse_yaml
-from ovmstrio.config.located import InvalidSyntax, with_paths
+from ovmstrio.config.documents import Findings, InvalidSyntax, parse_json, parse_yaml, with_paths
 from ovmstrio.config.proto_text import parse_proto
 from ovmstrio.config.schema import OPTIONAL, Key, NoEffect, Reader, Schema, keys_of, lower_case, unquoted
 from ovmstrio.config.tensor_mapping import MAPPING_FILE, NO_MAPPING, TensorMapping, read_mapping
