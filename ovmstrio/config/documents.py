@@ -175,6 +175,19 @@ def invalid_value_error(
     return ConfigError([problem])
 
 
+UNUSABLE: Final = "the value cannot be used"
+
+
+class InvalidValue(ValueError):
+    """Invalid value, raised by custom checks of fields and schemas."""
+
+    def __init__(self, expected: str, suggestion: str = "", *, message: str = UNUSABLE) -> None:
+        super().__init__(expected)
+        self.message = message
+        self.expected = expected
+        self.suggestion = suggestion
+
+
 @dataclass(slots=True)
 class Findings:
     """Diagnostics of one file.
@@ -189,6 +202,12 @@ class Findings:
     def refuse(self, node: Located, message: str, *, expected: str = "", found: str = "", suggestion: str = "") -> None:
         """Add a fatal problem."""
         self.fatal.append(Problem(message, self.file, node.line or None, node.path, expected, found, suggestion))
+
+    def refuse_value(self, node: Located, error: InvalidValue, found: str = "", prefix: str = "") -> None:
+        """Add a fatal problem of an invalid value; ``found`` is its text, if the node has no value."""
+        found = found or to_short_json(node.plain())
+        message, hint = f"{prefix}{error.message}", error.suggestion
+        self.refuse(node, message, expected=error.expected, found=found, suggestion=hint)
 
     def refuse_repeated(self, document: Document, whose: str = " in one object") -> None:
         """Add a fatal problem per duplicate key."""

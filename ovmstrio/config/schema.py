@@ -39,25 +39,22 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from ovmstrio.config.documents import Findings, Located, did_you_mean, suggest_key, to_short_json, with_paths
+from ovmstrio.config.documents import (
+    UNUSABLE,
+    Findings,
+    InvalidValue,
+    Located,
+    did_you_mean,
+    suggest_key,
+    to_short_json,
+    with_paths,
+)
 from ovmstrio.core.errors import ConfigError
 
 T = TypeVar("T")
 
 OPTIONAL: Final[Any] = None
 """Default of optional keys in schemas that only validate."""
-
-UNUSABLE: Final = "the value cannot be used"
-
-
-class InvalidValue(ValueError):
-    """Invalid value, raised by custom checks of fields and schemas."""
-
-    def __init__(self, expected: str, suggestion: str = "", *, message: str = UNUSABLE) -> None:
-        super().__init__(expected)
-        self.message = message
-        self.expected = expected
-        self.suggestion = suggestion
 
 
 class Schema(BaseModel):
@@ -258,7 +255,7 @@ class Reader:
         except ValidationError as error:
             self._report(node, kind, error.errors(include_url=False))
         except InvalidValue as error:
-            self.refuse(node, error.message, error.expected, error.suggestion)
+            self.findings.refuse_value(node, error)
         return _INVALID
 
     def _report(self, node: Located, kind: Any, faults: list[ErrorDetails]) -> None:
@@ -273,7 +270,7 @@ class Reader:
                 continue
             reason = each[0].get("ctx", {}).get("error")
             if isinstance(reason, InvalidValue):
-                self.refuse(place, reason.message, reason.expected, reason.suggestion)
+                self.findings.refuse_value(place, reason)
             else:
                 expected = " or ".join(dict.fromkeys(_expected(fault, inner) for fault in each))
                 self.refuse(place, UNUSABLE, expected, _hint(place, inner, each))
