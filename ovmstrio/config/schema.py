@@ -104,7 +104,7 @@ def keys_of(schema: Any) -> Mapping[str, SchemaField]:
     """Return the fields of a schema by key; its own keys before inherited ones."""
     hints: dict[str, Any]
     if issubclass(schema, BaseModel):
-        fields = schema.model_fields
+        fields = {each.alias or name: each for name, each in schema.model_fields.items()}
         hints = {
             key: Annotated[each.annotation, *each.metadata] if each.metadata else each.annotation
             for key, each in fields.items()
@@ -153,7 +153,7 @@ class Reader:
         try:
             return schema(**values)
         except ValidationError as error:  # a check of the schema itself
-            self._report(node, schema, error.errors(include_url=False))
+            self.report(node, schema, error.errors(include_url=False))
             return None
 
     def values(self, node: Located, schema: type) -> dict[str, Any]:
@@ -224,7 +224,8 @@ class Reader:
 
     def _check_keys(self, node: Located, members: Mapping[Any, Located], schema: type) -> None:
         keys = keys_of(schema)
-        unknown = [str(key) for key in node.members if key not in keys]
+        forbids = not issubclass(schema, BaseModel) or schema.model_config.get("extra") == "forbid"
+        unknown = [str(key) for key in node.members if key not in keys] if forbids else []
         given = {keys[key].name for key in members if key in keys}
         missing: dict[str, str] = {}
         for key, each in keys.items():
@@ -253,12 +254,12 @@ class Reader:
             # Strict validation accepts no list for a tuple.
             return _adapter(kind).validate_python(node.plain(tuple if "tuple" in str(kind) else list))
         except ValidationError as error:
-            self._report(node, kind, error.errors(include_url=False))
+            self.report(node, kind, error.errors(include_url=False))
         except InvalidValue as error:
             self.findings.refuse_value(node, error)
         return _INVALID
 
-    def _report(self, node: Located, kind: Any, faults: list[ErrorDetails]) -> None:
+    def report(self, node: Located, kind: Any, faults: list[ErrorDetails]) -> None:
         """Report errors of pydantic."""
         wrong: dict[str, tuple[Located, Any, list[ErrorDetails]]] = {}
         for fault in faults:
@@ -281,7 +282,16 @@ def check_members(node: Located, schema: type[Schema], findings: Findings) -> di
 
     All violations are fatal.
     """
-    keys, valid = keys_of(schema), Reader(findings).values(node, schema)
+    count, reader = len(findings.fatal), Reader(findings)
+    keys, valid = keys_of(schema), reader.values(node, schema)
+    if schema.__pydantic_decorators__.field_validators and len(findings.fatal) == count:
+        try:
+            schema(**valid)
+        except ValidationError as error:
+            reader.report(node, schema, error.errors(include_url=False))
+            valid = {
+                key: value for key, value in valid.items() if all(key not in each["loc"] for each in error.errors())
+            }
     return {key: member for key, member in node.members.items() if key in keys and keys[key].name in valid}
 
 
