@@ -27,8 +27,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from ovmstrio.config.documents import Findings, load_document, sorted_by_line
-from ovmstrio.config.located import Located
+from ovmstrio.config.documents import Findings, Located, load_document, sorted_by_line
 from ovmstrio.config.schema import OPTIONAL, Schema, check_members, list_items
 from ovmstrio.core.callers import Scopes
 from ovmstrio.core.errors import ConfigError, Problem

@@ -10,12 +10,11 @@ from typing import Any, ClassVar, Final, NamedTuple, Protocol, TypeVar
 
 from pydantic import create_model
 
-from ovmstrio.config.documents import Findings, did_you_mean, load_document, sorted_by_line
-from ovmstrio.config.located import Located, Place
-from ovmstrio.config.model_entries import KnownModel, ModelEntries
+from ovmstrio.config.documents import Findings, Located, Place, did_you_mean, load_document, sorted_by_line
+from ovmstrio.config.model_entries import ModelEntries
 from ovmstrio.config.schema import OPTIONAL, Reader, Schema, check_members, is_whole, list_items
 from ovmstrio.config.service_options import apply_entry_options
-from ovmstrio.config.specs import MetricsSpec, ServableSpec, ServerSpec
+from ovmstrio.config.specs import MetricsSpec, ModelSpec, ServableSpec, ServerSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.metric_families import FAMILIES, OWN_FAMILIES, matching_families
 from ovmstrio.util.regular_files import read_regular_bytes
@@ -38,7 +37,7 @@ class Subconfigs:
     """
 
     cache_dir: Path | None
-    known: dict[str, KnownModel]
+    known: dict[str, ModelSpec]
     contents: dict[Path, bytes | None] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     _faults: dict[Path, tuple[Problem, ...]] = field(default_factory=dict)

@@ -17,8 +17,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from pydantic import create_model
 
-from ovmstrio.config.documents import Findings, did_you_mean, invalid_value_error, to_short_json
-from ovmstrio.config.located import Located, Place
+from ovmstrio.config.documents import Findings, Located, Place, did_you_mean, invalid_value_error, to_short_json
 from ovmstrio.config.model_options import MODEL_OPTIONS, parse_model_options
 from ovmstrio.config.schema import OPTIONAL, Schema, check_members
 from ovmstrio.config.service_options import PythonEntry, ServiceEntry, check_base_path, check_name, check_path
@@ -29,13 +28,6 @@ from ovmstrio.core.errors import ConfigError, Problem
 _NOT_SERVED: Final = "is not supported"
 
 Object = dict[str, Any]
-
-
-class KnownModel(NamedTuple):
-    """A model with a registered name."""
-
-    spec: ModelSpec
-    place: Place
 
 
 class _Entry(Schema):
@@ -68,7 +60,7 @@ class ModelEntries:
     findings: Findings
     directory: Path
     cache_dir: Path | None
-    known: dict[str, KnownModel]
+    known: dict[str, ModelSpec]
     graphs: list[Located] = field(default_factory=list)
     remotes: list[Located] = field(default_factory=list)
 
@@ -120,20 +112,20 @@ class ModelEntries:
         return problems
 
     def _add(self, spec: ModelSpec, config: Located) -> None:
-        first = self.known.setdefault(spec.name, KnownModel(spec, Place(self.findings.file, config)))
-        if first.spec is spec:
+        first = self.known.setdefault(spec.name, spec)
+        if first is spec:
             return
         self.findings.problems += spec.problems
-        other_file = first.place.file != self.findings.file
+        other_file = first.place is None or first.place.file != self.findings.file
         # Graphs may share a model, configured in several subconfigs.
-        if other_file and not first.spec.needs_reload(spec):
+        if other_file and not first.needs_reload(spec):
             return
-        line = first.place.settings.line
+        where = first.origin if other_file else f"line {first.origin.rpartition(':')[2]}"
         problem = Problem(
             f"duplicate name {spec.name!r}, the model is ignored",
             path="name",
             expected="a unique name",
-            suggestion=f"first defined in {first.place.file}:{line}" if other_file else f"first defined in line {line}",
+            suggestion=f"first defined in {where}",
             severity="warning" if other_file else "error",
         )
         self.findings.problems.append(self.findings.place(config, problem))

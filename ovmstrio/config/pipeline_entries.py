@@ -14,8 +14,7 @@ from typing import Annotated, Final, NamedTuple
 from pydantic import Field
 
 from ovmstrio.config.config_file import ConfigFile
-from ovmstrio.config.documents import Findings, did_you_mean, to_short_json
-from ovmstrio.config.located import Located
+from ovmstrio.config.documents import Findings, Located, did_you_mean, to_short_json
 from ovmstrio.config.schema import OPTIONAL, Reader, Schema, check_members, is_whole
 from ovmstrio.config.service_options import ServiceEntry, check_name, check_path
 from ovmstrio.config.specs import NodeInput, NodeOutput, PipelineNode, PipelineSpec

@@ -9,9 +9,7 @@ from typing import Any, Final, Literal
 
 from google.protobuf.descriptor import FieldDescriptor as Field
 
-from ovmstrio.config.documents import Findings, did_you_mean
-from ovmstrio.config.located import InvalidSyntax, Located
-from ovmstrio.config.schema import InvalidValue
+from ovmstrio.config.documents import Findings, InvalidSyntax, InvalidValue, Located, did_you_mean
 
 _TOKEN: Final = re.compile(
     r"""(?P<space>(?:\s+|\#[^\n]*)+)

@@ -39,26 +39,22 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from ovmstrio.config.documents import Findings, did_you_mean, suggest_key, to_short_json
-from ovmstrio.config.located import Located, with_paths
+from ovmstrio.config.documents import (
+    UNUSABLE,
+    Findings,
+    InvalidValue,
+    Located,
+    did_you_mean,
+    suggest_key,
+    to_short_json,
+    with_paths,
+)
 from ovmstrio.core.errors import ConfigError
 
 T = TypeVar("T")
 
 OPTIONAL: Final[Any] = None
 """Default of optional keys in schemas that only validate."""
-
-UNUSABLE: Final = "the value cannot be used"
-
-
-class InvalidValue(ValueError):
-    """Invalid value, raised by custom checks of fields and schemas."""
-
-    def __init__(self, expected: str, suggestion: str = "", *, message: str = UNUSABLE) -> None:
-        super().__init__(expected)
-        self.message = message
-        self.expected = expected
-        self.suggestion = suggestion
 
 
 class Schema(BaseModel):
@@ -108,7 +104,7 @@ def keys_of(schema: Any) -> Mapping[str, SchemaField]:
     """Return the fields of a schema by key; its own keys before inherited ones."""
     hints: dict[str, Any]
     if issubclass(schema, BaseModel):
-        fields = schema.model_fields
+        fields = {each.alias or name: each for name, each in schema.model_fields.items()}
         hints = {
             key: Annotated[each.annotation, *each.metadata] if each.metadata else each.annotation
             for key, each in fields.items()
@@ -157,7 +153,7 @@ class Reader:
         try:
             return schema(**values)
         except ValidationError as error:  # a check of the schema itself
-            self._report(node, schema, error.errors(include_url=False))
+            self.report(node, schema, error.errors(include_url=False))
             return None
 
     def values(self, node: Located, schema: type) -> dict[str, Any]:
@@ -228,7 +224,8 @@ class Reader:
 
     def _check_keys(self, node: Located, members: Mapping[Any, Located], schema: type) -> None:
         keys = keys_of(schema)
-        unknown = [str(key) for key in node.members if key not in keys]
+        forbids = not issubclass(schema, BaseModel) or schema.model_config.get("extra") == "forbid"
+        unknown = [str(key) for key in node.members if key not in keys] if forbids else []
         given = {keys[key].name for key in members if key in keys}
         missing: dict[str, str] = {}
         for key, each in keys.items():
@@ -257,12 +254,12 @@ class Reader:
             # Strict validation accepts no list for a tuple.
             return _adapter(kind).validate_python(node.plain(tuple if "tuple" in str(kind) else list))
         except ValidationError as error:
-            self._report(node, kind, error.errors(include_url=False))
+            self.report(node, kind, error.errors(include_url=False))
         except InvalidValue as error:
-            self.refuse(node, error.message, error.expected, error.suggestion)
+            self.findings.refuse_value(node, error)
         return _INVALID
 
-    def _report(self, node: Located, kind: Any, faults: list[ErrorDetails]) -> None:
+    def report(self, node: Located, kind: Any, faults: list[ErrorDetails]) -> None:
         """Report errors of pydantic."""
         wrong: dict[str, tuple[Located, Any, list[ErrorDetails]]] = {}
         for fault in faults:
@@ -274,7 +271,7 @@ class Reader:
                 continue
             reason = each[0].get("ctx", {}).get("error")
             if isinstance(reason, InvalidValue):
-                self.refuse(place, reason.message, reason.expected, reason.suggestion)
+                self.findings.refuse_value(place, reason)
             else:
                 expected = " or ".join(dict.fromkeys(_expected(fault, inner) for fault in each))
                 self.refuse(place, UNUSABLE, expected, _hint(place, inner, each))
@@ -285,7 +282,16 @@ def check_members(node: Located, schema: type[Schema], findings: Findings) -> di
 
     All violations are fatal.
     """
-    keys, valid = keys_of(schema), Reader(findings).values(node, schema)
+    count, reader = len(findings.fatal), Reader(findings)
+    keys, valid = keys_of(schema), reader.values(node, schema)
+    if schema.__pydantic_decorators__.field_validators and len(findings.fatal) == count:
+        try:
+            schema(**valid)
+        except ValidationError as error:
+            reader.report(node, schema, error.errors(include_url=False))
+            valid = {
+                key: value for key, value in valid.items() if all(key not in each["loc"] for each in error.errors())
+            }
     return {key: member for key, member in node.members.items() if key in keys and keys[key].name in valid}
 
 

@@ -6,8 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
-from ovmstrio.config.documents import invalid_value_error, parse_json
-from ovmstrio.config.located import InvalidSyntax
+from ovmstrio.config.documents import InvalidSyntax, invalid_value_error, parse_json
 from ovmstrio.config.schema import parse_value
 from ovmstrio.config.specs import BatchingSpec, BatchSpec, DimensionBuckets, LayoutSpec, ShapeSpec
 from ovmstrio.core.errors import ConfigError, Problem

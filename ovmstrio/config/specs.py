@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Type
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from ovmstrio.config.located import Place
-from ovmstrio.config.schema import InvalidValue, Key, parse_value
+from ovmstrio.config.documents import InvalidValue, Place
+from ovmstrio.config.schema import Key, parse_value
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.generation import Task
 from ovmstrio.core.tensor import Dim

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from ovmstrio.config.documents import Findings, load_document, sorted_by_line
-from ovmstrio.config.located import Document, Located
+from ovmstrio.config.documents import Document, Findings, Located, load_document, sorted_by_line
 from ovmstrio.config.schema import OPTIONAL, Schema, check_members
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.util.regular_files import read_regular_bytes

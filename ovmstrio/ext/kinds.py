@@ -1,8 +1,7 @@
 """Service kind API, for kinds passed to ``ovmstrio.serve``."""
 
 from ovmstrio.config.config_file import ConfigFile
-from ovmstrio.config.documents import Findings
-from ovmstrio.config.located import Located, Place
+from ovmstrio.config.documents import Findings, Located, Place
 from ovmstrio.config.schema import Schema, check_members, is_whole
 from ovmstrio.config.specs import ServableSpec
 from ovmstrio.core.errors import Problem

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from ovmstrio.config.located import Located
+from ovmstrio.config.documents import Located
 
 DEFAULT_POLICY: Final = "DefaultInputStreamHandler"
 _NOWHERE: Final = Located(None)
@@ -156,10 +156,3 @@ NODE_NAME_TAKEN: Final = "The Python Node name is already present in nodes list"
 HANDLER_MISSING: Final = "The Python Node file path does not exist"
 INTERNAL: Final = "Internal server error"
 NOT_IMPLEMENTED: Final = "Functionality not implemented"
-
-
-# Stream names
-
-
-def _name_after_colon(text: str) -> str:
-    return text.rpartition(":")[2]

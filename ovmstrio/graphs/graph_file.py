@@ -20,8 +20,7 @@ from typing import Any, Final
 from google.protobuf import text_format
 from google.protobuf.message import DecodeError
 
-from ovmstrio.config.documents import Findings, did_you_mean, suggest_key
-from ovmstrio.config.located import InvalidSyntax, Located
+from ovmstrio.config.documents import Findings, InvalidSyntax, InvalidValue, Located, did_you_mean, suggest_key
 from ovmstrio.config.proto_text import fit_message, parse_proto
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.encoding.messages import POOL, message_class
@@ -36,7 +35,7 @@ from ovmstrio.graphs.graph_config import (
     StreamRef,
 )
 from ovmstrio.graphs.packets import PYTHON_TENSOR_TAG
-from ovmstrio.graphs.stream_refs import InvalidName, StreamReader, parse_tag_index, report_invalid_name
+from ovmstrio.graphs.stream_refs import StreamReader, parse_tag_index, report_invalid_name
 
 # Nodes
 
@@ -94,7 +93,7 @@ class _NodeReader:
             at, text = place.find("tag_index"), info.tag_index
             try:
                 port = parse_tag_index(text)
-            except InvalidName as error:
+            except InvalidValue as error:
                 report_invalid_name(self.findings, at, error, text)
                 continue
             if port in known:

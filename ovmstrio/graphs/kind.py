@@ -11,7 +11,7 @@ import structlog
 import trio
 
 from ovmstrio.config.config_file import ConfigFile
-from ovmstrio.config.located import Located
+from ovmstrio.config.documents import Located
 from ovmstrio.config.model_entries import GraphEntry, check_graph_settings, find_graph
 from ovmstrio.config.schema import check_members
 from ovmstrio.config.service_options import check_python, parse_python

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ovmstrio.config.documents import Findings
-from ovmstrio.config.located import Located
-from ovmstrio.graphs.graph_config import INITIALIZATION, Port, StreamRef, _name_after_colon
+from ovmstrio.config.documents import Findings, InvalidValue, Located
+from ovmstrio.graphs.graph_config import INITIALIZATION, Port, StreamRef
 
 _INPUT_NAME: Final = "Mediapipe unexpected input stream packets name"
 _OUTPUT_NAME: Final = "Mediapipe unexpected output stream packets name"
@@ -38,8 +37,8 @@ class StreamReader:
         for text, at in zip(texts, places, strict=True):
             try:
                 tag, index, name = parse_stream(text)
-            except InvalidName as error:
-                is_empty = self.is_graph and not _name_after_colon(text)
+            except InvalidValue as error:
+                is_empty = self.is_graph and not text.rpartition(":")[2]
                 base = _GRAPH_TEXTS[kind] if is_empty else INITIALIZATION
                 report_invalid_name(self.findings, at, error, text, base)
                 continue
@@ -85,16 +84,10 @@ class StreamReader:
 
 
 def report_invalid_name(
-    findings: Findings, at: Located, error: InvalidName, text: str, base: str = INITIALIZATION
+    findings: Findings, at: Located, error: InvalidValue, text: str, base: str = INITIALIZATION
 ) -> None:
     """Report an invalid stream or port."""
-    findings.refuse(
-        at,
-        f"{base} - INVALID_ARGUMENT: {error.message}",
-        expected=error.expected,
-        found=text or "nothing",
-        suggestion=error.fix,
-    )
+    findings.refuse_value(at, error, text or "nothing", f"{base} - INVALID_ARGUMENT: ")
 
 
 _NAME: Final = re.compile(r"[a-z_][a-z0-9_]*")
@@ -109,16 +102,6 @@ _INDEX: Final = re.compile(r"0|[1-9][0-9]*")
 _HIGHEST_INDEX: Final = 10_000
 
 
-class InvalidName(ValueError):
-    """A stream or port is malformed; ``expected`` describes the format, ``fix`` is a hint."""
-
-    def __init__(self, message: str, expected: str, fix: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.expected = expected
-        self.fix = fix
-
-
 def is_stream_name(text: str) -> bool:
     """Return whether a text is a valid name of a stream or side packet."""
     return _NAME.fullmatch(text) is not None
@@ -128,15 +111,15 @@ def parse_stream(text: str) -> tuple[str | None, int, str]:
     """Split a stream into tag (None if absent), index and name."""
     parts = text.split(":")
     if len(parts) > 3:  # noqa: PLR2004 - tag, index, name
-        raise InvalidName(f'"{text}" has {len(parts)} parts', "name, TAG:name or TAG:index:name")
+        raise InvalidValue("name, TAG:name or TAG:index:name", message=f'"{text}" has {len(parts)} parts')
     *place, name = parts
     tag = _checked_tag(place[0], text) if place else None
     index = _checked_index(place[1], text) if len(place) > 1 else 0
     if not is_stream_name(name):
-        raise InvalidName(
-            f'"{name}" in "{text}" is not a stream name',
+        raise InvalidValue(
             "lower-case letters, digits and _, no digit first",
             _spelt(name, name.lower()),
+            message=f'"{name}" in "{text}" is not a stream name',
         )
     return tag, index, name
 
@@ -149,10 +132,10 @@ def parse_tag_index(text: str) -> Port:
 
 def _checked_tag(tag: str, text: str) -> str:
     if not _TAG.fullmatch(tag):
-        raise InvalidName(
-            f'"{tag}" in "{text}" is not a tag',
+        raise InvalidValue(
             "upper-case letters, digits and _, no digit first",
             _spelt(tag, tag.upper()),
+            message=f'"{tag}" in "{text}" is not a tag',
         )
     return tag
 
@@ -160,7 +143,7 @@ def _checked_tag(tag: str, text: str) -> str:
 def _checked_index(index: str, text: str) -> int:
     # Limit the length first: int() is slow for very long digit strings.
     if not _INDEX.fullmatch(index) or len(index) > len(str(_HIGHEST_INDEX)) or int(index) > _HIGHEST_INDEX:
-        raise InvalidName(f'"{index}" in "{text}" is not an index', f"a number from 0 to {_HIGHEST_INDEX}")
+        raise InvalidValue(f"a number from 0 to {_HIGHEST_INDEX}", message=f'"{index}" in "{text}" is not an index')
     return int(index)
 
 

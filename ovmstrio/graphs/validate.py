@@ -8,8 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
-from ovmstrio.config.documents import Findings, did_you_mean, sorted_by_line
-from ovmstrio.config.located import Located
+from ovmstrio.config.documents import Findings, InvalidValue, Located, did_you_mean, sorted_by_line
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.generation import Task
 from ovmstrio.graphs.calculator import ContractError, NodeContract
@@ -44,7 +43,7 @@ from ovmstrio.graphs.packets import (
     type_name,
 )
 from ovmstrio.graphs.policies import policy_names
-from ovmstrio.graphs.stream_refs import InvalidName, parse_tag_index
+from ovmstrio.graphs.stream_refs import parse_tag_index
 from ovmstrio.util.regular_files import read_regular_text
 
 # Graph inputs, outputs and cycles
@@ -346,8 +345,8 @@ class _HandlerCheck:
     def _port(self, text: str, option: str, line: int) -> Port | None:
         try:
             port = parse_tag_index(text)
-        except InvalidName as error:
-            self.refuse(f"{_INVALID}: {error.message}", line, expected=error.expected, found=text, fix=error.fix)
+        except InvalidValue as error:
+            self.refuse(f"{_INVALID}: {error.message}", line, expected=error.expected, found=text, fix=error.suggestion)
             return None
         if port in self.ports:
             return port

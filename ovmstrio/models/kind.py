@@ -46,7 +46,7 @@ class ModelKind(Kind[ModelSpec]):
 
     def read(self, file: ConfigFile) -> list[ModelSpec]:
         """Return the models of a configuration file, including models of its graphs."""
-        return [model.spec for model in file.models.known.values()]
+        return list(file.models.known.values())
 
     def list_versions(self, spec: ModelSpec) -> Listing:
         """List the version directories."""

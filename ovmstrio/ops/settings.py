@@ -13,9 +13,8 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from ovmstrio.config.documents import did_you_mean
-from ovmstrio.config.located import Located
-from ovmstrio.config.schema import InvalidValue, Key, NoEffect, ReadBy
+from ovmstrio.config.documents import InvalidValue, Located, did_you_mean
+from ovmstrio.config.schema import Key, NoEffect, ReadBy
 
 ANY_PORT: Final = 0
 _MILLISECONDS: Final = 1000.0

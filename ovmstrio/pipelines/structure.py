@@ -146,6 +146,18 @@ def validate_structure(spec: PipelineSpec) -> tuple[Structure | None, list[Probl
     return Structure({name: nodes[name] for name in order}, tuple(edges), levels), problems + wrong
 
 
+def examine_pipeline(spec: PipelineSpec, configured: Collection[str]) -> list[Problem]:
+    """Return the problems of a pipeline's settings, structure and model names."""
+    _, problems = validate_structure(spec)
+    others = [name for name in configured if name != spec.name]
+    for node in spec.nodes:
+        if node.model_name and node.model_name not in configured:
+            message = f"no model {node.model_name!r} is configured"
+            hint = did_you_mean(node.model_name, others, otherwise=f"known: {', '.join(others) or 'none'}")
+            problems.append(node_problem(node, PipelineErrorCode.MODEL_MISSING, message, hint))
+    return [*spec.problems, *problems]
+
+
 def _output_level(node: PipelineNode, level: Level) -> Level:
     return level if node.demultiply_count is None else (*level, node.name)
 

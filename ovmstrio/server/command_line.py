@@ -279,7 +279,7 @@ def _graph_alone(settings: ServerSettings, name: str) -> ServerSpec:
     files = _graph_files(settings)
     subconfigs = Subconfigs(cache_directory(settings), {})
     problems = subconfigs.read(files.subconfig)
-    models = [model.spec for model in subconfigs.known.values() if model.spec.name != name]
+    models = [model for model in subconfigs.known.values() if model.name != name]
     if len(models) < len(subconfigs.known):
         message = f"Given mediapipe graph name is already occupied: a model of {files.subconfig} is called {name!r}"
         problems = (*problems, Problem(message, path="--model_name", suggestion="rename one of them"))

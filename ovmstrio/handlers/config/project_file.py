@@ -12,8 +12,7 @@ from urllib.parse import unquote, urlsplit
 import structlog
 import yaml
 
-from ovmstrio.config.documents import Findings, load_yaml
-from ovmstrio.config.located import Document, Located
+from ovmstrio.config.documents import Document, Findings, Located, load_yaml
 from ovmstrio.config.schema import OPTIONAL, Key, NoEffect, Reader, keys_of
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.handlers.config.dotenv import parse_dotenv
@@ -414,30 +413,20 @@ def log_image_only_keys(project: ProjectSpec) -> None:
 
 def to_yaml(project: ProjectSpec) -> str:
     """Return the project as YAML, without keys that are unset and off by default."""
-    image = project.image
-    values: dict[str, Any] = {
-        "type": project.type,
-        "py_version": image.py_version,
-        "tfs_version": image.tfs_version if project.type == "tensorflow" else None,
-        "gpu": image.gpu,
-        "gpu_version": image.gpu_version.model_dump() if image.gpu_version else None,
-        "dependencies": image.dependencies.model_dump(),
-        "serve_port": project.serve_port,
-        "env": project.env,
-        "config": project.config,
-        "python_path": _below(project.python_path, project.directory),
-        "path": _below(project.handler_path, project.directory),
-        "protobuf_path": _below(project.protobuf_path, project.directory) if project.protobuf_path else None,
-        **_models(project.models),
-        "processes": project.processes,
-        "threads_per_process": project.threads_per_process,
-        "max_concurrency": project.max_concurrency,
-        "server_side_batching": _batching(project),
-        "tfs_container_dns": (project.tfs_container_dns or "localhost") if project.type == "tensorflow" else None,
-        "log_level": project.log_level,
-        "use_local_cortex_libs": image.use_local_cortex_libs,
-    }
-    given = {key: value for key, value in values.items() if value is not None}
+    own = project.model_dump(include=keys_of(_ProjectKeys).keys() - {"models", "protobuf_path", "tfs_container_dns"})
+    image = project.image.model_dump(exclude={"keys"})
+    paths = {"python_path": project.python_path, "path": project.handler_path, "protobuf_path": project.protobuf_path}
+    values = own | image | {key: _below(path, project.directory) for key, path in paths.items() if path is not None}
+    if project.type == "tensorflow":
+        values["tfs_container_dns"] = project.tfs_container_dns or "localhost"
+    else:
+        del values["tfs_version"]
+    if project.batching is not None:
+        batching = {key: getattr(project.batching, each.name) for key, each in keys_of(ProjectBatching).items()}
+        values["server_side_batching"] = batching
+    if project.models is not None:
+        values[project.models.section] = _models(project.models)
+    given = {key: values[key] for key in keys_of(_ProjectKeys) if values.get(key) is not None}
     text: str = yaml.safe_dump(given, sort_keys=False, allow_unicode=True)
     return text
 
@@ -446,25 +435,8 @@ def _below(path: Path, directory: Path) -> str:
     return str(path.relative_to(directory) if path.is_relative_to(directory) else path)
 
 
-def _batching(project: ProjectSpec) -> dict[str, Any] | None:
-    batching = project.batching
-    if batching is None:
-        return None
-    values = {"max_batch_size": batching.max_batch_size, "batch_interval_seconds": batching.interval_seconds}
-    return values | ({"retry_singly": True} if batching.retry_singly else {})
-
-
-def _models(models: ModelsSpec | None) -> dict[str, Any]:
-    if models is None:
-        return {}
-    values: dict[str, Any] = {
-        "path": models.entries[0].path if models.kind == "path" else None,
-        "paths": [entry.model_dump(exclude_none=True) for entry in models.entries] if models.kind == "paths" else None,
-        "dir": models.dir or None,
-        "signature_key": models.signature_key,
-        "cache_size": models.cache_size,
-        "disk_cache_size": models.disk_cache_size,
-        "latest_versions": models.latest_versions,
-        "reload_interval_seconds": models.reload_interval_seconds,
-    }
-    return {models.section: {key: value for key, value in values.items() if value is not None}}
+def _models(models: ModelsSpec) -> dict[str, Any]:
+    entries = [entry.model_dump(exclude_none=True) for entry in models.entries]
+    alternatives = {"path": entries[0]["path"] if entries else None, "paths": entries, "dir": models.dir}
+    settings = models.model_dump(include=set(ModelSettings.model_fields), exclude_none=True)
+    return {models.kind: alternatives[models.kind], **settings}

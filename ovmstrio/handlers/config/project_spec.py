@@ -9,8 +9,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from ovmstrio.config.located import Located
-from ovmstrio.config.schema import InvalidValue, Key, NoEffect, ReadBy, lower_case, unquoted
+from ovmstrio.config.documents import InvalidValue, Located
+from ovmstrio.config.schema import Key, NoEffect, ReadBy, lower_case, unquoted
 
 
 def local_path(directory: Path, text: str) -> Path:

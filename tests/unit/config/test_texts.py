@@ -9,12 +9,22 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, Field, field_validator
 
-from ovmstrio.config.documents import Findings, parse_json, parse_yaml
-from ovmstrio.config.located import InvalidSyntax, with_paths
+from ovmstrio.config.documents import Findings, InvalidSyntax, parse_json, parse_yaml, with_paths
 from ovmstrio.config.proto_text import parse_proto
-from ovmstrio.config.schema import OPTIONAL, Key, NoEffect, Reader, Schema, keys_of, lower_case, unquoted
+from ovmstrio.config.schema import (
+    OPTIONAL,
+    Key,
+    NoEffect,
+    Reader,
+    Schema,
+    check_members,
+    is_whole,
+    keys_of,
+    lower_case,
+    unquoted,
+)
 from ovmstrio.config.tensor_mapping import MAPPING_FILE, NO_MAPPING, TensorMapping, read_mapping
 from ovmstrio.core.errors import ConfigError
 
@@ -245,6 +255,38 @@ def test_nested_schemas_are_read_with_their_defaults() -> None:
     assert (reader.findings.all, reader.without_effect) == ((), {"old": "replaced by count"})
     assert list(keys_of(_Outer)) == ["count", "cnt", "name", "inner", "by_name", "listed", "old"]
     assert list(keys_of(_Inner)) == ["size"]
+
+
+class _Loose(BaseModel):
+    depth: int = 0
+
+
+class _User(Schema):
+    """Schema of a kind of a user's program, with features of pydantic."""
+
+    base_path: Annotated[str, Field(alias="base-path")]
+    size: int = 1
+    nested: _Loose = _Loose()
+
+    @field_validator("size")
+    @classmethod
+    def _even(cls, size: int) -> int:
+        if size % 2:
+            raise ValueError("an even size")
+        return size
+
+
+def test_a_schema_may_have_aliases_validators_and_models_that_ignore_keys() -> None:
+    findings = Findings("F")
+    root = parse_json('{"base-path": "a", "size": 2, "nested": {"other": 1}}').root
+    members = check_members(root, _User, findings)
+    assert (list(members), is_whole(root, members, _User), findings.all) == (["base-path", "size", "nested"], True, ())
+    root = parse_json('{"base-path": "a",\n"size": 3}').root
+    members = check_members(root, _User, findings)
+    assert (list(members), is_whole(root, members, _User)) == (["base-path"], False)
+    assert [(each.line, each.path, each.expected, each.found) for each in findings.all] == [
+        (2, "size", "an even size", "3")
+    ]
 
 
 def test_all_problems_of_a_mapping_are_reported_by_line() -> None:

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ovmstrio.config.documents import InvalidValue
 from ovmstrio.graphs.graph_config import Port
 from ovmstrio.graphs.packets import DONE, MAX, MIN, UNSET, AutomaticTimestamps, Packet
-from ovmstrio.graphs.stream_refs import InvalidName, is_stream_name, parse_stream, parse_tag_index
+from ovmstrio.graphs.stream_refs import is_stream_name, parse_stream, parse_tag_index
 from ovmstrio.graphs.streams import InputStream, TimestampMismatch
 
 
@@ -30,7 +31,7 @@ def test_stream_names_have_optional_tags_and_indexes(tag: str | None, index: int
 def test_any_text_is_a_stream_name_or_refused(text: str) -> None:
     try:
         tag, index, name = parse_stream(text)
-    except InvalidName:
+    except InvalidValue:
         return
     assert text in {name, f"{tag}:{name}", f"{tag}:{index}:{name}"}
 
@@ -41,15 +42,15 @@ def test_any_text_is_a_stream_name_or_refused(text: str) -> None:
      "wrong:REQUEST:in", "A:0:b:c", "TAG: name", "1name", "é", "TAG:99999999999999999999:name"],
 )  # fmt: skip
 def test_invalid_stream_names_are_refused(text: str) -> None:
-    with pytest.raises(InvalidName):
+    with pytest.raises(InvalidValue):
         parse_stream(text)
 
 
 @pytest.mark.parametrize(("text", "fix"), [("TAG:Image", "write 'image'"), ("tag:image", "write 'TAG'")])
 def test_other_case_is_suggested(text: str, fix: str) -> None:
-    with pytest.raises(InvalidName) as raised:
+    with pytest.raises(InvalidValue) as raised:
         parse_stream(text)
-    assert raised.value.fix == fix
+    assert raised.value.suggestion == fix
 
 
 @pytest.mark.parametrize("timestamp", [UNSET, MIN - 1, MAX + 1, DONE])

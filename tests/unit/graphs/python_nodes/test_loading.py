@@ -10,7 +10,7 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from ovmstrio.config.located import Located
+from ovmstrio.config.documents import Located
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.graphs.calculator import ContractError
 from ovmstrio.graphs.graph_config import NodeConfig, Port
