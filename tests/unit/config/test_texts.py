@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -172,6 +173,10 @@ def _value(kind: Any, value: Any) -> tuple[Any, Findings]:
     return reader.value(with_paths(value), kind), reader.findings
 
 
+def _text_without_addresses(value: object) -> str:
+    return re.sub(r" at 0x\w+", "", str(value))
+
+
 _PORT = Annotated[int, Field(ge=5, le=9)] | Literal[0]
 _COUNT = Annotated[int, Field(ge=1)]
 _LENIENT_COUNT = Annotated[int, BeforeValidator(unquoted), Field(ge=1)]
@@ -195,7 +200,7 @@ _LENIENT_FLAG = Annotated[bool, BeforeValidator(unquoted)]
         (Annotated[float, BeforeValidator(unquoted), Field(gt=0)], "1e-3", 0.001),
         (_LENIENT_FLAG, "Yes", True),
     ],
-    ids=str,
+    ids=_text_without_addresses,
 )
 def test_a_value_has_the_type_of_its_field(kind: Any, given: Any, value: Any) -> None:
     read, findings = _value(kind, given)
@@ -219,7 +224,7 @@ def test_a_value_has_the_type_of_its_field(kind: Any, given: Any, value: Any) ->
         (_LENIENT_COUNT, 1.5, "an integer of 1 or more", ""),
         (_LENIENT_FLAG, 1, "true or false", ""),
     ],
-    ids=str,
+    ids=_text_without_addresses,
 )
 def test_a_refusal_has_an_expected_form_and_a_suggestion(kind: Any, given: Any, expected: str, suggestion: str) -> None:
     (problem,) = _value(kind, given)[1].all
