@@ -345,20 +345,3 @@ def _check_levels(node: PipelineNode, levels: set[Level], gathers: bool) -> list
             node_problem(node, PipelineErrorCode.ORDER, message, "gather the innermost demultiplexer first")
         )
     return problems
-
-
-# ----------------------------------------------------------------------
-# Validation of a pipeline without serving it
-# ----------------------------------------------------------------------
-
-
-def examine_pipeline(spec: PipelineSpec, configured: Collection[str]) -> list[Problem]:
-    """Return the problems of a pipeline's settings, structure and model names."""
-    _, problems = validate_structure(spec)
-    others = [name for name in configured if name != spec.name]
-    for node in spec.nodes:
-        if node.model_name and node.model_name not in configured:
-            message = f"no model {node.model_name!r} is configured"
-            hint = did_you_mean(node.model_name, others, otherwise=f"known: {', '.join(others) or 'none'}")
-            problems.append(node_problem(node, PipelineErrorCode.MODEL_MISSING, message, hint))
-    return [*spec.problems, *problems]
