@@ -124,7 +124,7 @@ class Route(NamedTuple):
         has_tasks: the handler starts tasks that end with the response.
         takes_views: a large body may be passed as the request's ``view``.
         admit: admission before the body is read; None if not needed.
-        need: authorisation that the caller needs.
+        need: scope that the caller needs.
         service: name of the requested service; empty if only the body tells.
         of_bodies: returns a handler that needs the body only, for requests with given headers; None if unsupported.
     """
