@@ -10,10 +10,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from hashlib import blake2b, sha256
 from secrets import token_bytes
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ovmstrio.auth.key_file import CallerEntry
 from ovmstrio.auth.quota import CallerQuota, SharedQuota
@@ -21,7 +22,7 @@ from ovmstrio.core.callers import Caller, Scopes, current_caller
 from ovmstrio.core.errors import Unauthenticated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from ovmstrio.core.http_messages import Headers
     from ovmstrio.core.worker_peers import Counters
@@ -142,15 +143,8 @@ class IdentifiedCaller(NamedTuple):
     among: object
 
 
-class TokenVerifier(Protocol):
-    """Verifier of tokens."""
-
-    async def verify(self, token: str) -> VerifiedClaims:
-        """Verify a token.
-
-        Raises:
-            Unauthenticated: the token is invalid; the message has the reason.
-        """
+VerifyToken = Callable[[str], Awaitable[VerifiedClaims]]
+"""Verifies a token; raises ``Unauthenticated`` with the reason if the token is invalid."""
 
 
 def request_credential(headers: Iterable[tuple[str, str]]) -> str:
@@ -170,10 +164,10 @@ class Authentication:
     """Identifies callers."""
 
     def __init__(
-        self, directory: CallerDirectory, verifier: TokenVerifier | None = None, clock: Callable[[], float] = time.time
+        self, directory: CallerDirectory, verify: VerifyToken | None = None, clock: Callable[[], float] = time.time
     ) -> None:
         self._directory = directory
-        self._verifier = verifier
+        self._verify = verify
         self._clock = clock
         self._seen: dict[bytes, tuple[Caller, float]] = {}
         self._secret = token_bytes()
@@ -256,9 +250,9 @@ class Authentication:
 
     async def _verified(self, token: str) -> tuple[Caller, float]:
         is_token = token.count(".") == _TOKEN_DOTS and len(token) <= _MAX_TOKEN_CHARACTERS
-        if self._verifier is None or not is_token:
+        if self._verify is None or not is_token:
             raise Unauthenticated("unknown or expired key", is_wrong=True)
-        claims = await self._verifier.verify(token)
+        claims = await self._verify(token)
         caller = self._directory.by_subject(claims.subject)
         return caller or Caller(claims.subject, "token", claims.scopes), claims.expires_at
 

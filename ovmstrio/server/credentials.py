@@ -22,7 +22,7 @@ from ovmstrio.util.regular_files import read_regular_bytes, read_regular_text
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ovmstrio.auth.authentication import TokenVerifier
+    from ovmstrio.auth.authentication import VerifyToken
     from ovmstrio.core.worker_peers import Counters
     from ovmstrio.server.settings import ServerSettings
 
@@ -39,7 +39,7 @@ class CredentialStore:
         self._settings = settings
         self._directory = CallerDirectory(ledger=ledger)
         self._file_keys: Any = None
-        self._authentication = Authentication(self._directory, self._verifier())
+        self._authentication = Authentication(self._directory, self._token_verifier())
         guards_everything = any((settings.keys_file, settings.jwks_file, settings.oidc_issuer))
         self.gate = Gate(self._authentication, guards_everything=guards_everything)
         self._files = [
@@ -48,7 +48,7 @@ class CredentialStore:
         self._fingerprint = paths_fingerprint(self._files)
         self._replace(*self._read())
 
-    def _verifier(self) -> TokenVerifier | None:
+    def _token_verifier(self) -> VerifyToken | None:
         settings = self._settings
         if settings.jwks_file is None and settings.oidc_issuer is None:
             return None
@@ -65,9 +65,9 @@ class CredentialStore:
         issuer, audience = settings.oidc_issuer or "", settings.jwt_audience or ""
         rules = TokenRules(issuer, audience, settings.jwt_leeway_seconds)
         if settings.jwks_file is None:
-            return JwtVerifier(IssuerKeys(issuer), rules)
+            return JwtVerifier(IssuerKeys(issuer), rules).verify
         self._file_keys = FileKeys(_read_jwks(settings.jwks_file))
-        return JwtVerifier(self._file_keys, rules)
+        return JwtVerifier(self._file_keys, rules).verify
 
     def _read(self) -> tuple[list[CallerEntry], dict[str, Caller], Any]:
         settings = self._settings

@@ -230,7 +230,7 @@ def make_rest_router(
     router = Router(
         rules,
         OvmsRouteErrors(),
-        ServiceMounts(plane, kinds, root),
+        ServiceMounts(plane, kinds, root).find,
         cors,
         has_limits=plane.has_limits,
         gate=gate,

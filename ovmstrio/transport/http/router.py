@@ -124,7 +124,7 @@ class Route(NamedTuple):
         has_tasks: the handler starts tasks that end with the response.
         takes_views: a large body may be passed as the request's ``view``.
         admit: admission before the body is read; None if not needed.
-        need: authorisation that the caller needs.
+        need: scope that the caller needs.
         service: name of the requested service; empty if only the body tells.
         of_bodies: returns a handler that needs the body only, for requests with given headers; None if unsupported.
     """
@@ -150,14 +150,6 @@ class Rule(NamedTuple):
     first: str
     methods: frozenset[str]
     route: Route
-
-
-class Mounts(Protocol):
-    """Services with their own HTTP paths."""
-
-    def find(self, method: str, path: str) -> Route | None:
-        """Return the route of a path; None if no service has it."""
-        ...
 
 
 class MissingRouteResponses(Protocol):
@@ -207,7 +199,8 @@ class Router:
     Args:
         rules: the server's paths.
         refusals: responses to requests without a route.
-        mounts: services with their own paths; call :meth:`forget` when they change.
+        find_mounted: returns the route of a service with its own paths for a method and path, or None; call
+            :meth:`forget` when the services change.
         cors: CORS settings; None to disable CORS.
         has_limits: returns whether routes with ``admit`` need admission.
         gate: authenticates callers; None for open access.
@@ -224,7 +217,7 @@ class Router:
         self,
         rules: Sequence[Rule],
         refusals: MissingRouteResponses,
-        mounts: Mounts | None = None,
+        find_mounted: Callable[[str, str], Route | None] = lambda _method, _path: None,
         cors: Cors | None = None,
         *,
         has_limits: Callable[[], bool] = bool,
@@ -237,7 +230,7 @@ class Router:
         self.rules = rules
         self._own_segments = frozenset(each.first for each in rules)
         self._refusals = refusals
-        self._mounts = mounts
+        self._find_mounted = find_mounted
         self._cors = cors
         self._has_limits = has_limits
         self._gate = gate
@@ -352,8 +345,8 @@ class Router:
             return refuse(method, unquote(target))
         # An encoded slash is part of a segment; decoded, it would bypass path rules of proxies.
         path = unquote(_ENCODED_SLASH.sub("%252F", raw))
-        if self._mounts is not None and path.split("/", 2)[1] not in self._own_segments:
-            found = self._mounts.find(method, path)
+        if path.split("/", 2)[1] not in self._own_segments:
+            found = self._find_mounted(method, path)
             if found is not None:
                 return found
         if method not in _METHODS:

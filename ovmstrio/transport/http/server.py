@@ -2,7 +2,7 @@
 
 ::
 
-    listener ─> connection ─> FastLane ─(not a plain request)─> ApplicationServer
+    listener ─> connection ─> FastPathConnection ─(not a plain request)─> ApplicationServer
 """
 
 from __future__ import annotations

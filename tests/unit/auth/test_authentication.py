@@ -73,7 +73,7 @@ async def test_a_certificate_identifies_its_caller_unless_a_key_is_sent() -> Non
 async def test_a_valid_token_is_cached_until_it_expires_or_callers_change() -> None:
     clock, verifier = _Clock(), _Verifier()
     directory = CallerDirectory(clock)
-    authentication = Authentication(directory, verifier, clock)
+    authentication = Authentication(directory, verifier.verify, clock)
 
     async def name_of(token: str) -> str:
         return (await authentication.identify([("authorization", f"Bearer {token}")], None)).name
@@ -121,7 +121,7 @@ async def test_a_verification_during_a_change_of_callers_is_not_cached() -> None
             return await super().verify(token)
 
     verifier = Changing()
-    authentication = Authentication(directory, verifier, _Clock())
+    authentication = Authentication(directory, verifier.verify, _Clock())
     for times in (1, 2):
         await authentication.identify([("x-api-key", "good.ann.x")], None)
         assert verifier.verified == times

@@ -201,7 +201,7 @@ async def test_paths_below_a_name_are_those_of_its_service(tmp_path: Path, targe
 
     async with stack(tmp_path, loader=load) as (plane, _, _):
         mounts = ServiceMounts(plane, {ModelSpec.kind: SelfRoutedMount}, root="echo")
-        router = Router([], OvmsRouteErrors(), mounts)
+        router = Router([], OvmsRouteErrors(), mounts.find)
         route = router.find("PUT", target)
         assert not isinstance(route, HttpAnswer)
         answer = await router.answer(route, HttpRequest("PUT", route.path, mount=route.mount))
