@@ -27,6 +27,7 @@ from ovmstrio.core.request import ArrivalOrder, InferRequest, InferResponse, Str
 from ovmstrio.encoding.generated import inference as pb
 from ovmstrio.protocols.admin.changes import AdminChanges
 from ovmstrio.protocols.kserve.extensions import (
+    NO_CUDA,
     TRACE_SETTINGS,
     change_log_settings,
     check_trace_settings,
@@ -244,12 +245,6 @@ def _setting(value: bool | int | str) -> pb.LogSettingsResponseSettingValue:
     if isinstance(value, int):
         return pb.LogSettingsResponseSettingValue(uint32_param=value)
     return pb.LogSettingsResponseSettingValue(string_param=value)
-
-
-NO_CUDA: Final = (
-    "CUDA shared memory is not supported: models run on OpenVINO's devices; "
-    "register system shared memory, or send tensors in requests"
-)
 
 
 def _status(region: ClientRegion) -> pb.SystemSharedMemoryStatusResponseRegionStatus:
