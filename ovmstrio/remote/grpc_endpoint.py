@@ -217,7 +217,9 @@ class Exchange:
         elif self.stream.is_remote_closed:
             if 0 < buffer.wanted <= buffer.size and (taken := buffer.take_writable()):
                 is_compressed, self.message = taken
-                self.end("the server compressed the message without being asked to" if is_compressed else "")
+                self.end(
+                    "the server compressed the message, which the request does not accept" if is_compressed else ""
+                )
             self.end()
             return False
         return self.has_ended
