@@ -294,10 +294,8 @@ class RemoteConnection:
 
     async def _send(self, exchange: Exchange, message: PiecedMessage) -> None:
         core, stream, prefix = self._core, exchange.stream, message_prefix(len(message))
-        first = message.joined() if len(message) <= _LIMITS.write_high_water_bytes // 16 else b""
-        if len(first) < len(message) or not core.send_answer(
-            stream, b"", prefix, first, _LIMITS.write_high_water_bytes
-        ):
+        is_small, limit = len(message) <= _MAX_JOINED_BYTES, _LIMITS.write_high_water_bytes
+        if not is_small or not core.send_answer(stream, b"", prefix, message.joined(), limit):
             with trio.CancelScope() as exchange.sending:
                 await self._senders.send(stream, prefix, message)
         if not exchange.has_ended:
