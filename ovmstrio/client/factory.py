@@ -1,4 +1,4 @@
-"""Client factory and client TLS settings."""
+"""Client factory."""
 
 from __future__ import annotations
 
@@ -66,6 +66,3 @@ def _address(url: str, *, rest: bool) -> str:
     if colon and not port.endswith("]") and not (port.isdecimal() and int(port) <= _MAX_PORT):
         raise InvalidRequest(f"{address}: expected HOST:PORT with a port up to {_MAX_PORT}, got {port!r}")
     return address
-
-
-# -- TLS ---------------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from ovmstrio.util.slices import SLICE_BYTES
 NumberKind = Literal["d", "i", "u"]
 """Doubles, signed or unsigned 64-bit integers."""
 
-_DTYPES: Final[dict[NumberKind, Any]] = {"d": np.float64, "i": np.int64, "u": np.uint64}
+NUMBER_DTYPES: Final[dict[NumberKind, Any]] = {"d": np.float64, "i": np.int64, "u": np.uint64}
 _NUMBER_BYTES: Final = b"0123456789+-.eE \t\r\n"
 _QUOTE: Final = ord('"')
 _STEPS: Final = bytes({ord("["): 1, ord("]"): 255}.get(byte, 0) for byte in range(256))
@@ -28,7 +28,7 @@ _MAX_NUMBER_WINDOWS: Final = 2
 _MAX_RANK: Final = 32
 """Dimensions that NumPy supports."""
 _BRACKETS_TO_BLANKS: Final = bytes.maketrans(b"[]", b"  ")
-_PARSER_ERRORS: Final = (ValueError, TypeError, RuntimeError, KeyError, IndexError, OverflowError)
+PARSER_ERRORS: Final = (ValueError, TypeError, RuntimeError, KeyError, IndexError, OverflowError)
 """Errors that the parser raises."""
 SHORTEST_RUN_BYTES: Final = 1024
 """Shorter lists of numbers are read as Python lists."""
@@ -54,14 +54,14 @@ class NumberArray:
 
     def numbers(self, kind: NumberKind) -> Array | None:
         """Return all numbers in depth-first order; None if the text is not JSON or has other values."""
-        parser = None if _simdjson() is None else _simdjson().Parser()
+        parser = None if simdjson_module() is None else simdjson_module().Parser()
         parts: list[Array] = []
         for piece in self._pieces():
             part = _parse_numbers(parser, piece, kind)
             if part is None or not len(part):
                 return None
             parts.append(part)
-        result = np.empty(sum(map(len, parts)), _DTYPES[kind])
+        result = np.empty(sum(map(len, parts)), NUMBER_DTYPES[kind])
         filled = 0
         for part in parts:
             result[filled : filled + len(part)] = part
@@ -218,17 +218,17 @@ def _parse_numbers(parser: Any, piece: bytes, kind: NumberKind) -> Array | None:
     text = b"[%b]" % piece
     try:
         if parser is not None:
-            return np.frombuffer(parser.parse(text).as_buffer(of_type=kind), _DTYPES[kind])
+            return np.frombuffer(parser.parse(text).as_buffer(of_type=kind), NUMBER_DTYPES[kind])
         values = orjson.loads(text)
         if not {int} >= set(map(type, values)) and (kind != "d" or not {int, float} >= set(map(type, values))):
             return None
-        return np.array(values, _DTYPES[kind])
-    except _PARSER_ERRORS:
+        return np.array(values, NUMBER_DTYPES[kind])
+    except PARSER_ERRORS:
         return None
 
 
 @cache
-def _simdjson() -> Any:
+def simdjson_module() -> Any:
     """Import the faster parser at the first large body; None on platforms without a wheel."""
     try:
         return import_module("simdjson")

@@ -122,6 +122,23 @@ def _group_end(data: memoryview, position: int, number: int) -> int:
     return position
 
 
+_FIRST_STRING_TAG: Final = 1 << 3 | _BYTES
+_MAX_FIRST_BYTES: Final = 4096
+
+
+def first_string_field(data: bytes | memoryview) -> bytes:
+    """Return the value of protobuf field 1 if a message starts with it and it is short; otherwise empty."""
+    if not data or data[0] != _FIRST_STRING_TAG:
+        return b""
+    length = shift = 0
+    for position, byte in enumerate(data[1:4], 2):
+        length |= (byte & _LOW_BITS) << shift
+        shift += 7
+        if byte < _CONTINUATION_BIT:
+            return bytes(data[position : position + length]) if length <= _MAX_FIRST_BYTES else b""
+    return b""
+
+
 # ----------------------------------------------------------------------
 # Raw tensors
 # ----------------------------------------------------------------------

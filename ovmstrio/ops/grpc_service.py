@@ -15,7 +15,7 @@ from ovmstrio.encoding.messages import METHOD, decode_request, name_in
 from ovmstrio.ops.http_routes import record_failure
 from ovmstrio.ops.op_service import unknown_service_response
 from ovmstrio.ops.values import PipelineResponse, request_from_message, response_to_message
-from ovmstrio.serving.early_admission import call_with_place, release_unless_named
+from ovmstrio.serving.admission import release_unless_named
 from ovmstrio.serving.interfaces import PADDLE_GRPC
 from ovmstrio.transport.grpc.call import OrderedHandler
 
@@ -101,7 +101,7 @@ class PipelineService:
             return
         entry, arrival = entry_name.encode(), call.arrival
         answer = partial(self._answer, call, data, entry)
-        await call_with_place(self._plane, PADDLE_GRPC, entry, answer, method=_INFERENCE, arrival=arrival)
+        await self._plane.call_admitted(PADDLE_GRPC, entry, answer, method=_INFERENCE, arrival=arrival)
 
     async def _answer(self, call: Call, data: bytes, entry: bytes = b"") -> None:
         request = _read(data)

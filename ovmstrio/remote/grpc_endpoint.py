@@ -217,7 +217,9 @@ class Exchange:
         elif self.stream.is_remote_closed:
             if 0 < buffer.wanted <= buffer.size and (taken := buffer.take_writable()):
                 is_compressed, self.message = taken
-                self.end("the server compressed the message without being asked to" if is_compressed else "")
+                self.end(
+                    "the server compressed the message, which the request does not accept" if is_compressed else ""
+                )
             self.end()
             return False
         return self.has_ended
@@ -292,10 +294,8 @@ class RemoteConnection:
 
     async def _send(self, exchange: Exchange, message: PiecedMessage) -> None:
         core, stream, prefix = self._core, exchange.stream, message_prefix(len(message))
-        first = message.joined() if len(message) <= _LIMITS.write_high_water_bytes // 16 else b""
-        if len(first) < len(message) or not core.send_answer(
-            stream, b"", prefix, first, _LIMITS.write_high_water_bytes
-        ):
+        is_small, limit = len(message) <= _MAX_JOINED_BYTES, _LIMITS.write_high_water_bytes
+        if not is_small or not core.send_answer(stream, b"", prefix, message.joined(), limit):
             with trio.CancelScope() as exchange.sending:
                 await self._senders.send(stream, prefix, message)
         if not exchange.has_ended:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import trio
 
 from ovmstrio.core.errors import Overloaded
-from ovmstrio.core.limits import NO_LIMIT, Limit, current_ticket
+from ovmstrio.core.limits import NO_LIMIT, Limit, current_ticket, release_current_ticket
 from ovmstrio.core.worker_peers import NO_PEER_COUNTERS
 
 if TYPE_CHECKING:
@@ -339,6 +339,12 @@ class _AdmittingServable:
             if request.event is not None:
                 request.event.queue_seconds += place.waited_seconds
             return await self._servable.infer(request)
+
+
+def release_unless_named(called: str, name: bytes) -> None:
+    """Release the place of a call if the decoded name differs from the first bytes."""
+    if called.encode(errors="replace") != name:
+        release_current_ticket()
 
 
 # ----------------------------------------------------------------------

@@ -452,6 +452,33 @@ class DataPlane:
             raise
         return place
 
+    async def call_admitted(
+        self,
+        door: ApiInterface,
+        name: bytes,
+        answer: Callable[[], Awaitable[_T]],
+        *,
+        method: str = "",
+        arrival: ArrivalTicket | None = None,
+    ) -> _T:
+        """Take a place for the service named by the first bytes of a message, if there is one, and call ``answer``.
+
+        ``method`` is the metric label, by default the interface's inference; ``arrival`` is set if the order matters.
+        Usual clients write the name as the first field. A message that repeats the field with another name, which then
+        counts, takes its place when the message is decoded (:func:`ovmstrio.serving.admission.release_unless_named`).
+
+        Raises:
+            Overloaded: the queue is full.
+        """
+        place = await self.admit(name.decode(errors="replace"), "", door, method, arrival)
+        if place is None:
+            return await answer()
+        current_ticket.set(place)
+        try:
+            return await answer()
+        finally:
+            place.release()
+
     def _count_refused(self, name: str, version: str, error: Overloaded, door: ApiInterface, method: str) -> None:
         if self._metrics is not None:
             self._metrics.child("ovmstrio_refused_requests", name).inc()

@@ -31,7 +31,7 @@ from ovmstrio.cluster.ray.targets import grpc_target, http_target, is_openai, pl
 from ovmstrio.core.connection import UNKNOWN, Peer, socket_address
 from ovmstrio.core.errors import NotReady, NotSupported, ServerError
 from ovmstrio.core.http_messages import STATUSES_WITHOUT_BODY, HttpRequest
-from ovmstrio.serving.early_admission import first_string_field
+from ovmstrio.encoding.protobuf_wire import first_string_field
 from ovmstrio.serving.ovms_errors import decompressed_body
 from ovmstrio.transport.http.responses import body_too_large_error, error_response
 

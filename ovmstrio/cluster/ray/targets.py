@@ -10,7 +10,7 @@ import orjson
 from ovmstrio.cluster.ray.grpc_paths import CALLS, NAME
 from ovmstrio.core.errors import NotSupported
 from ovmstrio.core.http_messages import HttpRequest
-from ovmstrio.serving.early_admission import first_string_field
+from ovmstrio.encoding.protobuf_wire import first_string_field
 
 if TYPE_CHECKING:
     from collections.abc import Collection

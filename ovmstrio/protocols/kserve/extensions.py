@@ -151,6 +151,12 @@ _EXTENSIONS: Final = (
 )
 
 
+NO_CUDA: Final = (
+    "CUDA shared memory is not supported: models run on OpenVINO's devices; "
+    "register system shared memory, or send tensors in requests"
+)
+
+
 def server_extensions(plane: DataPlane) -> list[str]:
     """Return the KServe v2 extensions that this server was started with."""
     allowed = {

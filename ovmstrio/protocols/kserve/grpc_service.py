@@ -25,8 +25,10 @@ from ovmstrio.core.errors import InvalidRequest, NotFound, NotSupported, Payload
 from ovmstrio.core.events import CANCELLED
 from ovmstrio.core.request import ArrivalOrder, InferRequest, InferResponse, StreamProblem
 from ovmstrio.encoding.generated import inference as pb
+from ovmstrio.encoding.protobuf_wire import first_string_field
 from ovmstrio.protocols.admin.changes import AdminChanges
 from ovmstrio.protocols.kserve.extensions import (
+    NO_CUDA,
     TRACE_SETTINGS,
     change_log_settings,
     check_trace_settings,
@@ -46,9 +48,9 @@ from ovmstrio.protocols.kserve.grpc_messages import (
     encode_response,
     encode_stream_response,
 )
+from ovmstrio.serving.admission import release_unless_named
 from ovmstrio.serving.aggregate import aggregate_statistics
 from ovmstrio.serving.broadcast_changes import register_region, unregister_region
-from ovmstrio.serving.early_admission import call_with_place, first_string_field, release_unless_named
 from ovmstrio.serving.interfaces import KSERVE_GRPC
 from ovmstrio.transport.grpc.call import OrderedHandler, current_call
 
@@ -168,7 +170,7 @@ class _RequestStream:
             if not self._plane.has_limits():
                 return await infer()
             name = first_string_field(message)
-            return await call_with_place(self._plane, KSERVE_GRPC, name, partial(infer, name), arrival=arrival)
+            return await self._plane.call_admitted(KSERVE_GRPC, name, partial(infer, name), arrival=arrival)
         except ServerError as error:
             # An admission error precedes decoding, but its message needs the request's id.
             return _problem(request or self._decode(message), error)
@@ -244,12 +246,6 @@ def _setting(value: bool | int | str) -> pb.LogSettingsResponseSettingValue:
     if isinstance(value, int):
         return pb.LogSettingsResponseSettingValue(uint32_param=value)
     return pb.LogSettingsResponseSettingValue(string_param=value)
-
-
-NO_CUDA: Final = (
-    "CUDA shared memory is not supported: models run on OpenVINO's devices; "
-    "register system shared memory, or send tensors in requests"
-)
 
 
 def _status(region: ClientRegion) -> pb.SystemSharedMemoryStatusResponseRegionStatus:
@@ -344,7 +340,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
         if self._plane.has_limits():
             name = first_string_field(data)
             answer = partial(self._answer_admitted, call, data, name)
-            await call_with_place(self._plane, KSERVE_GRPC, name, answer, arrival=call.arrival)
+            await self._plane.call_admitted(KSERVE_GRPC, name, answer, arrival=call.arrival)
         else:
             await call.send_message(await self._plane.infer(_request_of(call, data), KSERVE_GRPC, _render))
 
@@ -368,7 +364,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
             await _answer_requests(call, self._plane, first)
         elif self._plane.has_limits():
             answer = partial(self._answer_stream, call, first, name)
-            await call_with_place(self._plane, KSERVE_GRPC, name, answer, method=KSERVE_GRPC.stream)
+            await self._plane.call_admitted(KSERVE_GRPC, name, answer, method=KSERVE_GRPC.stream)
         else:
             await self._answer_stream(call, first)
 

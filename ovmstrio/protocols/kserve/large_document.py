@@ -11,14 +11,13 @@ used only where it agrees with the general reader; everything that it refuses go
 
 from __future__ import annotations
 
-from functools import cache
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from ovmstrio.core.request import Buffer
 from ovmstrio.core.tensor import Array
+from ovmstrio.encoding.number_arrays import NUMBER_DTYPES, PARSER_ERRORS, simdjson_module
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -30,9 +29,6 @@ LARGE_BYTES: Final = 4096
 
 _OPENING, _CLOSING, _BRACE = b"[]{"
 _MAX_MEMBERS: Final = 64  # Limit of members of an object: the parser looks up each member linearly
-_DTYPES: Final = {"d": np.float64, "i": np.int64, "u": np.uint64}
-_PARSER_ERRORS: Final = (ValueError, TypeError, RuntimeError, KeyError, IndexError)
-"""Errors that the parser raises for text, numbers or depth that it does not support."""
 
 
 class LargeData:
@@ -46,8 +42,8 @@ class LargeData:
     def numbers(self, kind: NumberKind) -> Array | None:
         """Return all numbers depth first as float64, int64 or uint64; None if any element is not such a number."""
         try:
-            return np.frombuffer(self._elements.as_buffer(of_type=kind), _DTYPES[kind])
-        except _PARSER_ERRORS:
+            return np.frombuffer(self._elements.as_buffer(of_type=kind), NUMBER_DTYPES[kind])
+        except PARSER_ERRORS:
             return None
 
     def nesting(self, most_lists: int) -> tuple[tuple[int, ...], int] | None:
@@ -87,19 +83,19 @@ def read_large_document(head: Buffer, most_levels: int) -> dict[str, Any] | None
 
     The ``data`` of its ``inputs`` are :class:`LargeData`, which keep the parser's memory alive.
     """
-    simdjson = _parser_module()
+    simdjson = simdjson_module()
     # The parser accepts a byte order mark, which JSON does not allow.
     if simdjson is None or head[0] != _BRACE or _is_deeper(head, most_levels):
         return None
     try:
         return _document(simdjson.Parser().parse(head), simdjson)
-    except _PARSER_ERRORS:
+    except PARSER_ERRORS:
         return None
 
 
 def read_large_member(head: Buffer, names: Collection[str], most_levels: int) -> _LargeMember | None:
     """Parse the single member among ``names``: a list, or an object of lists; None for any other document."""
-    simdjson = _parser_module()
+    simdjson = simdjson_module()
     if simdjson is None or head[0] != _BRACE or _is_deeper(head, most_levels):
         return None
     try:
@@ -112,7 +108,7 @@ def read_large_member(head: Buffer, names: Collection[str], most_levels: int) ->
         if keys is None or not all(isinstance(value[key], simdjson.Array) for key in keys):
             return None
         return _LargeMember(name, None, {key: LargeData(value[key]) for key in keys})
-    except _PARSER_ERRORS:
+    except PARSER_ERRORS:
         return None
 
 
@@ -130,15 +126,6 @@ def _is_deeper(head: Buffer, most_levels: int) -> bool:
     brackets |= given == _CLOSING
     steps = np.where(given[brackets] == _OPENING, np.int32(1), np.int32(-1))
     return bool(np.cumsum(steps).max() > most_levels)
-
-
-@cache
-def _parser_module() -> Any:
-    """Import the parser on first use; None on platforms without a wheel."""
-    try:
-        return import_module("simdjson")
-    except ImportError:
-        return None
 
 
 def _document(root: Any, simdjson: Any) -> dict[str, Any] | None:

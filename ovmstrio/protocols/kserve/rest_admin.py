@@ -11,6 +11,7 @@ from ovmstrio.core.errors import InvalidRequest, NotSupported
 from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.encoding.json_reader import AT_ONCE_BYTES, LONG_STRINGS
 from ovmstrio.protocols.kserve.extensions import (
+    NO_CUDA,
     TRACE_SETTINGS,
     change_log_settings,
     check_trace_settings,
@@ -20,7 +21,6 @@ from ovmstrio.protocols.kserve.extensions import (
     repository_index,
     unload_parameters,
 )
-from ovmstrio.protocols.kserve.grpc_service import NO_CUDA
 from ovmstrio.protocols.kserve.rest_requests import read_document
 from ovmstrio.serving.broadcast_changes import register_region, unregister_region
 from ovmstrio.transport.http.responses import json_response

@@ -162,6 +162,14 @@ ERROR_FORMATS: Final[Mapping[str, ErrorFormat]] = {"openai": OpenAIErrors(), "ov
 # Bodies, services and routes
 # ----------------------------------------------------------------------
 
+DONE: Final = b"data: [DONE]\n\n"
+
+
+def encode_event(document: Mapping[str, Any]) -> bytes:
+    """Encode a document as an unnamed event."""
+    return b"data: %b\n\n" % orjson.dumps(document)
+
+
 PREFIXES: Final = ("/v3", "/v1", "/v3/v1")
 """Path prefixes: OVMS's, OpenAI's, and an intermediate one of OVMS."""
 

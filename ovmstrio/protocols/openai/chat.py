@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from ovmstrio.core.errors import ErrorList
 from ovmstrio.core.generation import Conversation
-from ovmstrio.protocols.openai.deltas import logprob_document
 from ovmstrio.protocols.openai.fields import (
     TOP_LOGPROBS_UNSUPPORTED,
     Fields,
@@ -17,7 +16,13 @@ from ovmstrio.protocols.openai.fields import (
     read_stream_options,
     read_tools,
 )
-from ovmstrio.protocols.openai.text_endpoint import ChunkStream, ParsedRequest, ResponseBuilder, response_head
+from ovmstrio.protocols.openai.text_endpoint import (
+    ChunkStream,
+    ParsedRequest,
+    ResponseBuilder,
+    logprob_document,
+    response_head,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -24,7 +24,7 @@ from ovmstrio.core.errors import (
 )
 from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.encoding.json_reader import JsonLimitExceeded, JsonSyntaxError, parse_json, parse_strictly
-from ovmstrio.protocols.openai.deltas import DONE
+from ovmstrio.protocols.openai.api import DONE
 from ovmstrio.serving.interfaces import OPENAI_REST
 from ovmstrio.serving.kind import Takes
 from ovmstrio.serving.ovms_errors import decompressed_body

@@ -12,7 +12,7 @@ import orjson
 
 from ovmstrio.core.errors import ErrorList, ServerError
 from ovmstrio.core.generation import Conversation, Finish
-from ovmstrio.protocols.openai.deltas import DONE, logprob_document
+from ovmstrio.protocols.openai.api import DONE
 from ovmstrio.protocols.openai.fields import (
     Fields,
     PromptSize,
@@ -25,7 +25,7 @@ from ovmstrio.protocols.openai.fields import (
     read_tools,
     shown,
 )
-from ovmstrio.protocols.openai.text_endpoint import ParsedRequest
+from ovmstrio.protocols.openai.text_endpoint import ParsedRequest, logprob_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -11,7 +11,7 @@ from ovmstrio.core.errors import ErrorList
 from ovmstrio.core.generation import Task
 from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.core.speech import AudioFormat, SpeechRequest
-from ovmstrio.protocols.openai.deltas import encode_event
+from ovmstrio.protocols.openai.api import encode_event
 from ovmstrio.protocols.openai.fields import Fields, shown
 from ovmstrio.protocols.openai.raw_http_routes import answer_raw_request
 from ovmstrio.serving.generation_calls import open_speech

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar, cast
 from uuid import uuid4
@@ -17,8 +17,8 @@ from uuid import uuid4
 import trio
 
 from ovmstrio.core.errors import InvalidField, ServerError
-from ovmstrio.core.generation import Task
-from ovmstrio.protocols.openai.deltas import DONE, ChoiceText, encode_event
+from ovmstrio.core.generation import Finish, Task
+from ovmstrio.protocols.openai.api import DONE, encode_event
 from ovmstrio.protocols.openai.fields import type_of
 from ovmstrio.protocols.openai.raw_http_routes import accepts_raw_requests, answer_raw_request
 from ovmstrio.serving.generation_calls import open_generation
@@ -28,7 +28,13 @@ from ovmstrio.transport.http.sse import stream_events
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from ovmstrio.core.generation import GenerationChunk, GenerationLimits, GenerationRequest, TextGenerator
+    from ovmstrio.core.generation import (
+        GenerationChunk,
+        GenerationLimits,
+        GenerationRequest,
+        TextGenerator,
+        TokenLogprob,
+    )
     from ovmstrio.core.http_messages import HttpAnswer, HttpRequest
     from ovmstrio.protocols.openai.api import Body, OpenAIApi
     from ovmstrio.serving.calls import ObservedCall
@@ -39,6 +45,60 @@ _T = TypeVar("_T")
 
 _MAX_INLINE_BYTES: Final = 2**18  # Maximum size of a body that is parsed on the event loop
 _MAX_CONCURRENT_PROMPTS: Final = 32  # Maximum number of concurrent prompts of one body
+
+
+def logprob_document(token: TokenLogprob) -> dict[str, Any]:
+    """Return a token's log probability; alternatives are unknown."""
+    return {
+        "token": token.text,
+        "logprob": token.logprob if token.logprob is not None else 0.0,
+        "bytes": list(token.text.encode(errors="replace")),
+        "top_logprobs": [],
+    }
+
+
+@dataclass(slots=True)
+class ChoiceText:
+    """Everything generated for one choice."""
+
+    text: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: dict[int, dict[str, Any]] = field(default_factory=dict)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish: Finish = Finish.STOP
+
+    def take(self, piece: GenerationChunk) -> None:
+        """Append a delta."""
+        self.text.append(piece.text)
+        self.reasoning.append(piece.reasoning)
+        self.logprobs.extend(piece.logprobs)
+        for delta in piece.calls:
+            call = self.calls.setdefault(delta.index, {"id": "", "name": "", "arguments": []})
+            call["id"] = call["id"] or delta.id
+            call["name"] = call["name"] or delta.name
+            call["arguments"].append(delta.arguments)
+        self.finish = piece.finish or self.finish
+
+    def message(self) -> dict[str, Any]:
+        """Return the chat message; a message with tool calls and no text has null content."""
+        text, reasoning = "".join(self.text), "".join(self.reasoning)
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": text or (None if self.calls else ""),
+            "refusal": None,
+        }
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        if self.calls:
+            message["tool_calls"] = [
+                {
+                    "id": call["id"],
+                    "type": "function",
+                    "function": {"name": call["name"], "arguments": "".join(call["arguments"])},
+                }
+                for _, call in sorted(self.calls.items())
+            ]
+        return message
 
 
 class ParsedRequest(NamedTuple):

@@ -13,8 +13,7 @@ from ovmstrio.core.errors import ErrorList, InvalidField
 from ovmstrio.core.generation import Task
 from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.core.speech import TranscriptionRequest
-from ovmstrio.protocols.openai.api import model_name
-from ovmstrio.protocols.openai.deltas import encode_event
+from ovmstrio.protocols.openai.api import encode_event, model_name
 from ovmstrio.protocols.openai.fields import Fields, shown
 from ovmstrio.protocols.openai.raw_http_routes import answer_raw_request
 from ovmstrio.serving.generation_calls import open_transcript

@@ -19,11 +19,11 @@ from ovmstrio.encoding.generated.google import protobuf
 from ovmstrio.encoding.generated.tensorflow import error
 from ovmstrio.encoding.generated.tensorflow import serving as pb
 from ovmstrio.encoding.messages import POOL, message_class
-from ovmstrio.encoding.protobuf_wire import delimited, encode_varint
+from ovmstrio.encoding.protobuf_wire import delimited, encode_varint, first_string_field
 from ovmstrio.encoding.raw_contents import gather_buffers, raw_contents, split_elements
 from ovmstrio.protocols.kserve.grpc_messages import read_elements
 from ovmstrio.protocols.tensorflow.types import BY_DATATYPE, BY_NUMBER, describe_signature
-from ovmstrio.serving.early_admission import call_with_place, first_string_field, release_unless_named
+from ovmstrio.serving.admission import release_unless_named
 from ovmstrio.serving.interfaces import TENSORFLOW_GRPC
 from ovmstrio.transport.grpc.call import OrderedHandler
 
@@ -215,7 +215,7 @@ class PredictionService(pb.PredictionServiceBase):
             # The first field is the model spec, whose first field is the name.
             name = first_string_field(first_string_field(data))
             answer = partial(self._answer, call, data, name)
-            await call_with_place(self._plane, TENSORFLOW_GRPC, name, answer, arrival=call.arrival)
+            await self._plane.call_admitted(TENSORFLOW_GRPC, name, answer, arrival=call.arrival)
         else:
             await self._answer(call, data)
 

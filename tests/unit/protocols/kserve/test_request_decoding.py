@@ -19,10 +19,10 @@ from ovmstrio.encoding.generated import inference
 from ovmstrio.encoding.generated.grpc.health.v1 import HealthCheckRequest
 from ovmstrio.encoding.generated.grpc.reflection.v1 import ServerReflectionRequest
 from ovmstrio.encoding.messages import message_class
+from ovmstrio.encoding.protobuf_wire import first_string_field
 from ovmstrio.protocols.grpc_codec import Codec
 from ovmstrio.protocols.kserve.grpc_messages import decode_request, read_elements
 from ovmstrio.protocols.kserve.request_templates import ProtobufTemplates
-from ovmstrio.serving.early_admission import first_string_field
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
