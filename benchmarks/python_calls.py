@@ -39,6 +39,7 @@ from ovmstrio.encoding.messages import decode_request
 from ovmstrio.handlers.handler_loading import open_handler
 from ovmstrio.handlers.handler_service import HandlerService
 from ovmstrio.handlers.models.library import open_models
+from ovmstrio.inference.tuner import ModelTuner
 from ovmstrio.models.loading import load_model
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from ovmstrio.server.rest_front_end import RestFrontEnd
@@ -46,7 +47,6 @@ from ovmstrio.serving.authorization import AuthorizingDataPlane, CallerRecorder
 from ovmstrio.serving.data_plane import DataPlane
 from ovmstrio.telemetry.access_log import RequestLog
 from ovmstrio.telemetry.metrics import Metrics
-from ovmstrio.util.placement import Placement
 from tests.support import ir
 from tests.support.bare_http2 import BareConnection
 from tests.support.callers import gate_of
@@ -140,7 +140,7 @@ async def _grpc_infer(folder: Path, batch: int) -> float:
                     sys.exit(f"ModelInfer: expected gRPC status 0, got {', '.join(sorted(statuses))}")
 
     # Profiling slows the inference down, so the choice of thread or event loop is fixed.
-    with patch.object(Placement, "is_inline", lambda *_: True):
+    with patch.object(ModelTuner, "is_inline", lambda *_: True):
         async with trio.open_nursery() as nursery:
             await nursery.start(registry.run)
             await registry.apply([spec])
@@ -241,7 +241,7 @@ async def _network_infer(folder: Path, *, is_inline: bool) -> float:
     """Measure one inference without a server; calls of trio are ignored, as their number depends on timing."""
     compiled = network(ir.dummy(), folder)
     counter, counts = _Counter("trio"), []
-    with patch.object(Placement, "is_inline", lambda *_: is_inline):
+    with patch.object(ModelTuner, "is_inline", lambda *_: is_inline):
         for _ in range(_WARM_UP_REQUESTS):
             with counter.counting():
                 await compiled.infer([_ONES])

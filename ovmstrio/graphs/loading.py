@@ -17,7 +17,7 @@ from ovmstrio.graphs.plan import LoadedGraph, LoadedNode, close_nodes, create_gr
 from ovmstrio.graphs.servable import GraphServable
 from ovmstrio.graphs.validate import validate_graph
 from ovmstrio.isolation.thread_pool import WorkerThreads
-from ovmstrio.util.placement import run_load
+from ovmstrio.util.load_limit import run_load
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -27,13 +27,13 @@ from ovmstrio.inference.runtime import OPENVINO_ERRORS, available_devices, core,
 from ovmstrio.inference.shape_buckets import plan_buckets
 from ovmstrio.inference.signature import ModelSignature, port_names, read_signature, settings_by_port, to_partial_shape
 from ovmstrio.inference.tensors import read_variables
-from ovmstrio.util.cores import CORES
-from ovmstrio.util.placement import (
+from ovmstrio.inference.tuner import (
     FEW_CORES_THRESHOLD_SECONDS,
     FILLING_THRESHOLD_SECONDS,
     INLINE_THRESHOLD_SECONDS,
     Placement,
 )
+from ovmstrio.util.cores import CORES
 
 # ----------------------------------------------------------------------
 # Dynamic batch
@@ -295,7 +295,7 @@ def _is_for_loop(compiled: Compiled) -> bool:
     """
     most = _MAX_INLINE_SECONDS_FEW_CORES if CORES.are_few else INLINE_THRESHOLD_SECONDS
     timing = compiled.timing
-    return timing is not None and timing.min_seconds < most and compiled.placement.is_inline(timing.input_bytes)
+    return timing is not None and timing.min_seconds < most and compiled.placement.is_inline
 
 
 def _with_recompilation(compiled: Compiled, model: ov.Model, source: ModelFile, again: Recompiler) -> Compiled:
@@ -466,7 +466,7 @@ def _build(
 def _requests_per_inference(signature: ModelSignature, timing: Timing | None, placement: Placement) -> int:
     if timing is None or timing.min_seconds > _SHORT_SECONDS:
         return _REQUESTS_PER_INFERENCE
-    is_inline = placement.limit is None and placement.is_inline(timing.input_bytes)
+    is_inline = placement.limit is None and placement.is_inline
     is_small = timing.input_bytes + signature.output_bytes <= _SMALL_TENSORS_BYTES
     return _REQUESTS_PER_SHORT_INFERENCE if is_small and not is_inline else _REQUESTS_PER_INFERENCE
 

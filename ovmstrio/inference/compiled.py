@@ -12,15 +12,15 @@ import openvino as ov
 import structlog
 
 from ovmstrio.core.errors import ModelFailure
+from ovmstrio.core.hooks import ServableHooks
 from ovmstrio.core.tensor import TensorSpec
 from ovmstrio.inference.infer_requests import InferMode, Slot
 from ovmstrio.inference.runtime import OPENVINO_ERRORS
 from ovmstrio.inference.shape_buckets import ShapeBuckets
 from ovmstrio.inference.signature import ModelSignature
 from ovmstrio.inference.tensors import placeholder
-from ovmstrio.inference.tuner import ConcurrencyEstimator
+from ovmstrio.inference.tuner import ModelTuner, Placement
 from ovmstrio.util.cores import CORES
-from ovmstrio.util.placement import Placement
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -112,7 +112,7 @@ class Compiled:
     """A compiled model with its properties.
 
     Attributes:
-        chosen_anew: compiles and runs a copy for a concurrency, pinned or not as :data:`CORES` says; 0 means one
+        recompile: compiles and runs a copy for a concurrency, pinned or not as :data:`CORES` says; 0 means one
             thread, for models that are ``is_for_loop``.
         isolated: compiles as many models of one stream as this one has streams.
         may_fail: whether shapes inside are known at run time only, so that a valid request may fail and taint its
@@ -155,12 +155,17 @@ class Compiled:
         of = self.loop or self
         return Slot(of.model, of.signature, of.blocking)
 
-    def create_concurrency_estimator(self) -> ConcurrencyEstimator | None:
-        """Create the concurrency estimator; None if the user configured the concurrency."""
-        if not (self.can_choose_concurrency or self.is_for_loop):
-            return None
-        most = CORES.count if self.can_choose_concurrency else 1
-        return ConcurrencyEstimator(most, cores=CORES.count, is_for_loop=self.is_for_loop)
+    def create_tuner(self, hooks: ServableHooks) -> ModelTuner:
+        """Create the tuner of this model and of those that it is recompiled to."""
+        return ModelTuner(
+            self.placement,
+            hooks,
+            max_concurrency=CORES.count if self.can_choose_concurrency else int(self.is_for_loop),
+            cores=CORES.count,
+            is_for_loop=self.is_for_loop,
+            is_pinned=self.is_pinned,
+            weight_bytes=self.weight_bytes,
+        )
 
     def create_isolated_slots(self) -> list[Slot]:
         """Create as many infer requests as may run at once, none affected by another's failure."""

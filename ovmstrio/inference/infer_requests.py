@@ -1,4 +1,9 @@
-"""Infer requests of a compiled model: completion queue, request slots and the pool that callers share."""
+"""Infer requests of a compiled model: completion queue, request slots, running inferences and the shared pool.
+
+A failure leaves an OpenVINO stream in a state in which other requests fail or return wrong numbers
+(``docs/openvino_defects.md``). A result is therefore returned only if no run started before it has failed; tainted runs
+are repeated after recovery.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +11,27 @@ import ctypes
 import math
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum, auto
 from time import perf_counter
 from typing import Any, Final
 
 import numpy as np
 import openvino as ov
+import structlog
 import trio
 from openvino._pyopenvino import InferRequest as BareRequest
 
-from ovmstrio.core.errors import ModelFailure, PayloadTooLarge
+from ovmstrio.core.errors import ConfigError, ModelFailure, PayloadTooLarge
 from ovmstrio.core.tensor import BYTES, Array
 from ovmstrio.inference.runtime import OPENVINO_ERRORS, openvino_error_message
 from ovmstrio.inference.shape_buckets import NO_SLICES, OutputSlices, slice_output
 from ovmstrio.inference.signature import ModelSignature
 from ovmstrio.inference.tensors import from_tensor, idle_tensor, placeholder, set_inputs, tensor_view, to_tensor
+from ovmstrio.inference.tuner import ModelTuner
+
+log = structlog.get_logger(__name__)
 
 # How long the loop may be notified late, so that one wake-up covers several completions.
 _MAX_DELAY_SECONDS: Final = 0.0005
@@ -502,3 +512,78 @@ class RequestPool:
         task = next(iter(self._callers))
         self._callers.pop(task).slot = slot
         trio.lowlevel.reschedule(task)
+
+
+class TaintedRunError(Exception):
+    """A run ended, with any result, after another run failed; it must be repeated."""
+
+
+@dataclass(eq=False, slots=True)
+class Run:
+    """One inference; ``is_culprit`` marks a failure on a healthy model, which the task that started it must recover."""
+
+    slot: Slot
+    done: trio.Event
+    failures: int  # failures of the model before the run
+    is_culprit: bool = False
+
+
+class RunTracker:
+    """Inferences on the device, in start order; used on the event loop only."""
+
+    def __init__(self, ends: CompletionQueue, tuner: ModelTuner, *, may_fail: bool) -> None:
+        self._ends = ends
+        self._tuner = tuner
+        self._may_fail = may_fail
+        self._running: dict[Run, None] = {}
+
+    @property
+    def alone(self) -> bool:
+        """Return whether at most one inference runs."""
+        return len(self._running) <= 1
+
+    def start(self, slot: Slot) -> Run:
+        """Start an inference with the inputs bound to the slot; raise ModelFailure if OpenVINO refused to start it."""
+        run = Run(slot, slot.start(self._ends), self._tuner.failures)
+        self._running[run] = None
+        return run
+
+    def end(self, run: Run) -> None:
+        """Remove an inference that has ended."""
+        self._running.pop(run, None)
+        if not run.slot.ended_at:
+            # OpenVINO calls back neither for a failed nor for a cancelled run.
+            self._ends.miss()
+
+    def check(self, run: Run) -> None:
+        """Check that the result of a finished run is valid; raise TaintedRunError if an earlier run failed."""
+        if not self._may_fail or run.is_culprit:
+            return
+        if run.failures != self._tuner.failures:
+            raise TaintedRunError
+        for earlier in self._running:
+            if earlier is run:
+                return
+            if earlier.slot.has_failed():
+                self.mark_failed(earlier)
+                raise TaintedRunError
+
+    def mark_failed(self, culprit: Run | None = None) -> None:
+        """Mark the model as failed by a run; nothing may start until its recovery has ended."""
+        if self._tuner.begin_recovery() and culprit is not None:
+            culprit.is_culprit = True
+            culprit.done.set()
+
+
+def replace_model(slots: Sequence[Slot], compile_replacement: Callable[[], ov.CompiledModel]) -> None:
+    """Attach all requests to a recompiled model; if compilation fails, they reject every input. Blocks."""
+    try:
+        model = compile_replacement()
+    except ConfigError as error:
+        log.exception("failed model not reloaded", reason=error.message)
+        for slot in slots:
+            slot.broken = error.message
+        return
+    for slot in slots:
+        slot.attach(model)
+        slot.unbind()

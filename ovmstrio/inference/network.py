@@ -1,4 +1,4 @@
-"""Inference on one compiled model: short inferences on the event loop, others through a request pool.
+"""Inference on one compiled model: on the event loop or through a request pool, as the model's tuner decides.
 
 OpenVINO's Python callback runs after a success only, not after a failure or a cancellation. A worker thread therefore
 also waits for a run that has not called back in time, and gets its result or its error.
@@ -10,9 +10,10 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import cached_property, partial
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final, NamedTuple
+from weakref import WeakMethod
 
 import structlog
 import trio
@@ -24,17 +25,25 @@ from ovmstrio.core.service import LayerTimes
 from ovmstrio.core.tensor import Array
 from ovmstrio.core.tracing import current_span
 from ovmstrio.inference.compiled import CPU_PINNED, Compiled, device_properties
-from ovmstrio.inference.infer_requests import CompletionQueue, InferMode, RequestPool, Slot, UnreportedFailure
+from ovmstrio.inference.infer_requests import (
+    CompletionQueue,
+    InferMode,
+    RequestPool,
+    Run,
+    RunTracker,
+    Slot,
+    TaintedRunError,
+    UnreportedFailure,
+    replace_model,
+)
 from ovmstrio.inference.layer_times import time_layers
-from ovmstrio.inference.recovery import Run, RunTracker, StreamRecoveryTimer, TaintedRunError, replace_model
 from ovmstrio.inference.runtime import OPENVINO_ERRORS, openvino_error_message
 from ovmstrio.inference.shape_buckets import NO_SLICES, OutputSlices, PaddedInputs
 from ovmstrio.inference.tensors import StateChange
-from ovmstrio.inference.tuner import ContentionSwitch
-from ovmstrio.telemetry.loop_load import LoopLoad, current_loop_load
+from ovmstrio.inference.tuner import LOOP, SURELY_SHORT_SECONDS, TunerState
 from ovmstrio.util.cores import CORES
 from ovmstrio.util.deadline_sweeper import wait_within
-from ovmstrio.util.placement import INLINE_THRESHOLD_SECONDS, load_limiter
+from ovmstrio.util.load_limit import load_limiter
 
 
 class InferCall(NamedTuple):
@@ -72,11 +81,6 @@ log = structlog.get_logger(__name__)
 _MIN_CALLBACK_WAIT_SECONDS: Final = 0.02
 _CALLBACK_WAIT_FACTOR: Final = 3
 _AVERAGE_WEIGHT: Final = 0.125
-_LONG_INLINE_SECONDS: Final = 0.02
-_SURELY_SHORT_SECONDS: Final = INLINE_THRESHOLD_SECONDS / 2  # short enough for the loop at any load
-_CPU_TIMED_RUNS: Final = 64  # inferences whose CPU time is measured after one that was not short
-# An inference that blocked the loop keeps later ones off it for this multiple of its time.
-_LOOP_BLOCK_FACTOR: Final = 500
 _MAX_INLINE_COPY_BYTES: Final = 2 * 2**20  # copying this many bytes takes about a millisecond, page faults included
 
 
@@ -87,30 +91,25 @@ class Network:
         fills_cores: whether the model counts as a user of the cores, so that other models give up CPU pinning.
 
     Attributes:
-        side_by_side: number of inferences that OpenVINO runs at once; more wait in its queue.
-        is_pinned: whether its threads are pinned to cores; None where the server must not choose.
+        tuner: decides where and how the inferences run.
+        pool: the infer requests that calls share.
+        variables: the state of a stateful model.
     """
 
     def __init__(self, compiled: Compiled, hooks: ServableHooks = NULL_HOOKS, *, fills_cores: bool = True) -> None:
         self.signature = compiled.signature
         self.variables = compiled.variables
+        self.tuner = compiled.create_tuner(hooks)
+        self.tuner.recompile = WeakMethod(self.recompile)
         self._buckets = compiled.buckets
-        self._timing = compiled.timing
-        self._placement = compiled.placement
-        self._blocks_loop = compiled.placement.limit is not None
-        self._contention = ContentionSwitch()
-        self._loop_blocked_until = 0.0
-        self._cpu_timings_left = _CPU_TIMED_RUNS
         self._hooks = hooks
         self._may_fail = compiled.may_fail
-        self.is_pinned = compiled.is_pinned
         self._slots: list[Slot] = [compiled.create_slot() for _ in range(compiled.nireq)]
         self.pool = RequestPool(self._slots)
         self._long_calls = 0
         self._idle = trio.Event()
         self._completions = CompletionQueue(compiled.side_by_side, compiled.streams)
-        self._runs = RunTracker(self._completions, may_fail=compiled.may_fail)
-        self.weight_bytes = compiled.weight_bytes  # size of the weights
+        self._runs = RunTracker(self._completions, self.tuner, may_fail=compiled.may_fail)
         self._has_small_outputs = (
             compiled.signature.has_fixed_outputs and compiled.signature.output_bytes <= _MAX_INLINE_COPY_BYTES
         )
@@ -119,50 +118,55 @@ class Network:
         # Requests that run side by side share the device, and each takes so much longer.
         self._average_seconds = median * self.pool.size
         self._device_seconds = median
-        self._concurrency = compiled.create_concurrency_estimator()
-        self._target_concurrency = self._concurrency.chosen if self._concurrency is not None else 1
-        self._stream_recovery = StreamRecoveryTimer()
         self._use(compiled)
         hooks.set_pool(self.pool.size, 0)
         hooks.set_memory("weights", compiled.weight_bytes)
         hooks.set_memory("outputs", self.signature.output_bytes * (self.pool.size + 1))
         hooks.placed(inline=self.runs_inline, moved=False)
-        if self.is_pinned is not None:
-            hooks.bound(to_cores=self.is_pinned, again=False)
+        if compiled.is_pinned is not None:
+            hooks.bound(to_cores=compiled.is_pinned, again=False)
         if fills_cores:
-            CORES.users.add(self)
+            CORES.users.add(self.tuner)
+
+    def _use(self, compiled: Compiled) -> None:
+        self._inline_slot = compiled.create_inline_slot()
+        self._compile_inline_replacement = compiled.loop.compile_replacement if compiled.loop is not None else None
+        self._model = compiled.model
+        self._device = device_properties(compiled.model)
+        self._compile_replacement, self._compile_profiled = compiled.compile_replacement, compiled.compile_profiled
+        self._recompile = compiled.recompile
+        self._set_streams(compiled.streams)
 
     def _set_streams(self, streams: int) -> None:
-        self._streams = streams
-        self._loop_may_share = not self._may_fail or self._compile_inline_replacement is not None
+        has_own_model = self._compile_inline_replacement is not None
+        self._loop_may_share = not self._may_fail or has_own_model
         # Calls that wait for the pool may run inline if the loop now has a stream of its own.
         self._idle.set()
         self._idle = trio.Event()
-        self._works_inline = (
-            streams == 1 or self._compile_inline_replacement is not None
-        ) and not self._inline_slot.is_queued
-        self._hooks.set_streams(streams)
-
-    @cached_property
-    def _loop_load(self) -> LoopLoad:
-        return current_loop_load()
+        computes_on_loop = (streams == 1 or has_own_model) and not self._inline_slot.is_queued
+        self.tuner.set_streams(streams, computes_on_loop=computes_on_loop)
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Device properties and current execution mode, for introspection."""
+        """Device properties, state and current execution mode, for introspection."""
         return {
             **self._device,
-            "streams": self._streams,
+            "streams": self.tuner.streams,
             "infer requests": self.pool.size,
             "runs": "on the event loop" if self.runs_inline else "on OpenVINO's threads",
-            "weights": {"bytes": self.weight_bytes},
+            "state": self.tuner.state.value,
+            "weights": {"bytes": self.tuner.weight_bytes},
         }
+
+    @property
+    def side_by_side(self) -> int:
+        """Return the number of inferences that OpenVINO runs at once; more wait in its queue."""
+        return self._completions.side_by_side
 
     @property
     def runs_inline(self) -> bool:
         """Return whether requests of the measured size run on the event loop."""
-        timing = self._timing
-        return timing is not None and self._placement.is_inline(timing.input_bytes)
+        return self.tuner.is_inline_by_default
 
     async def layer_times(self, seconds: float) -> LayerTimes:
         """Measure execution time per layer; see ``LayeredServable``."""
@@ -202,12 +206,11 @@ class Network:
         for array in arrays:
             size += array.nbytes
         call = InferCall(begin, arrays, size, change, event, most_bytes, cuts)
-        inline = self._placement.is_inline(size)
-        if inline and self._blocks_loop:
-            others = self.pool.active + self.pool.waiting
-            if self._contention.leaves(others, loop_is_full=self._loop_load.is_full):
-                return await self._infer_in_pool(call, short=False)
-        may_wait = self._blocks_loop or self.pool.active
+        tuner = self.tuner
+        inline = tuner.is_inline(size)
+        if inline and tuner.fills_cores and tuner.leaves_contended_loop(self.pool.active + self.pool.waiting):
+            return await self._infer_in_pool(call, short=False)
+        may_wait = tuner.fills_cores or self.pool.active
         if inline and (await self._loop_is_free() if may_wait else self._loop_may_run()):
             try:
                 return self._infer_inline(call, self._inline_slot)
@@ -221,76 +224,44 @@ class Network:
                 return await self._infer_for_reason(call)
         return await self._infer_in_pool(call, short=inline)
 
-    def wants_others(self) -> bool:
-        """Return whether the load since the last call asks for another concurrency, or lost streams are due.
-
-        Always False if the user configured the concurrency and no stream was lost.
-        """
-        if self._stream_recovery.are_lost:
-            return self._stream_recovery.is_due
-        if self._concurrency is None:
-            return False
-        self._target_concurrency = self._concurrency.look()
-        return self._target_concurrency != self._concurrency.chosen
-
-    async def choose_cores(self) -> None:
-        """Recompile the model for the concurrency found by :meth:`wants_others`, pinned or not as :data:`CORES` says.
+    async def recompile(self) -> None:
+        """Recompile the model as its tuner decided, pinned or not as :data:`CORES` says.
 
         Running inferences finish on the old model. If compilation fails, or a failed model was replaced meanwhile,
         nothing changes.
 
         Cancellation: at once; the new model is dropped.
         """
-        was_lost = self._stream_recovery.are_lost
-        if self.is_pinned is None and self._concurrency is None and not was_lost:
+        tuner = self.tuner
+        had_lost, concurrency = tuner.has_lost_streams, tuner.target
+        if tuner.is_pinned is None and not tuner.max_concurrency and not had_lost:
             return
-        before, streams, was_shared, at_once = self._model, self._streams, CORES.is_shared, self._target_concurrency
-        build = partial(self._recompile, at_once)
+        before, streams, was_shared = self._model, tuner.streams, CORES.is_shared
         try:
+            build = partial(self._recompile, concurrency)
             compiled = await trio.to_thread.run_sync(build, abandon_on_cancel=True, limiter=load_limiter())
-            while not self._runs.is_healthy:
-                await self._runs.wait_healthy()
-            has_failed = was_lost and not self._stream_recovery.is_due
-            if self._model is not before or self._streams != streams or has_failed:
+            while not tuner.is_healthy:
+                await tuner.wait_healthy()
+            has_failed = had_lost and not tuner.are_streams_due
+            if self._model is not before or tuner.streams != streams or has_failed:
                 return
-            self._switch_to(compiled, is_other=not compiled.is_for_loop and compiled.streams != streams)
+            self._use(compiled)
         except (ConfigError, MemoryError, *OPENVINO_ERRORS) as error:
             log.warning("model recompilation failed, previous model kept", reason=openvino_error_message(error))
-            if was_lost:
-                self._stream_recovery.lose()
-            else:
-                self._concurrency = None
+            tuner.fail_recompilation()
             return
-        self._stream_recovery.clear()
-        if self._concurrency is not None:
-            self._concurrency.chosen = at_once
-        if compiled.is_for_loop or was_lost:
-            # A model of one thread is never pinned.
-            self.is_pinned = compiled.is_pinned
-        if self.is_pinned is not None:
-            is_bound = self._device.get(CPU_PINNED) == "yes"
-            self._hooks.bound(to_cores=is_bound, again=True)
-            # If OpenVINO does not pin this model by default, there is nothing to choose.
-            self.is_pinned = None if not (is_bound or was_shared or CORES.is_shared) else is_bound
-        await self._resize_pool(compiled)
-
-    def _use(self, compiled: Compiled) -> None:
-        self._inline_slot = compiled.create_inline_slot()
-        self._compile_inline_replacement = compiled.loop.compile_replacement if compiled.loop is not None else None
-        self._model = compiled.model
-        self._device = device_properties(compiled.model)
-        self._compile_replacement, self._compile_profiled = compiled.compile_replacement, compiled.compile_profiled
-        self._recompile = compiled.recompile
-        self.side_by_side = compiled.side_by_side
-        self._set_streams(compiled.streams)
-
-    def _switch_to(self, compiled: Compiled, *, is_other: bool) -> None:
-        self._use(compiled)
-        if is_other:
-            self._timing, self._placement = compiled.timing, compiled.placement
-            self._blocks_loop = compiled.placement.limit is not None
+        if not compiled.is_for_loop and compiled.streams != streams:
+            tuner.place(compiled.placement)
         self._completions.configure(compiled.side_by_side, compiled.streams)
         self._hooks.placed(inline=self.runs_inline, moved=True)
+        # A model of one thread is never pinned.
+        tuner.finish_recompilation(
+            concurrency,
+            is_pinned=compiled.is_pinned if compiled.is_for_loop or had_lost else tuner.is_pinned,
+            is_bound=self._device.get(CPU_PINNED) == "yes",
+            was_shared=was_shared,
+        )
+        await self._resize_pool(compiled)
 
     async def _resize_pool(self, compiled: Compiled) -> None:
         try:
@@ -336,7 +307,10 @@ class Network:
     def _is_loop_free_soon(self) -> bool:
         """Return whether the loop may infer soon: the pool runs short inferences only."""
         return (
-            not self._loop_may_share and self.pool.active > 0 and not self._long_calls and not self._loop_blocked_until
+            not self._loop_may_share
+            and self.pool.active > 0
+            and not self._long_calls
+            and self.tuner.loop_state is not TunerState.BLOCKED
         )
 
     def _wake_waiting_calls(self) -> None:
@@ -346,7 +320,7 @@ class Network:
 
     async def _loop_is_free(self) -> bool:
         """Wait while the loop may infer soon or other tasks are due; return whether it may infer now."""
-        if self._blocks_loop and self._loop_load.is_overdue:
+        if self.tuner.fills_cores and self.tuner.is_loop_overdue:
             await trio.lowlevel.checkpoint()
         while not self._loop_may_share and self._is_loop_free_soon():
             await self._idle.wait()
@@ -357,11 +331,9 @@ class Network:
 
         It must not while requests that may fail run on the same stream, because it would learn of a failure too late.
         """
-        if self._loop_blocked_until:
-            if time.perf_counter() <= self._loop_blocked_until:
-                return False
-            self._loop_blocked_until = 0.0
-        return not self._may_fail or ((self._loop_may_share or not self.pool.active) and self._runs.is_healthy)
+        if self.tuner.loop_state is not LOOP and not self.tuner.may_use_loop():
+            return False
+        return self._loop_may_share or not self.pool.active
 
     async def _infer_for_reason(self, call: InferCall) -> list[Array]:
         """Repeat a failed inference in a mode that reports the reason, on the loop's own model."""
@@ -374,8 +346,8 @@ class Network:
             raise
 
     def _infer_inline(self, call: InferCall, slot: Slot) -> list[Array]:
-        change = call.change
-        begin, worked_before = time.perf_counter(), time.thread_time() if self._cpu_timings_left else None
+        change, tuner = call.change, self.tuner
+        begin, cpu_before = time.perf_counter(), time.thread_time() if tuner.cpu_timings_left else None
         try:
             slot.bind(call.arrays)
             if change is not None:
@@ -387,42 +359,20 @@ class Network:
         finally:
             slot.unbind()
         taken = time.perf_counter() - begin
-        if taken < _SURELY_SHORT_SECONDS:
-            self._cpu_timings_left -= self._cpu_timings_left > 0
-            self._record(call, taken, on_loop=True)
+        if taken < SURELY_SHORT_SECONDS:
+            tuner.record(call.nbytes, taken, on_loop=True)
         else:
-            self._record_long(call, begin, taken, worked_before)
-            if self._concurrency is not None:
-                self._concurrency.note(1, taken)
-        waited = begin - call.begin if self._blocks_loop else 0.0
+            tuner.record_long(call.nbytes, begin, taken, cpu_before)
+        waited = begin - call.begin if tuner.fills_cores else 0.0
         call.ran(self._hooks, waited, taken)
         return outputs
-
-    def _record_long(self, call: InferCall, begin: float, taken: float, before: float | None) -> None:
-        """Record a loop inference that was not short, and block the loop for later ones if it was long.
-
-        ``before`` is the thread's CPU time at the start. It is None after many short inferences, as reading that clock
-        costs more than all other bookkeeping; such a run never blocks the loop.
-        """
-        # CPU time excludes preemption by other processes. It is usable only if this thread does the work itself.
-        worked = min(taken, time.thread_time() - before) if before is not None and self._works_inline else taken
-        self._cpu_timings_left = _CPU_TIMED_RUNS
-        if before is not None and worked > _LONG_INLINE_SECONDS:
-            self._loop_blocked_until = begin + _LOOP_BLOCK_FACTOR * taken
-        self._record(call, worked, on_loop=True)
-
-    def _record(self, call: InferCall, seconds: float, *, on_loop: bool) -> None:
-        load = self._loop_load
-        limit = load.limit_of_work if self._works_inline else load.limit
-        if self._placement.learn(call.nbytes, seconds, limit, on_loop=on_loop):
-            self._hooks.placed(inline=self._placement.is_inline(call.nbytes), moved=True)
 
     async def _acquire(self) -> Slot:
         """Acquire a slot of a healthy model; ModelFailure if OpenVINO cannot create its request again."""
         while True:
-            await self._runs.wait_healthy()
+            await self.tuner.wait_healthy()
             slot = await self.pool.acquire()
-            if self._runs.is_healthy:
+            if self.tuner.is_healthy:
                 self._reattach(slot)
                 return slot
             self.pool.release(slot)
@@ -441,7 +391,7 @@ class Network:
 
         An unused slot would otherwise keep the old model alive. If attaching fails, :meth:`_acquire` retries.
         """
-        if slot.model is not self._model and self._runs.is_healthy:
+        if slot.model is not self._model and self.tuner.is_healthy:
             with suppress(MemoryError, *OPENVINO_ERRORS):
                 slot.attach(self._model)
         self.pool.release(slot)
@@ -463,7 +413,7 @@ class Network:
         ended = ended or time.perf_counter()
         started = min(max(start, free_at), ended)
         if self._compile_inline_replacement is None:
-            self._record(call, ended - started, on_loop=False)
+            self.tuner.record(call.nbytes, ended - started, on_loop=False)
         is_small = self._has_small_outputs
         outputs = slot.outputs(call.most_bytes, call.cuts) if is_small else await self._copy_outputs(slot, call)
         if call.change is not None:
@@ -473,8 +423,8 @@ class Network:
         self._device_seconds += _AVERAGE_WEIGHT * (ended - started - self._device_seconds)
         waiting = self.pool.waiting
         self._completions.set_batching(self._device_seconds, self.pool.size - 1, has_waiting_calls=waiting > 0)
-        if self._concurrency is not None:
-            self._concurrency.note(min(self.pool.active + waiting, self.pool.size), ended - started)
+        if self.tuner.max_concurrency:
+            self.tuner.record_concurrency(min(self.pool.active + waiting, self.pool.size), ended - started)
         call.ran(self._hooks, started - call.begin, ended - started, ended)
         return outputs
 
@@ -513,7 +463,7 @@ class Network:
     async def _abandon(self, run: Run) -> None:
         """Wait until OpenVINO has finished an unwanted run; stop it if no other run is affected."""
         # A stopped run counts as failed, and a model of several streams would then fall back to one.
-        is_stopped = not self._may_fail or (self._runs.alone and self._streams == 1)
+        is_stopped = not self._may_fail or (self._runs.alone and self.tuner.streams == 1)
         if is_stopped:
             run.slot.request.cancel()
         with trio.CancelScope(shield=True):
@@ -533,14 +483,15 @@ class Network:
         if self._compile_inline_replacement is None:
             await self._recover(None)
         elif not self._inline_slot.verify():
-            slot, self._loop_blocked_until = [self._inline_slot], math.inf
+            slot = [self._inline_slot]
+            self.tuner.block_loop()
             try:
                 with trio.CancelScope(shield=True):
                     await trio.to_thread.run_sync(
                         replace_model, slot, self._compile_inline_replacement, limiter=self._threads
                     )
             finally:
-                self._loop_blocked_until = 0.0
+                self.tuner.unblock_loop()
 
     async def _recover(self, slot: Slot | None, run: Run | None = None, *, is_stopped: bool = False) -> None:
         """Recover the model after a failure, once nothing runs on it; ``slot`` is the one that the caller holds.
@@ -551,7 +502,7 @@ class Network:
         """
         self._runs.mark_failed(run)
         if not is_stopped:
-            self._stream_recovery.restart()
+            self.tuner.delay_streams()
         held: list[Slot] = []
         with trio.CancelScope(shield=True):
             try:
@@ -566,29 +517,21 @@ class Network:
                     )
                     self._model = self._slots[0].model
                     self._device = device_properties(self._model)
-                    self._drop_streams()
+                    self.tuner.lose_streams()
+                    self._set_streams(1)
+                    self._completions.configure(self._completions.side_by_side, 1)
             finally:
                 for each in held:
                     self.pool.release(each)
-                self._runs.mended()
+                self.tuner.end_recovery()
                 self._wake_waiting_calls()
-
-    def _drop_streams(self) -> None:
-        if self._streams > 1:
-            seconds = self._stream_recovery.lose()
-            log.warning("model reduced to one stream after a failure", seconds=seconds)
-            if self.is_pinned is not None:
-                self.is_pinned = None
-                self._hooks.bound(to_cores=False, again=False)
-        self._set_streams(1)
-        self._completions.configure(self.side_by_side, 1)
 
     async def _verify(self, slot: Slot | None) -> bool:
         """Return whether the stream that failed passes verification; of several streams the failed one is unknown."""
         if slot is None:
             # The failed run may still be in a queue that only this thread processes.
             return self._inline_slot.verify()
-        if self._streams > 1 or slot.broken:
+        if self.tuner.streams > 1 or slot.broken:
             return False
         return await trio.to_thread.run_sync(slot.verify, limiter=self._threads)
 

@@ -18,7 +18,7 @@ from ovmstrio.inference.compile import ModelFile, compile_loaded
 from ovmstrio.inference.compiled import Compiled
 from ovmstrio.inference.model_readers import read_model
 from ovmstrio.inference.tokenizers import SpecialTokens, read_tokenizer
-from ovmstrio.util.placement import Placement
+from ovmstrio.inference.tuner import Placement
 
 Pooling = Literal["CLS", "LAST", "MEAN"]
 

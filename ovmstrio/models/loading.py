@@ -29,7 +29,7 @@ from ovmstrio.models.sequences import SequenceManagers
 from ovmstrio.models.servable import BatchedServable, ModelServable, NetworkSource, auto_shape_problem, has_auto_shape
 from ovmstrio.models.stateful import StatefulServable
 from ovmstrio.serving.model_versions import check_regular_files, find_model_file
-from ovmstrio.util.placement import run_load
+from ovmstrio.util.load_limit import run_load
 from ovmstrio.util.regular_files import read_regular_text
 
 log = structlog.get_logger(__name__)

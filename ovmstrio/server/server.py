@@ -27,8 +27,7 @@ from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanag
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
-from weakref import WeakSet
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import structlog
 import trio
@@ -43,6 +42,7 @@ from ovmstrio.core.resource_registry import current_resource_registry
 from ovmstrio.core.tracing import start_root_span
 from ovmstrio.inference.blob_cache import default_cache_folder, use_blob_cache
 from ovmstrio.inference.crash_probe import enable_crash_probe, verdicts_folder
+from ovmstrio.inference.tuner import recompile_models
 from ovmstrio.isolation.print_capture import log_prints
 from ovmstrio.models.sequences import SequenceManagers
 from ovmstrio.models.sequences.manager import clean_sequences
@@ -51,7 +51,6 @@ from ovmstrio.server.command_line import cache_directory, metric_families, probe
 from ovmstrio.server.credentials import CredentialStore, open_credentials
 from ovmstrio.server.kinds import KINDS, Kinds
 from ovmstrio.server.listeners import HTTP, HTTP2, Certificates, open_server_listeners
-from ovmstrio.server.memory_limit import make_send_budgets, memory_limit
 from ovmstrio.server.plan import Plan, read_plan
 from ovmstrio.server.readiness_file import ReadinessFile
 from ovmstrio.server.reload import Reloader
@@ -76,12 +75,12 @@ from ovmstrio.telemetry.denied_admin_log import rate_limited_denials
 from ovmstrio.telemetry.log_writer import WRITER
 from ovmstrio.telemetry.loop_load import LoopLoad, current_loop_load
 from ovmstrio.telemetry.metrics import Metrics
-from ovmstrio.telemetry.process_metrics import resident_bytes
 from ovmstrio.telemetry.recent_history import RecentHistory
 from ovmstrio.telemetry.recent_traces import RecentTraces
 from ovmstrio.telemetry.spans import ALWAYS, sampler_from_environ, unrecorded_span_factory, warn_unsupported_propagators
 from ovmstrio.telemetry.trace_context import is_export_configured
-from ovmstrio.util.cores import CORES
+from ovmstrio.transport.send_budget import SendBudget
+from ovmstrio.util.container_limits import memory_limit
 from ovmstrio.util.deadline_sweeper import watch_overdue
 from ovmstrio.util.extras import Extra, way_to_install
 from ovmstrio.util.lazy_import import import_aside
@@ -98,88 +97,31 @@ if TYPE_CHECKING:
     from ovmstrio.serving.records import VersionStatus
     from ovmstrio.telemetry.log_rate_limit import LogRateLimiter
     from ovmstrio.transport.listeners import Listener
-    from ovmstrio.util.cores import CoreShare, CoreUser
 
 __all__ = [
-    "CpuPinning",
     "FrontEnd",
     "ServerTraces",
     "WorkerProcessContext",
-    "manage_cpu_pinning",
+    "make_send_budgets",
     "serve",
     "serve_plan",
     "trace_calls",
 ]
 
 
-# CPU pinning
-
 log = structlog.get_logger(__name__)
 
-CpuPinning = Literal["auto", "off"]
+# Memory
 
-_POLL_PINNING_SECONDS: Final = 5.0
-_UNPIN_AFTER_SECONDS: Final = 10.0
-"""Time with several busy models before a pinned model is recompiled without pinning."""
-_PIN_AFTER_SECONDS: Final = 120.0
-"""Time with one busy model before it is pinned again: other models may return, and the gain is small."""
-_COPIES: Final = 2
-"""Free memory required for a recompilation, in multiples of the weights."""
+_SEND_BUDGET_DIVISOR: Final = 4
 
 
-def _free_memory() -> float:
-    """Return the memory in bytes that this process may still allocate."""
-    return (memory_limit() or math.inf) - resident_bytes()
-
-
-async def manage_cpu_pinning(
-    sharing: CpuPinning,
-    cores: CoreShare = CORES,
-    *,
-    room: Callable[[], float] = _free_memory,
-    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
-) -> None:
-    """Recompile models with or without CPU pinning as other models come and go; runs until cancelled.
-
-    One model is compiled at a time, each once per change.  A model without enough free memory (``room``, in bytes)
-    keeps its pinning.  ``off`` disables all changes.
-
-    Cancellation: the model being compiled keeps its pinning.
-    """
-    cores.chooses = sharing == "auto"
-    task_status.started()
-    is_shared, since = cores.is_shared, trio.current_time()
-    updated: WeakSet[CoreUser] = WeakSet()
-    without_memory: WeakSet[CoreUser] = WeakSet()
-    while cores.chooses:
-        await trio.sleep(_POLL_PINNING_SECONDS)
-        if cores.is_shared != is_shared:
-            is_shared, since = cores.is_shared, trio.current_time()
-            updated.clear()
-        # Weak, so that unloaded models neither stay in memory nor count as busy.
-        candidates = WeakSet([each for each in cores.users if each.wants_others()])
-        candidates -= without_memory
-        while candidates:
-            await _choose_cores(candidates.pop(), room, without_memory)
-        if trio.current_time() - since >= (_UNPIN_AFTER_SECONDS if is_shared else _PIN_AFTER_SECONDS):
-            while (user := _next_user(cores, updated)) is not None and cores.is_shared is is_shared:
-                updated.add(user)
-                await _choose_cores(user, room, without_memory)
-            del user
-
-
-async def _choose_cores(user: CoreUser, room: Callable[[], float], without_memory: WeakSet[CoreUser]) -> None:
-    if _COPIES * user.weight_bytes <= room():
-        await user.choose_cores()
-    else:
-        without_memory.add(user)
-        log.info("CPU pinning unchanged: not enough memory to recompile", weights=user.weight_bytes)
-
-
-def _next_user(cores: CoreShare, updated: WeakSet[CoreUser]) -> CoreUser | None:
-    """Return a user with the wrong pinning that was not changed yet."""
-    is_shared = cores.is_shared
-    return next((each for each in cores.users if each.is_pinned is is_shared and each not in updated), None)
+def make_send_budgets(settings: ServerSettings, processes: int = 1) -> SendBudget:
+    """Create the send budgets of one of several processes that share the memory."""
+    quota = settings.grpc_memory_quota or memory_limit() // _SEND_BUDGET_DIVISOR
+    return SendBudget(
+        quota / processes if quota else math.inf, settings.max_pending_response_bytes, settings.stalled_client_seconds
+    )
 
 
 # Traces
@@ -543,7 +485,7 @@ class _Server:
         async with trio.open_nursery() as nursery:
             with enable_crash_probe(nursery, self._settings.trial_load, verdicts_folder(self._settings.cache_dir)):
                 await nursery.start(self._registry.run)
-            await nursery.start(manage_cpu_pinning, self._settings.core_sharing)
+            await nursery.start(recompile_models, self._settings.core_sharing)
             await nursery.start(watch_overdue)
             if self._plan.root:
                 await self._load_root()

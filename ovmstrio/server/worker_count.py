@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from ovmstrio.config.remote_entries import RemoteSpec
 from ovmstrio.config.specs import GraphSpec, HandlerSpec, ModelSpec, OpPipelineSpec, PipelineSpec
-from ovmstrio.util.cores import usable_cores
+from ovmstrio.util.container_limits import usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

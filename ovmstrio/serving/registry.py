@@ -27,7 +27,7 @@ from ovmstrio.serving.load_order import ChangeDetector, retirement_order, run_in
 from ovmstrio.serving.loading import Reconciler, VersionLoader
 from ovmstrio.serving.records import DEFAULT_VERSION, ApplyResult, Readiness, ServiceRecord, VersionStatus
 from ovmstrio.util.cores import CORES
-from ovmstrio.util.placement import LOADS_AT_ONCE
+from ovmstrio.util.load_limit import LOADS_AT_ONCE
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Event-loop load, and the inference time limit for running on the loop."""
+"""Load of an event loop."""
 
 from __future__ import annotations
 
@@ -9,46 +9,27 @@ from typing import Final
 import trio
 
 from ovmstrio.core.metric_families import BUCKETS_SECONDS
-from ovmstrio.util.cores import CORES
-from ovmstrio.util.placement import FEW_CORES_THRESHOLD_SECONDS, INLINE_THRESHOLD_SECONDS
 
 _WINDOW_SECONDS: Final = 0.1
-_BUSY: Final = 0.9
-_FULL: Final = 0.97
 _LONG_TURN_SECONDS: Final = 0.002
 _OVERDUE_SECONDS: Final = 2 * _LONG_TURN_SECONDS
-_BUSY_LIMIT_SECONDS: Final = INLINE_THRESHOLD_SECONDS / 2
 
 
 class LoopLoad(trio.abc.Instrument):
     """Instrument of one event loop.
 
-    Args:
-        cores_are_few: whether an inference that leaves a busy loop would compete with the loop for its core.
-
     Attributes:
-        limit: maximum inference time in seconds for running on the loop.
-        limit_of_work: the same for inferences computed by the loop's own thread.
         busy: busy share of the last 100 ms.
         turns: histogram of iteration times with the bounds ``BUCKETS_SECONDS``.
         turn_seconds: total time of all iterations.
     """
 
-    def __init__(self, *, cores_are_few: bool = False) -> None:
-        self.limit = INLINE_THRESHOLD_SECONDS
-        self._limit_when_busy = INLINE_THRESHOLD_SECONDS if cores_are_few else _BUSY_LIMIT_SECONDS
-        self._cores_are_few = cores_are_few
-        self.limit_of_work = FEW_CORES_THRESHOLD_SECONDS if cores_are_few else self.limit
+    def __init__(self) -> None:
         self.busy = 0.0
         self.turns = [0] * (len(BUCKETS_SECONDS) + 1)
         self.turn_seconds = 0.0
         self._window_started = self._wait_started = self._turn_started = perf_counter()
         self._waited = 0.0
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the loop was almost always busy lately."""
-        return self.busy > _FULL
 
     @property
     def is_late(self) -> bool:
@@ -76,9 +57,6 @@ class LoopLoad(trio.abc.Instrument):
         passed = now - self._window_started
         if passed >= _WINDOW_SECONDS:
             self.busy = 1 - self._waited / passed
-            self.limit = self._limit_when_busy if self.busy > _BUSY else INLINE_THRESHOLD_SECONDS
-            if not self._cores_are_few:
-                self.limit_of_work = self.limit
             self._window_started, self._waited = now, 0.0
 
 
@@ -90,7 +68,7 @@ def current_loop_load() -> LoopLoad:
     try:
         return _loop_load.get()
     except LookupError:
-        made = LoopLoad(cores_are_few=CORES.are_few)
+        made = LoopLoad()
         _loop_load.set(made)
         trio.lowlevel.add_instrument(made)
         return made

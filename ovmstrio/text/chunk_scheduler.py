@@ -18,7 +18,7 @@ from ovmstrio.isolation.worker_process import WorkerExited
 from ovmstrio.serving.hosted_service import HostedService
 from ovmstrio.text.engine_process import EngineProcess, sleep_when_idle
 from ovmstrio.text.engine_sharing import CHUNK_VERBS, Engine, create_engine, request_ids
-from ovmstrio.util.placement import run_load
+from ovmstrio.util.load_limit import run_load
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping

@@ -37,7 +37,7 @@ from ovmstrio.text.embedding_rows import (
     split_by_size,
     token_types,
 )
-from ovmstrio.util.placement import run_load
+from ovmstrio.util.load_limit import run_load
 from ovmstrio.util.truncation import MAX_TOKENIZED_CHARACTERS, has_enough_tokens, max_characters, weight_of
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from ovmstrio.text.engine_sharing import create_engine, request_ids
 from ovmstrio.text.model_swap import ModelSwap, ServingModels, weight_bytes
 from ovmstrio.text.text_metrics import TextMetrics
 from ovmstrio.text.text_model import TextModel
-from ovmstrio.util.placement import run_load
+from ovmstrio.util.load_limit import run_load
 from ovmstrio.util.regular_files import open_regular
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from ovmstrio.config.specs import TextModelSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.generation import Task
 from ovmstrio.serving.model_versions import check_regular_files
-from ovmstrio.util.placement import run_load
+from ovmstrio.util.load_limit import run_load
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -18,7 +18,7 @@ from ovmstrio.text.chunk_scheduler import (
     check_model_files,
     open_chunked_model,
 )
-from ovmstrio.util.placement import run_load
+from ovmstrio.util.load_limit import run_load
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping

@@ -24,12 +24,12 @@ from ovmstrio.inference.compile import ModelFile, compile_model
 from ovmstrio.inference.crash_probe import enable_crash_probe
 from ovmstrio.inference.crash_probe.workers import ProbeMode
 from ovmstrio.inference.network import Network
+from ovmstrio.inference.tuner import Placement
 from ovmstrio.models.loading import load_model
 from ovmstrio.models.sequences import SequenceManager, SequenceManagers
 from ovmstrio.models.servable import BatchedServable, ModelServable
 from ovmstrio.models.stateful import StatefulServable
 from ovmstrio.models.validation import Validator
-from ovmstrio.util.placement import Placement
 from tests.support import ir
 
 EXACT = {"INFERENCE_PRECISION_HINT": "f32"}

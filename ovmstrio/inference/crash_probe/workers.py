@@ -20,7 +20,7 @@ from ovmstrio.inference.crash_probe.verdict import ProbeModel, Verdict
 from ovmstrio.inference.crash_probe.verdict_store import VerdictStore
 from ovmstrio.isolation.program import signal_name
 from ovmstrio.isolation.worker_process import WorkerExited, WorkerProcess
-from ovmstrio.util.placement import run_load
+from ovmstrio.util.load_limit import run_load
 
 _PROGRAM: Final = "ovmstrio.inference.crash_probe.program"
 # Signals that a process causes itself; others, such as the OOM killer's, come from outside.

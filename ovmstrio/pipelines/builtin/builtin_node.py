@@ -17,7 +17,7 @@ from ovmstrio.pipelines.builtin.parameters import Parameters
 from ovmstrio.pipelines.custom_node import ItemInfo, read_only_views
 from ovmstrio.pipelines.native.library import NodeIdentity
 from ovmstrio.util.extras import Extra, way_to_install
-from ovmstrio.util.placement import run_load
+from ovmstrio.util.load_limit import run_load
 
 log = structlog.get_logger(__name__)
 

@@ -181,7 +181,7 @@ def test_small_model_has_one_thread_unless_its_user_wants_more(
     model: ov.Model, hint: dict[str, str], threads: int, streams: int, tmp_path: Path
 ) -> None:
     # The model is timed, and other processes may have the cores at that moment.
-    made = next(one for one in _several(model, tmp_path, hint) if one.placement.is_inline(40))
+    made = next(one for one in _several(model, tmp_path, hint) if one.placement.is_inline)
     assert made.streams == streams
     if os.cpu_count() != 1:
         assert made.model.get_property("INFERENCE_NUM_THREADS") == threads
@@ -191,14 +191,14 @@ def test_small_model_has_one_thread_unless_its_user_wants_more(
 def test_inline_model_is_bound_to_no_core_unless_its_user_wants_it(
     plugin_config: dict[str, str], *, is_bound: bool, tmp_path: Path
 ) -> None:
-    made = next(one for one in _several(ir.dummy(), tmp_path, plugin_config) if one.placement.is_inline(40))
+    made = next(one for one in _several(ir.dummy(), tmp_path, plugin_config) if one.placement.is_inline)
     assert made.model.get_property("ENABLE_CPU_PINNING") is is_bound
 
 
 def test_slow_model_has_the_latency_hint_and_never_runs_inline(tmp_path: Path) -> None:
     made = compiled(ir.slow(256, 40), tmp_path)
     assert made.model.get_property("PERFORMANCE_HINT") == "LATENCY"
-    assert not made.placement.is_inline(0)
+    assert not made.placement.is_inline
 
 
 def test_nireq_is_twice_the_optimal_number_unless_configured(tmp_path: Path) -> None:

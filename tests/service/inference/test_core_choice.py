@@ -15,15 +15,19 @@ from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ConfigError, ModelFailure, Problem
 from ovmstrio.inference import compile as compile_module
 from ovmstrio.inference import network as network_module
+from ovmstrio.inference import tuner as tuner_module
 from ovmstrio.inference.compile import CPU_PINNING, ModelFile, compile_model
 from ovmstrio.inference.compiled import Compiled, Timing
 from ovmstrio.inference.infer_requests import Slot
 from ovmstrio.inference.network import Network
-from ovmstrio.inference.recovery import StreamRecoveryTimer
 from ovmstrio.inference.runtime import core
+from ovmstrio.inference.tuner import (
+    FEW_CORES_THRESHOLD_SECONDS,
+    FILLING_THRESHOLD_SECONDS,
+    Placement,
+)
 from ovmstrio.util import cores as cores_module
 from ovmstrio.util.cores import CoreShare
-from ovmstrio.util.placement import FEW_CORES_THRESHOLD_SECONDS, FILLING_THRESHOLD_SECONDS, Placement
 from tests.support import ir
 from tests.support.servables import RecordingHooks, network
 from tests.support.waits import WAIT_SECONDS
@@ -39,14 +43,14 @@ FACTORS = [np.ones((2, 3), np.float32), np.ones((3, 2), np.float32)]
 @pytest.fixture
 def cores(monkeypatch: pytest.MonkeyPatch) -> CoreShare:
     share = CoreShare()
-    for module in (compile_module, network_module):
+    for module in (compile_module, network_module, tuner_module):
         monkeypatch.setattr(module, "CORES", share)
     monkeypatch.setattr(cores_module, "usable_cores", lambda: 2)
     return share
 
 
 def _away(running: Network) -> Network:
-    running._placement = Placement.away()
+    running.tuner.place(Placement.away())
     return running
 
 
@@ -78,9 +82,9 @@ async def _call_until(stop: trio.Event, running: Network, answers: list[Any]) ->
 def test_single_model_is_bound_as_openvino_chooses(cores: CoreShare, tmp_path: Path) -> None:
     cores.services = 1
     alone = network(ir.dummy(), tmp_path, plugin_config=ONE_THREAD)
-    assert alone.is_pinned is (True if _binds_by_default() else None)
+    assert alone.tuner.is_pinned is (True if _binds_by_default() else None)
     assert alone.facts["bound to cores"] == ("yes" if _binds_by_default() else "no")
-    assert list(cores.users) == [alone]
+    assert list(cores.users) == [alone.tuner]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +101,7 @@ def test_models_of_several_services_are_bound_to_no_core(
     model: ov.Model, settings: dict[str, Any], is_pinned: bool | None, cores: CoreShare, tmp_path: Path
 ) -> None:
     cores.services = 2
-    assert network(model, tmp_path, **settings).is_pinned is is_pinned
+    assert network(model, tmp_path, **settings).tuner.is_pinned is is_pinned
 
 
 def test_model_that_openvino_does_not_bind_is_never_compiled_again(
@@ -105,16 +109,16 @@ def test_model_that_openvino_does_not_bind_is_never_compiled_again(
 ) -> None:
     known = compile_module._property
     monkeypatch.setattr(compile_module, "_property", lambda *args: 0 if args[1] == CPU_PINNING else known(*args))
-    assert network(ir.dummy(), tmp_path, "alone", plugin_config=ONE_THREAD).is_pinned is None
+    assert network(ir.dummy(), tmp_path, "alone", plugin_config=ONE_THREAD).tuner.is_pinned is None
     cores.services = 2
-    assert network(ir.dummy(), tmp_path, "other", plugin_config=ONE_THREAD).is_pinned is False
+    assert network(ir.dummy(), tmp_path, "other", plugin_config=ONE_THREAD).tuner.is_pinned is False
 
 
 def test_network_that_does_not_fill_cores_is_not_counted(cores: CoreShare, tmp_path: Path) -> None:
     repository = ir.save(ir.dummy(), tmp_path, "model")
     compiled = compile_model(ModelFile(repository / "1" / "model.xml", ModelSpec(name="model", base_path=repository)))
     tokenizer = Network(compiled, fills_cores=False)
-    assert (list(cores.users), cores.is_shared, tokenizer.is_pinned) == ([], False, None)
+    assert (list(cores.users), cores.is_shared, tokenizer.tuner.is_pinned) == ([], False, None)
 
 
 def test_binding_changes_no_other_setting_of_the_user(cores: CoreShare, tmp_path: Path) -> None:
@@ -138,11 +142,11 @@ async def test_calls_are_answered_while_a_model_is_compiled_for_other_cores(
     async with trio.open_nursery() as nursery:
         for _ in range(2 * running.pool.size):
             nursery.start_soon(_call_until, chosen, running, answers)
-        await running.choose_cores()
+        await running.recompile()
         chosen.set()
     assert answers
     assert all((each == ONES + 1).all() for each in answers)
-    assert running.is_pinned is False
+    assert running.tuner.is_pinned is False
     assert hooks.bounds == [(_binds_by_default(), False), (False, True)]
     assert {id(slot.model) for slot in [*running._slots, running._inline_slot]} == {id(running._model)}
     assert running.pool.active == 0
@@ -156,8 +160,8 @@ async def test_change_of_cores_does_not_return_streams_lost_to_a_failure(cores: 
     await _fails(running)
     assert hooks.streams == running._model.get_property("NUM_STREAMS") == 1
     cores.services = 2
-    await running.choose_cores()
-    assert (running._model.get_property("NUM_STREAMS"), running.is_pinned) == (1, None)
+    await running.recompile()
+    assert (running._model.get_property("NUM_STREAMS"), running.tuner.is_pinned) == (1, None)
 
 
 @pytest.mark.parametrize("error", [ConfigError([Problem("no file")]), MemoryError()])
@@ -165,15 +169,15 @@ async def test_model_that_cannot_be_compiled_again_goes_on_unchanged(
     error: Exception, cores: CoreShare, tmp_path: Path
 ) -> None:
     running = _away(network(ir.dummy(), tmp_path, plugin_config=ONE_THREAD))
-    pinned = running.is_pinned
+    pinned = running.tuner.is_pinned
 
     def refuse(_at_once: int) -> Compiled:
         raise error
 
     running._recompile = refuse
-    await running.choose_cores()
+    await running.recompile()
     np.testing.assert_array_equal((await running.infer([ONES]))[0], ONES + 1)
-    assert running.is_pinned is pinned
+    assert running.tuner.is_pinned is pinned
 
 
 async def test_infer_requests_that_cannot_be_made_again_are_not_lost(
@@ -190,7 +194,7 @@ async def test_infer_requests_that_cannot_be_made_again_are_not_lost(
     cores.services = 2
     with monkeypatch.context() as patched:
         patched.setattr(Slot, "attach", refuse)
-        await running.choose_cores()
+        await running.recompile()
         for _ in range(2 * running.pool.size):
             with trio.fail_after(WAIT_SECONDS), pytest.raises(ModelFailure, match="cannot create an infer request"):
                 await running.infer([ONES])
@@ -255,18 +259,19 @@ async def test_small_model_has_all_cores_while_its_requests_are_long(
     running = network(model, tmp_path, hooks=hooks, plugin_config={"PERFORMANCE_HINT": hint} if hint else {})
     given = [ONES] if model.inputs[0].partial_shape.is_static else FACTORS
     (expected,) = await running.infer(given)
-    assert not running.wants_others()
+    tuner = running.tuner
+    assert not tuner.wants_recompilation()
     for at_once, chosen, streams in ((1, 1, 1), (2, 1 if hint else 2, 1 if hint else 2), (0, 0, 1)):
-        assert running._concurrency is not None
-        running._concurrency._long_at -= 100 if not at_once else 0
+        assert tuner.max_concurrency
+        tuner._long_at -= 100 if not at_once else 0
         for _ in range(10):
-            running._concurrency.note(at_once or 1, 1.0 if at_once else 1e-4)
-        assert running.wants_others() is (running._concurrency.chosen != chosen)
-        await running.choose_cores()
+            tuner.record_concurrency(at_once or 1, 1.0 if at_once else 1e-4)
+        assert tuner.wants_recompilation() is (tuner.concurrency != chosen)
+        await running.recompile()
         threads = running._model.get_property("INFERENCE_NUM_THREADS")
-        assert (running._concurrency.chosen, hooks.streams, threads) == (chosen, streams, 2 if chosen else 1)
+        assert (tuner.concurrency, hooks.streams, threads) == (chosen, streams, 2 if chosen else 1)
         for placement in (Placement.away(), Placement(float("inf"))):
-            running._placement = placement
+            tuner.place(placement)
             np.testing.assert_array_equal((await running.infer(given))[0], expected)
 
 
@@ -275,13 +280,13 @@ async def test_call_that_waits_for_the_pool_goes_on_when_the_loop_gets_its_own_s
 ) -> None:
     running = network(ir.matmul(), tmp_path)
     slot = await running.pool.acquire()
-    running._placement = Placement(float("inf"))
+    running.tuner.place(Placement(float("inf")))
     with trio.fail_after(WAIT_SECONDS):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(running.infer, FACTORS)
             await trio.testing.wait_all_tasks_blocked()
-            running._target_concurrency = 1
-            nursery.start_soon(running.choose_cores)
+            running.tuner.target = 1
+            nursery.start_soon(running.recompile)
             while running._compile_inline_replacement is None or len(nursery.child_tasks) > 1:
                 await trio.lowlevel.checkpoint()
             running.pool.release(slot)
@@ -290,13 +295,13 @@ async def test_call_that_waits_for_the_pool_goes_on_when_the_loop_gets_its_own_s
 async def test_small_model_recovers_from_failures_with_any_number_of_threads(cores: CoreShare, tmp_path: Path) -> None:
     running = network(ir.matmul(), tmp_path)
     for chosen in (1, 0):
-        running._target_concurrency = chosen
-        await running.choose_cores()
+        running.tuner.target = chosen
+        await running.recompile()
         for placement in (Placement.away(), Placement(float("inf"))):
             for _ in range(3):
-                running._placement = placement
+                running.tuner.place(placement)
                 await _fails(running)
-                running._placement = placement
+                running.tuner.place(placement)
                 await _multiplies(running)
         assert running.pool.active == 0
 
@@ -310,11 +315,12 @@ def _shared_out(
 
 def _note_parallel_calls(running: Network, at_once: int) -> bool:
     """Note calls in parallel that keep the device busy; return whether the model is to be compiled again."""
-    assert running._concurrency is not None
-    running._concurrency.look()
-    running._concurrency._few_since -= 1000
-    running._concurrency.note(at_once, 1000.0)
-    return running.wants_others()
+    tuner = running.tuner
+    assert tuner.max_concurrency
+    tuner.wants_recompilation()
+    tuner._few_since -= 1000
+    tuner.record_concurrency(at_once, 1000.0)
+    return running.tuner.wants_recompilation()
 
 
 @pytest.mark.parametrize("model", [ir.dummy(), ir.dynamic()], ids=["fixed", "dynamic"])
@@ -334,7 +340,7 @@ async def test_model_has_as_many_streams_as_parallel_calls(
             async with trio.open_nursery() as nursery:
                 for _ in range(20):
                     nursery.start_soon(_call_until, chosen, running, answers)
-                await running.choose_cores()
+                await running.recompile()
                 chosen.set()
         assert running.facts["streams"] == running._model.get_property("NUM_STREAMS") == at_once
         assert hooks.streams == running.side_by_side == running._completions.side_by_side == at_once
@@ -358,7 +364,7 @@ def test_streams_of_the_user_are_kept_however_calls_come(
 ) -> None:
     cores.are_few = True
     running = _shared_out(monkeypatch, tmp_path, ir.dummy(), RecordingHooks(), plugin_config=settings)
-    assert (running._concurrency, running.wants_others()) == (None, False)
+    assert (running.tuner.max_concurrency, running.tuner.wants_recompilation()) == (0, False)
 
 
 @pytest.mark.parametrize("is_configured", [False, True], ids=["streams of calls", "streams of its user"])
@@ -369,21 +375,22 @@ async def test_failure_on_one_of_several_streams_leaves_one_for_a_growing_while(
     hooks, now = RecordingHooks(), 0.0
     settings = {"plugin_config": {"NUM_STREAMS": "2"}} if is_configured else {}
     running = _shared_out(monkeypatch, tmp_path, ir.matmul(), hooks, **settings)
-    running._stream_recovery = StreamRecoveryTimer(lambda: now)
     if not is_configured:
         assert _note_parallel_calls(running, 2)
-        await running.choose_cores()
+        await running.recompile()
+    running.tuner._clock = lambda: now
     for pause in (30, 60, 30):
-        assert (hooks.streams, running.wants_others()) == (2, False)
+        assert (hooks.streams, running.tuner.wants_recompilation()) == (2, False)
         for _ in range(2):
             await _fails(_away(running))
             await _multiplies(running)
-            assert (hooks.streams, running.wants_others()) == (1, False)
+            assert (hooks.streams, running.tuner.wants_recompilation()) == (1, False)
+            assert running.facts["state"] == "reduced"
             now += pause - 1
-        assert not running.wants_others()
+        assert not running.tuner.wants_recompilation()
         now += 1
-        assert running.wants_others()
-        await running.choose_cores()
+        assert running.tuner.wants_recompilation()
+        await running.recompile()
         await _multiplies(_away(running))
         now += 601 if pause == 60 else 1
     assert hooks.streams == running._model.get_property("NUM_STREAMS") == 2
@@ -395,7 +402,7 @@ async def test_streams_are_not_returned_when_that_fails_or_a_request_fails_meanw
     cores.are_few, now = True, 0.0
     hooks = RecordingHooks()
     running = _shared_out(monkeypatch, tmp_path, ir.matmul(), hooks, plugin_config={"NUM_STREAMS": "2"})
-    running._stream_recovery = StreamRecoveryTimer(lambda: now)
+    running.tuner._clock = lambda: now
     compile_replacement = running._recompile
 
     def fail_meanwhile(at_once: int) -> Compiled:
@@ -406,10 +413,10 @@ async def test_streams_are_not_returned_when_that_fails_or_a_request_fails_meanw
     await _fails(running)
     for build in (fail_meanwhile, _refuse, compile_replacement):
         now += 1000
-        assert running.wants_others()
+        assert running.tuner.wants_recompilation()
         running._recompile = build
-        await running.choose_cores()
-        assert (hooks.streams, running.wants_others()) == (2 if build is compile_replacement else 1, False)
+        await running.recompile()
+        assert (hooks.streams, running.tuner.wants_recompilation()) == (2 if build is compile_replacement else 1, False)
 
 
 async def test_cancelled_call_does_not_delay_the_return_of_streams(
@@ -419,7 +426,7 @@ async def test_cancelled_call_does_not_delay_the_return_of_streams(
     cores.are_few, now = True, 0.0
     settings = {"NUM_STREAMS": "2"}
     running = _shared_out(monkeypatch, tmp_path, ir.matmul(), RecordingHooks(), plugin_config=settings)
-    running._stream_recovery = StreamRecoveryTimer(lambda: now)
+    running.tuner._clock = lambda: now
     await _fails(running)
     stopped, mend = [], running._recover
 
@@ -432,8 +439,8 @@ async def test_cancelled_call_does_not_delay_the_return_of_streams(
     for _ in range(20):
         with trio.move_on_after(0.001):
             await running.infer([np.ones((700, 700), np.float32)] * 2)
-        assert running.wants_others()
+        assert running.tuner.wants_recompilation()
     assert stopped
     assert all(stopped)
     await _fails(_away(running))
-    assert not running.wants_others()
+    assert not running.tuner.wants_recompilation()

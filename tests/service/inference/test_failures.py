@@ -21,7 +21,7 @@ from ovmstrio.core.errors import ModelFailure
 from ovmstrio.inference.compile import ModelFile, compile_model
 from ovmstrio.inference.compiled import Compiled
 from ovmstrio.inference.network import BlockingNetwork, Network
-from ovmstrio.util.placement import Placement
+from ovmstrio.inference.tuner import Placement
 from tests.support import ir
 from tests.support.examples import examples
 from tests.support.servables import EXACT

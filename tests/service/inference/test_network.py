@@ -21,13 +21,13 @@ from ovmstrio.core.tensor import BY_NAME, to_bf16
 from ovmstrio.inference import compile as compile_module
 from ovmstrio.inference import infer_requests as slot_module
 from ovmstrio.inference import network as network_module
+from ovmstrio.inference import tuner as tuner_module
 from ovmstrio.inference.compiled import Timing, warm_up
-from ovmstrio.inference.infer_requests import Slot
+from ovmstrio.inference.infer_requests import Slot, replace_model
 from ovmstrio.inference.network import Network
-from ovmstrio.inference.recovery import replace_model
 from ovmstrio.inference.tensors import from_tensor
+from ovmstrio.inference.tuner import ModelTuner, Placement
 from ovmstrio.telemetry.loop_load import LoopLoad
-from ovmstrio.util.placement import Placement
 from tests.support import ir
 from tests.support.servables import RecordingHooks, network
 from tests.support.waits import WAIT_SECONDS
@@ -39,6 +39,7 @@ LARGE = [np.ones((700, 700), np.float32)] * 2
 NUMBERS = np.arange(4, dtype=np.float32)
 RESHAPED: list[Any] = [NUMBERS, np.array([2, 2], np.int64)]
 UNSHAPED: list[Any] = [NUMBERS, np.array([3, 3], np.int64)]
+INLINE = Placement(float("inf"))
 
 
 @pytest.fixture
@@ -52,8 +53,8 @@ def short_inferences(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(compile_module, "warm_up", measure)
     monkeypatch.setattr(network_module, "time", SimpleNamespace(perf_counter=lambda: 100.0, thread_time=lambda: 100.0))
-    for name in ("is_full", "is_overdue"):
-        monkeypatch.setattr(LoopLoad, name, property(lambda _: False))
+    monkeypatch.setattr(tuner_module, "_FULL", 1.0)
+    monkeypatch.setattr(LoopLoad, "is_overdue", property(lambda _: False))
 
 
 class _Clock:
@@ -61,7 +62,8 @@ class _Clock:
         self.wall = self.processor = 100.0
         self._monkeypatch = monkeypatch
         clock = SimpleNamespace(perf_counter=lambda: self.wall, thread_time=lambda: self.processor)
-        monkeypatch.setattr(network_module, "time", clock)
+        for module in (network_module, tuner_module):
+            monkeypatch.setattr(module, "time", clock)
 
     def each_inference_takes(self, wall: Callable[[], float], processor: Callable[[], float]) -> None:
         infer = Slot.infer
@@ -88,7 +90,7 @@ def _calls_of(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[An
 
 
 def send_away(running: Network) -> Network:
-    running._placement = Placement.away()
+    running.tuner.place(Placement.away())
     return running
 
 
@@ -200,7 +202,8 @@ async def test_requests_concurrent_with_failing_ones_are_answered(
     *, config: dict[str, str], inline: bool, tmp_path: Path
 ) -> None:
     running = network(ir.matmul(), tmp_path, plugin_config=config)
-    running._placement = running._placement if inline else Placement.away()
+    if not inline:
+        send_away(running)
     for _ in range(10):
         async with trio.open_nursery() as nursery:
             for number in range(12):
@@ -247,7 +250,7 @@ async def test_short_model_that_may_fail_runs_inline(
     # OpenVINO's synchronous call loses failures of one thread: a failed inference is run again through the pool.
     running = network(ir.matmul(), tmp_path, plugin_config={"INFERENCE_NUM_THREADS": threads})
     away = _calls_of(monkeypatch, Network, "_infer_on_device")
-    running._placement = Placement(float("inf"))
+    running.tuner.place(INLINE)
     for rows in (1, 2, 3):
         await multiplies(running, rows, 1, 2)
     assert away == []
@@ -261,10 +264,9 @@ async def test_time_of_an_inference_leaves_out_waiting_for_the_processor_and_ear
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = network(ir.dummy(), tmp_path)
-    running._placement = Placement(float("inf"))
-    assert not running._loop_load.busy  # starts the measurement
+    running.tuner.place(INLINE)
     learned: list[float] = []
-    monkeypatch.setattr(Network, "_record", lambda _, __, seconds, **___: learned.append(seconds))
+    monkeypatch.setattr(ModelTuner, "record", lambda _, __, seconds, **___: learned.append(seconds))
     clock = _Clock(monkeypatch)
     clock.each_inference_takes(lambda: 0.05, lambda: 0.001)
     clock.wall += 0.03
@@ -310,15 +312,14 @@ async def test_small_model_of_several_streams_has_a_separate_model_of_one_thread
         await refuses(running, (2, 3), (5, 2))
         await multiplies(running, 2, 3, 2)
         await multiplies(running, 1, 3, 2)
-    assert (hooks.streams, running._runs._generation) == (2, 0)
-    short = running._placement
+    assert (hooks.streams, running.tuner.failures) == (2, 0)
     send_away(running)
     await refuses(running, (2, 3), (5, 2))
-    running._placement = short
+    running.tuner.place(INLINE)
     await multiplies(running, 2, 3, 2)
     assert hooks.streams == 1
     assert running._inline_slot.model.get_property("INFERENCE_NUM_THREADS") == 1
-    await running.choose_cores()
+    await running.recompile()
     await multiplies(running, 2, 3, 2)
 
 
@@ -328,7 +329,7 @@ async def test_times_of_streams_do_not_count_for_the_loops_own_model(
 ) -> None:
     running = network(ir.dummy(), tmp_path, plugin_config={"NUM_STREAMS": streams, "INFERENCE_NUM_THREADS": streams})
     times: list[float] = []
-    monkeypatch.setattr(Network, "_record", lambda _, __, seconds, **___: times.append(seconds))
+    monkeypatch.setattr(ModelTuner, "record", lambda _, __, seconds, **___: times.append(seconds))
     await running.infer([ONES])
     send_away(running)
     for _ in range(2):
@@ -364,9 +365,8 @@ async def test_loops_own_model_is_compiled_again_while_streams_serve(
 
 async def test_short_requests_of_a_model_that_may_fail_return_to_the_loop(tmp_path: Path) -> None:
     running = network(ir.matmul(), tmp_path, plugin_config={"INFERENCE_NUM_THREADS": "1"})
-    inline = Placement(float("inf"))
     slot = await running.pool.acquire()
-    running._placement = inline
+    running.tuner.place(INLINE)
     async with trio.open_nursery() as nursery:
         for _ in range(5):
             nursery.start_soon(multiplies, running, 2, 3, 2)
@@ -374,11 +374,11 @@ async def test_short_requests_of_a_model_that_may_fail_return_to_the_loop(tmp_pa
         assert running.pool.active == 1
         running.pool.release(slot)
         running._wake_waiting_calls()
-    running._placement = Placement.away()
+    send_away(running)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(running.infer, LARGE)
         await trio.testing.wait_all_tasks_blocked()
-        running._placement = inline
+        running.tuner.place(INLINE)
         assert not running._is_loop_free_soon()
 
 
@@ -417,7 +417,7 @@ async def test_inference_on_the_thread_of_a_stream_counts_the_time_that_the_loop
 ) -> None:
     monkeypatch.setattr(compile_module, "_is_small", lambda _: False)
     running = network(ir.dummy(), tmp_path, plugin_config={"NUM_STREAMS": str(streams)})
-    running._placement = Placement(float("inf"), learns=True)
+    running.tuner.place(Placement(float("inf"), input_bytes=ONES.nbytes, learns=True))
     _Clock(monkeypatch).each_inference_takes(lambda: 1e-3, lambda: 0.0)
     for _ in range(100):
         await running.infer([ONES])
@@ -454,11 +454,12 @@ async def test_model_leaves_the_loop_and_returns_with_the_measured_limit(
     monkeypatch.setattr(compile_module, "warm_up", lambda *_: Timing(2e-6, 1e-6, 40))
     running = network(ir.dummy(), tmp_path, hooks=hooks)
     assert hooks.places == [(True, False)]
-    monkeypatch.setattr(running, "_loop_load", SimpleNamespace(limit_of_work=1e-9))
+    monkeypatch.setattr(running.tuner, "_load", LoopLoad())
+    monkeypatch.setattr(running.tuner, "_limit", 1e-9)
     for _ in range(60):
         np.testing.assert_array_equal((await running.infer([ONES]))[0], ONES + 1)
     assert hooks.places == [(True, False), (False, True)]
-    monkeypatch.setattr(running, "_loop_load", SimpleNamespace(limit_of_work=1e9))
+    monkeypatch.setattr(running.tuner, "_limit", 1e9)
     for _ in range(60):
         np.testing.assert_array_equal((await running.infer([ONES]))[0], ONES + 1)
     assert hooks.places[2:] == [(True, True)]
@@ -535,7 +536,7 @@ async def test_outputs_are_copies_and_inputs_are_neither_changed_nor_kept(
 ) -> None:
     # Small inputs are copied to the place of the last ones; large ones and those of other shapes are read in place.
     running = network(ir.dummy((-1, 10)), tmp_path)
-    monkeypatch.setattr(Placement, "is_inline", lambda *_: not away)
+    monkeypatch.setattr(ModelTuner, "is_inline", lambda *_: not away)
     answers = []
     for rows, value in ((1, 1), (1, 2), (3, 3), (3, 4), (1, 5), (2000, 6), (2000, 7), (1, 8), (1, 9)):
         array = np.full((rows, 10), value, np.float32)
@@ -560,13 +561,14 @@ async def test_inference_that_blocked_the_loop_sends_the_next_ones_away_for_a_wh
     running = network(ir.dummy(), tmp_path)
     inline = _calls_of(monkeypatch, Network, "_infer_inline")
     await running.infer([ONES])
-    for name in ("_SURELY_SHORT_SECONDS", "_LONG_INLINE_SECONDS"):
-        monkeypatch.setattr(network_module, name, 0.0)
-    monkeypatch.setattr(network_module, "_LOOP_BLOCK_FACTOR", 1e9)
+    monkeypatch.setattr(network_module, "SURELY_SHORT_SECONDS", 0.0)
+    monkeypatch.setattr(tuner_module, "_LONG_INLINE_SECONDS", 0.0)
+    monkeypatch.setattr(tuner_module, "_LOOP_BLOCK_FACTOR", 1e9)
     for _ in range(4):
         np.testing.assert_array_equal((await running.infer([ONES]))[0], ONES + 1)
     assert len(inline) == 2
-    running._loop_blocked_until = time.perf_counter()
+    assert running.facts["state"] == "blocked"
+    running.tuner.block_loop(time.perf_counter())
     await running.infer([ONES])
     assert len(inline) == 3
 

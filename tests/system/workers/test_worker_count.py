@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from ovmstrio.config.specs import ModelSpec, ServerSpec
 from ovmstrio.server.plan import read_plan
 from ovmstrio.server.settings import ServerSettings
-from ovmstrio.util.cores import usable_cores
+from ovmstrio.util.container_limits import usable_cores
 from ovmstrio.workers.auto_workers import MeasurementSettings, choose_workers
 from tests.support import ir
 from tests.support.processes import serving

@@ -8,7 +8,6 @@ import trio
 import trio.testing
 
 from ovmstrio.inference.infer_requests import Completion, CompletionQueue
-from ovmstrio.inference.recovery import StreamRecoveryTimer
 
 
 def _started(queue: CompletionQueue, count: int) -> list[tuple[Completion, trio.Event]]:
@@ -125,33 +124,3 @@ async def test_each_end_on_any_thread_is_notified() -> None:
         for thread in device:
             thread.join()
     assert (notified, queue.running) == (1200, 0)
-
-
-class _Streams:
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.lost = StreamRecoveryTimer(lambda: self.now)
-
-    def lose_and_regain(self) -> float:
-        pause = self.lost.lose()
-        self.now += pause - 1
-        assert (self.lost.are_lost, self.lost.is_due) == (True, False)
-        self.now += 1
-        assert self.lost.is_due
-        self.lost.clear()
-        assert (self.lost.are_lost, self.lost.is_due) == (False, False)
-        return pause
-
-
-def test_pause_of_lost_streams_doubles_up_to_an_hour_and_is_reset_after_ten_minutes() -> None:
-    streams = _Streams()
-    pauses = [30, 60, 120, 240, 480, 960, 1920, 3600, 3600]
-    assert [streams.lose_and_regain() for _ in range(9)] == pauses
-    streams.now += 601
-    assert [streams.lose_and_regain() for _ in range(2)] == [30, 60]
-    # Streams whose compilation failed stay lost.
-    streams = _Streams()
-    for pause in pauses:
-        assert streams.lost.lose() == pause
-        streams.now += pause
-        assert streams.lost.is_due

@@ -4,17 +4,16 @@ import gc
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from ovmstrio.server import memory_limit as module
+from ovmstrio.server import server as module
 from ovmstrio.server.gc_tuning import freeze_gc
 from ovmstrio.server.malloc_trim import TrimPolicy, trim_freed_memory
-from ovmstrio.server.memory_limit import make_send_budgets, memory_limit
+from ovmstrio.server.server import make_send_budgets
 from ovmstrio.server.settings import ServerSettings
 from ovmstrio.serving.registry import Registry
 from tests.support.waits import WAIT_SECONDS
@@ -114,38 +113,6 @@ async def test_memory_of_an_unloaded_model_is_trimmed(mock_clock: MockClock) -> 
 
 
 # Memory limits
-
-
-@pytest.mark.parametrize(
-    ("own", "limits"),
-    [
-        pytest.param(
-            "0::/pod/one\n",
-            {"pod/one/memory.max": "max", "pod/memory.max": f"{100 * MIB}", "memory.max": f"{200 * MIB}"},
-            id="smallest limit of a group and its ancestors",
-        ),
-        pytest.param(
-            "5:cpu,cpuacct:/pod\n4:memory:/pod\n0::/\n",
-            {
-                "memory/pod/memory.limit_in_bytes": f"{100 * MIB}",
-                "memory/memory.limit_in_bytes": "9223372036854771712",
-            },
-            id="version 1",
-        ),
-        pytest.param("0::/docker/0123\n", {"memory.max": f"{100 * MIB}"}, id="container with its group at the root"),
-    ],
-)
-def test_memory_limit_is_that_of_the_cgroups(tmp_path: Path, own: str, limits: dict[str, str]) -> None:
-    (tmp_path / "own").write_text(own)
-    for path, limit in limits.items():
-        file = tmp_path / "groups" / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(f"{limit}\n")
-    assert memory_limit(tmp_path / "groups", tmp_path / "own") == 100 * MIB
-
-
-def test_memory_limit_without_cgroups_is_that_of_the_machine(tmp_path: Path) -> None:
-    assert memory_limit(tmp_path / "none", tmp_path / "none") > 100 * MIB
 
 
 def test_pending_answers_share_a_quarter_of_the_memory_or_the_quota(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from ovmstrio.server.plan import read_plan
 from ovmstrio.server.server import serve
 from ovmstrio.server.settings import ServerSettings
 from ovmstrio.server.worker_count import MeasuredCall, choose_count, count_workers, models_to_measure
-from ovmstrio.util.cores import usable_cores
+from ovmstrio.util.container_limits import usable_cores
 from ovmstrio.workers.auto_workers import choose_workers
 from ovmstrio.workers.serve import serve_in_processes
 from tests.support import ir

@@ -22,13 +22,13 @@ from ovmstrio.core.request import Contents, InferInput, InferRequest
 from ovmstrio.core.service import SequenceServable
 from ovmstrio.core.tensor import Array, RawTensor, Tensor
 from ovmstrio.core.worker_peers import ForwardedStep, SequenceMoved
+from ovmstrio.inference.tuner import Placement
 from ovmstrio.models.loading import load_model
 from ovmstrio.models.sequences import SequenceControl, SequenceManagers
 from ovmstrio.models.sequences.requests import read_control
 from ovmstrio.models.stateful import StatefulServable
 from ovmstrio.serving.records import VersionState
 from ovmstrio.transport.statuses import error_status
-from ovmstrio.util.placement import Placement
 from ovmstrio.workers.sequence_forwarding import SharedSequenceDirectory
 from ovmstrio.workers.shared_state import SharedState
 from tests.support import ir

@@ -11,10 +11,10 @@ import pytest
 import trio
 
 from ovmstrio.inference.network import Network
+from ovmstrio.inference.tuner import Placement
 from ovmstrio.models.sequences import Sequence, SequenceManagers
 from ovmstrio.models.sequences.manager import remove_idle_sequences
 from ovmstrio.models.stateful import StatefulServable
-from ovmstrio.util.placement import Placement
 from tests.support import ir
 from tests.support.servables import sequence_request, stateful_over, tensors
 
