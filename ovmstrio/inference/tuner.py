@@ -32,9 +32,8 @@ import trio
 
 from ovmstrio.core.hooks import NULL_HOOKS, ServableHooks
 from ovmstrio.telemetry.loop_load import LoopLoad, current_loop_load
-from ovmstrio.telemetry.process_metrics import resident_bytes
 from ovmstrio.util.backoff import Backoff
-from ovmstrio.util.container_limits import memory_limit
+from ovmstrio.util.container_limits import free_memory
 from ovmstrio.util.cores import CORES, CoreShare
 
 log = structlog.get_logger(__name__)
@@ -594,16 +593,11 @@ _COPIES: Final = 2
 """Free memory required for a recompilation, in multiples of the weights."""
 
 
-def _free_memory() -> float:
-    """Return the memory in bytes that this process may still allocate."""
-    return (memory_limit() or math.inf) - resident_bytes()
-
-
 async def recompile_models(
     sharing: CoreSharing,
     cores: CoreShare = CORES,
     *,
-    room: Callable[[], float] = _free_memory,
+    room: Callable[[], float] = free_memory,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Recompile models as their tuners decide, with or without CPU pinning as others come and go, until cancelled.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from contextlib import asynccontextmanager
@@ -27,6 +26,7 @@ from ovmstrio.text.engine_sharing import create_engine, request_ids
 from ovmstrio.text.model_swap import ModelSwap, ServingModels, weight_bytes
 from ovmstrio.text.text_metrics import TextMetrics
 from ovmstrio.text.text_model import TextModel
+from ovmstrio.util.container_limits import free_memory
 from ovmstrio.util.load_limit import run_load
 from ovmstrio.util.regular_files import open_regular
 
@@ -242,7 +242,7 @@ async def _must_retire_first(spec: TextModelSpec, options: dict[str, Any], folde
     weights = await run_load(lambda: weight_bytes(folder, draft))
     # An automatic cache size always fits, because it is a part of the free memory.
     cache = options["pipeline"]["cache_bytes"] if spec.cache_size else 0
-    return weights + cache > _free_memory()
+    return weights + cache > free_memory()
 
 
 def _options(spec: TextModelSpec, folder: Path, draft: Path | None) -> dict[str, Any]:
@@ -277,15 +277,7 @@ def _options(spec: TextModelSpec, folder: Path, draft: Path | None) -> dict[str,
 def _cache_bytes(spec: TextModelSpec) -> int:
     if spec.cache_size:
         return max(1, round(spec.cache_size * _GIB))
-    chosen = max(_MIN_CACHE_BYTES, _free_memory() // _FREE_MEMORY_DIVISOR)
+    chosen = max(_MIN_CACHE_BYTES, free_memory() // _FREE_MEMORY_DIVISOR)
     chosen -= chosen % (_GIB if chosen > _GIB else _MIN_CACHE_BYTES)
     log.info("KV cache size chosen", model=spec.name, gigabytes=chosen / _GIB)
     return chosen
-
-
-def _free_memory() -> int:
-    """Return the available memory in bytes."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

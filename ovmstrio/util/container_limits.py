@@ -15,8 +15,11 @@ ROOT: Final = Path("/sys/fs/cgroup")
 OWN_GROUPS: Final = Path("/proc/self/cgroup")
 """File that lists the cgroups of this process."""
 
-_MEMORY_FILES: Final = ("memory.max", "memory.limit_in_bytes")
-"""Limit files of cgroups v2 and v1."""
+_MEMORY_FILES: Final = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
+"""Files of the limit and the usage of cgroups v2 and v1."""
+_RECLAIMABLE: Final = ("inactive_file", "total_inactive_file")
+"""Entries of ``memory.stat`` of cgroups v2 and v1 for file pages that are freed before memory runs out."""
+_MEMORY: Final = Path("/proc/meminfo")
 
 
 def group_folders(controller: str, root: Path = ROOT, own: Path = OWN_GROUPS) -> Iterator[Path]:
@@ -79,13 +82,43 @@ def memory_limit(groups: Path = ROOT, own: Path = OWN_GROUPS) -> int:
         groups: mount point of cgroups.
         own: file with the cgroups of this process.
     """
-    texts = (_text(folder / name) for folder in group_folders("memory", groups, own) for name in _MEMORY_FILES)
-    limits = [int(text) for text in texts if text.isdigit()]
-    return min((limit for limit in (*limits, _physical_memory()) if limit), default=0)
+    limits = [limit for _, limit, _ in _limited_groups(groups, own)]
+    return min((limit for limit in (*limits, _system_memory("SC_PHYS_PAGES")) if limit), default=0)
 
 
-def _physical_memory() -> int:
+def free_memory(groups: Path = ROOT, own: Path = OWN_GROUPS, machine: Path = _MEMORY) -> int:
+    """Return how much memory in bytes this process may still use: the machine's, or less if a cgroup has less left.
+
+    Args:
+        groups: mount point of cgroups.
+        own: file with the cgroups of this process.
+        machine: file with the memory figures of the machine.
+    """
+    free = [limit - _used(folder, usage) for folder, limit, usage in _limited_groups(groups, own)]
+    available = [int(line.split()[1]) * 1024 for line in _lines(machine) if line.startswith("MemAvailable:")]
+    return max(0, min([*free, *(available or [_system_memory("SC_AVPHYS_PAGES")])]))
+
+
+def _limited_groups(groups: Path, own: Path) -> Iterator[tuple[Path, int, str]]:
+    """Yield the folder, limit and name of the usage file of each cgroup with a memory limit."""
+    for folder in group_folders("memory", groups, own):
+        for limit, usage in _MEMORY_FILES:
+            if (text := _text(folder / limit)).isdigit():
+                yield folder, int(text), usage
+
+
+def _used(folder: Path, usage: str) -> int:
+    text = _text(folder / usage)
+    stat = dict(line.split(" ", 1) for line in _lines(folder / "memory.stat") if " " in line)
+    return (int(text) if text.isdigit() else 0) - max(int(stat.get(name, 0)) for name in _RECLAIMABLE)
+
+
+def _lines(file: Path) -> list[str]:
+    return _text(file).splitlines()
+
+
+def _system_memory(pages: str) -> int:
     try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf(pages)
     except (AttributeError, OSError, ValueError):
         return 0

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,8 +18,10 @@ from ovmstrio.core.generation import Prompt
 from ovmstrio.core.hooks import Collectors, Meters
 from ovmstrio.inference.engine.prefill_scheduler import PrefixCacheModel
 from ovmstrio.serving.kind import LoadContext, lease_nothing
+from ovmstrio.text import load_text_model as loading
 from ovmstrio.text.load_text_model import load_text_model
 from ovmstrio.text.text_model import TextModel
+from ovmstrio.util.container_limits import free_memory
 from tests.support.served_text_models import greedy, made
 
 _PROGRAM: Final = """
@@ -175,6 +178,19 @@ async def test_requests_tokens_and_times_are_counted(tiny_folder: Path) -> None:
             ("engine_restarts_total", 0),
         ):
             assert meters.value(name) == value
+
+
+async def test_cache_without_a_configured_size_is_a_quarter_of_the_memory_left_to_the_container(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own").write_text("0::/pod\n")
+    pod = tmp_path / "groups" / "pod"
+    pod.mkdir(parents=True)
+    for name, text in (("max", 700 * 2**20), ("current", 200 * 2**20), ("stat", f"inactive_file {12 * 2**20}")):
+        (pod / f"memory.{name}").write_text(f"{text}\n")
+    monkeypatch.setattr(loading, "free_memory", partial(free_memory, tmp_path / "groups", tmp_path / "own"))
+    async with _measured(tiny_folder, cache_size=0) as (_, meters):
+        assert meters.value("kv_cache_bytes") == 128 * 2**20
 
 
 @pytest.fixture(scope="module")

@@ -224,7 +224,7 @@ async def test_free_memory_decides_whether_the_old_model_is_retired_first(
 ) -> None:
     async with _server(tiny_folder) as server:
         old = await server.load()
-        monkeypatch.setattr(loading, "_free_memory", lambda: free)
+        monkeypatch.setattr(loading, "free_memory", lambda: free)
         new = await server.load(reload=reload)
         assert new.pid is not None
         assert (old.pid is None) is goes

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ovmstrio.util.container_limits import memory_limit, usable_cores
+from ovmstrio.util.container_limits import free_memory, memory_limit, usable_cores
 
 MIB = 2**20
 
@@ -71,3 +71,53 @@ def test_memory_limit_is_that_of_the_cgroups(tmp_path: Path, own: str, limits: d
 
 def test_memory_limit_without_cgroups_is_that_of_the_machine(tmp_path: Path) -> None:
     assert memory_limit(tmp_path / "none", tmp_path / "none") > 100 * MIB
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "free"),
+    [
+        pytest.param("0::/pod\n", {}, 1000, id="no limit"),
+        pytest.param("0::/pod\n", {"pod/memory.max": "max", "pod/memory.current": "5"}, 1000, id="unlimited group"),
+        pytest.param("0::/pod\n", {"pod/memory.max": f"{900 * MIB}"}, 900, id="nothing used"),
+        pytest.param(
+            "0::/pod/one\n",
+            {
+                "pod/one/memory.max": f"{900 * MIB}",
+                "pod/one/memory.current": f"{500 * MIB}",
+                "pod/one/memory.stat": f"anon 7\ninactive_file {100 * MIB}\nactive_file 9",
+                "pod/memory.max": f"{2000 * MIB}",
+                "pod/memory.current": f"{1700 * MIB}",
+            },
+            300,
+            id="ancestor with less left",
+        ),
+        pytest.param(
+            "4:memory:/pod\n",
+            {
+                "memory/pod/memory.limit_in_bytes": f"{900 * MIB}",
+                "memory/pod/memory.usage_in_bytes": f"{500 * MIB}",
+                "memory/pod/memory.stat": f"inactive_file 1\ntotal_inactive_file {100 * MIB}",
+                "memory/memory.limit_in_bytes": "9223372036854771712",
+            },
+            500,
+            id="version 1",
+        ),
+        pytest.param("0::/pod\n", {"pod/memory.max": "5", "pod/memory.current": f"{MIB}"}, 0, id="nothing left"),
+        pytest.param("0::/pod\n", {"pod/memory.max": f"{1200 * MIB}"}, 1000, id="machine with less left"),
+    ],
+)
+def test_free_memory_is_the_smallest_rest_of_the_machine_and_the_cgroups(
+    tmp_path: Path, own: str, files: dict[str, str], free: int
+) -> None:
+    (tmp_path / "own").write_text(own)
+    (tmp_path / "machine").write_text(f"MemTotal: 99 kB\nMemAvailable:  {1000 * 1024} kB\n")
+    for path, text in files.items():
+        file = tmp_path / "groups" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{text}\n")
+    assert free_memory(tmp_path / "groups", tmp_path / "own", tmp_path / "machine") == free * MIB
+
+
+def test_free_memory_without_cgroups_is_that_of_the_machine(tmp_path: Path) -> None:
+    assert free_memory(tmp_path / "none", tmp_path / "none") > 10 * MIB
+    assert free_memory(tmp_path / "none", tmp_path / "none", tmp_path / "none") > 0
