@@ -22,7 +22,6 @@ import stat
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import NamedTemporaryFile, mkdtemp
@@ -41,32 +40,23 @@ _RUN: Final = "run-"
 _LOCK: Final = "lock"
 _NAME: Final = re.compile(r"\w{1,64}(\.blob)?", re.ASCII)
 
-_current: Final[ContextVar[BlobCache | None]] = ContextVar("blob cache", default=None)
-
 
 def default_cache_folder() -> Path:
     """Return the user's cache folder."""
     return user_cache_path("ovmstrio") / "compiled"
 
 
-def current_blob_cache() -> BlobCache | None:
-    """Return the cache of the current server; None if it is disabled."""
-    return _current.get()
-
-
 @contextmanager
-def use_blob_cache(folder: Path, most_bytes: int) -> Iterator[None]:
-    """Enable the cache, if ``folder`` is usable, for models loaded by tasks that start in the block."""
+def open_blob_cache(folder: Path, most_bytes: int) -> Iterator[BlobCache | None]:
+    """Provide the cache within the block; None if ``folder`` is not usable or ``most_bytes`` is 0."""
     run = None if most_bytes <= 0 else _create_run_folder(folder)
     if run is None:
-        yield
+        yield None
         return
     place, lock = run
-    before = _current.set(BlobCache(folder, place, most_bytes))
     try:
-        yield
+        yield BlobCache(folder, place, most_bytes)
     finally:
-        _current.reset(before)
         shutil.rmtree(place, ignore_errors=True)
         os.close(lock)
 

@@ -103,6 +103,8 @@ class ModelKind(Kind[ModelSpec]):
 
         # Imported in a thread, and only if there are models: importing OpenVINO takes long.
         await import_aside(self.loads_with)
+        from ovmstrio.inference.blob_cache import BlobCache  # noqa: PLC0415 - imported when first needed
+        from ovmstrio.inference.crash_probe import CrashProbe  # noqa: PLC0415 - imported when first needed
         from ovmstrio.models.loading import load_model  # noqa: PLC0415 - imported when first needed
 
         started = perf_counter()
@@ -117,6 +119,8 @@ class ModelKind(Kind[ModelSpec]):
             tasks=context.tasks,
             remark=context.remark,
             owners=context.sequence_owners,
+            probe=context.find(CrashProbe),
+            blobs=context.find(BlobCache),
         )
         hooks.set_load_seconds(perf_counter() - started)
         return servable

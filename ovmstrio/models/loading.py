@@ -18,10 +18,10 @@ from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.hooks import NULL_HOOKS, ServableHooks
 from ovmstrio.core.service import Servable
 from ovmstrio.core.worker_peers import SequenceOwners
-from ovmstrio.inference.blob_cache import BlobCacheFolder, current_blob_cache, drop_page_cache
+from ovmstrio.inference.blob_cache import BlobCache, BlobCacheFolder, drop_page_cache
 from ovmstrio.inference.compile import ModelFile, compile_model
 from ovmstrio.inference.compiled import Compiled
-from ovmstrio.inference.crash_probe import VerdictStore, probe_model, verdicts_folder
+from ovmstrio.inference.crash_probe import CrashProbe, ProbeModel, VerdictStore, verdicts_folder
 from ovmstrio.inference.crash_probe.probe import probe_model_of
 from ovmstrio.inference.network import Network
 from ovmstrio.inference.warmup import warm_buckets
@@ -52,19 +52,36 @@ async def load_model(
     tasks: trio.Nursery | None = None,
     remark: Callable[[Problem], None] = _ignore_warning,
     owners: SequenceOwners | None = None,
+    probe: CrashProbe | None = None,
+    blobs: BlobCache | None = None,
 ) -> Servable:
     """Load, compile and warm up one version; the caller closes the servable.
 
     ``hooks`` receives inferences and batches, ``remark`` warnings. ``tasks`` runs batches and keeps compiled files; it
     must outlive the servable. ``managers`` has the sequences that continue after a reload. ``owners`` forwards requests
-    to other workers; None for a single worker.
+    to other workers; None for a single worker. ``probe`` runs unknown models first; ``blobs`` has compiled files, and
+    requires ``tasks``.
 
     Raises:
         ConfigError: the model is missing, unreadable or contradicts its settings, or OpenVINO crashes with it.
         NotReady: the crash probe could not run.
     """
     source = await run_load(partial(_find_model, spec, directory))
-    network = await _load_cached(source, directory, hooks, tasks, remark)
+    cache = None if tasks is None else blobs
+    lent = None if cache is None else await run_load(partial(_lend_folder, cache, source, directory))
+    cached = source if lent is None else replace(source, kept=lent.place)
+    try:
+        if probe is not None:
+            await _probe(probe, probe_model_of(cached, directory), remark)
+        network = await _load_network(cached, hooks, {}, remark)
+    except BaseException:
+        if lent is not None:
+            lent.give_back()
+        raise
+    if lent is not None and tasks is not None:
+        # The folder exists as long as the model, which may be recompiled from it.
+        finalize(network, lent.give_back)
+        tasks.start_soon(_keep, lent, network)
     if spec.stateful:
         return StatefulServable(spec, version, network, managers or SequenceManagers(), owners)
     if spec.batching is not None:
@@ -82,18 +99,14 @@ async def load_model(
     return ModelServable(spec, version, network, follower)
 
 
+async def _probe(probe: CrashProbe, model: ProbeModel, remark: Callable[[Problem], None]) -> None:
+    if (warning := (await probe.try_model(model)).remark(model)) is not None:
+        remark(warning)
+
+
 async def _keep(lent: BlobCacheFolder, _: Network) -> None:
     """Keep the compiled files, which are removed with the model otherwise."""
     await run_load(lent.keep)
-
-
-async def _try_and_load(
-    source: ModelFile, directory: Path, hooks: ServableHooks, remark: Callable[[Problem], None]
-) -> Network:
-    verdict = await probe_model(trial := probe_model_of(source, directory))
-    if (warning := verdict.remark(trial)) is not None:
-        remark(warning)
-    return await _load_network(source, hooks, {}, remark)
 
 
 async def _load_network(
@@ -140,27 +153,6 @@ def _labels(directory: Path) -> tuple[str, ...]:
     return ()
 
 
-async def _load_cached(
-    source: ModelFile,
-    directory: Path,
-    hooks: ServableHooks,
-    tasks: trio.Nursery | None,
-    remark: Callable[[Problem], None],
-) -> Network:
-    lent = None if tasks is None else await run_load(partial(_lend_folder, source, directory))
-    if lent is None or tasks is None:
-        return await _try_and_load(source, directory, hooks, remark)
-    try:
-        network = await _try_and_load(replace(source, kept=lent.place), directory, hooks, remark)
-    except BaseException:
-        lent.give_back()
-        raise
-    # The folder exists as long as the model, which may be recompiled from it.
-    finalize(network, lent.give_back)
-    tasks.start_soon(_keep, lent, network)
-    return network
-
-
 def _find_model(spec: ModelSpec, directory: Path) -> ModelFile:
     check_regular_files(directory)
     problems: list[Problem] = []
@@ -176,14 +168,13 @@ def _find_model(spec: ModelSpec, directory: Path) -> ModelFile:
     return ModelFile(file, spec, mapping, labels=_labels(directory))
 
 
-def _lend_folder(source: ModelFile, directory: Path) -> BlobCacheFolder | None:
+def _lend_folder(blobs: BlobCache, source: ModelFile, directory: Path) -> BlobCacheFolder | None:
     """Return a folder for the compiled files; None if they are not kept, or the model is unreadable."""
-    files = current_blob_cache()
-    if files is None or source.spec.cache_dir is not None:
+    if source.spec.cache_dir is not None:
         return None
     try:
         key = VerdictStore(verdicts_folder()).key_of(probe_model_of(source, directory))
         weights = source.file.with_suffix(".bin")
-        return files.lend(key, weights.stat().st_size if weights.exists() else 0)
+        return blobs.lend(key, weights.stat().st_size if weights.exists() else 0)
     except OSError:
         return None

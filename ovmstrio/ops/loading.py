@@ -11,6 +11,7 @@ import trio
 
 from ovmstrio.config.specs import OpPipelineSpec
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.inference.crash_probe import CrashProbe
 from ovmstrio.ops.executor.executor import open_executor
 from ovmstrio.ops.graph import draw
 from ovmstrio.ops.observing.counters import PIPELINE
@@ -37,12 +38,13 @@ async def open_loaded(
     Raises ConfigError if the script, the configuration or an Op is unusable, possibly in an exception group.  A running
     script ignores cancellation.
     """
+    probe = context.find(CrashProbe)
     shown, hooks_of = "" if context.is_alone else spec.name, partial(context.meters.node, spec.name)
     if spec.script is None:
         if spec.name not in prepared_services:
             raise ConfigError([Problem(f"service {spec.name!r} has no script", path="service")])
         prepared = prepared_services[spec.name]
-        async with _open_service(prepared.service.name or None, prepared, hooks_of) as service:
+        async with _open_service(prepared.service.name or None, prepared, hooks_of, probe) as service:
             with context.meters.collecting(service.metrics, shown):
                 yield service
         return
@@ -52,7 +54,7 @@ async def open_loaded(
         config = None if spec.config is None else str(spec.config)
         folder = spec.base_path if spec.config is None else spec.config.parent
         prepared = PreparedService(found, config, spec.script, folder)
-        async with _open_service(spec.name, prepared, hooks_of) as service:
+        async with _open_service(spec.name, prepared, hooks_of, probe) as service:
             with context.meters.collecting(service.metrics, shown):
                 yield service
     finally:
@@ -61,7 +63,7 @@ async def open_loaded(
 
 @asynccontextmanager
 async def _open_service(
-    name: str | None, prepared: PreparedService, hooks_of: Callable[[str], NodeHooks]
+    name: str | None, prepared: PreparedService, hooks_of: Callable[[str], NodeHooks], probe: CrashProbe | None
 ) -> AsyncIterator[OpService]:
     graph = prepared.service.graph()
     settings = await trio.to_thread.run_sync(prepared.settings)
@@ -69,7 +71,7 @@ async def _open_service(
         log.warning("build_dag_each_worker has no effect: one process serves; is_thread_op: false uses more for Ops")
     pipeline = PIPELINE.set(name or DEFAULT_NAME)
     try:
-        maker, source = prepared.predictor_factory(settings), prepared.source()
+        maker, source = prepared.predictor_factory(settings, probe), prepared.source()
         async with (
             open_observers(settings, hooks_of=hooks_of) as observing,
             open_executor(graph, settings, make_predictor=maker, hooks=observing.hooks, source=source) as executor,

@@ -20,6 +20,7 @@ import structlog
 import trio
 
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.inference.crash_probe import CrashProbe
 from ovmstrio.isolation.handler_imports import HandlerPackage
 from ovmstrio.ops.config_file import CONFIG_VARIABLE, read_pipeline_config, validate_pipeline_config
 from ovmstrio.ops.executor.pipeline_source import LoadedPipeline, PipelineSource
@@ -217,9 +218,9 @@ class PreparedService:
         file = self.config or self.service.yml_file
         return {"yml_file": file if file is None or self.folder is None else str(self.folder / file)}
 
-    def predictor_factory(self, settings: PipelineSettings) -> CreatePredictor:
-        """Return a predictor factory whose errors refer to the configuration."""
-        maker = PredictorFactory(is_thread_op=settings.dag.is_thread_op)
+    def predictor_factory(self, settings: PipelineSettings, probe: CrashProbe | None = None) -> CreatePredictor:
+        """Return a predictor factory whose errors refer to the configuration; ``probe`` runs unknown models first."""
+        maker = PredictorFactory(is_thread_op=settings.dag.is_thread_op, probe=probe)
 
         async def make(op: OpSettings, worker: int) -> Predictor:
             try:

@@ -12,7 +12,7 @@ import trio
 
 from ovmstrio.config.documents import did_you_mean
 from ovmstrio.core.errors import ConfigError, NotReady, Problem
-from ovmstrio.inference.crash_probe import enable_crash_probe, verdicts_folder
+from ovmstrio.inference.crash_probe import open_crash_probe, verdicts_folder
 from ovmstrio.ops.config_file import ValidatedConfig, resolve_op_settings
 from ovmstrio.ops.executor.executor import reject_ambiguous_loops
 from ovmstrio.ops.executor.op_instance import get_hooks
@@ -99,10 +99,10 @@ def _settings_without_effect(settings: OpSettings) -> list[Problem]:
 
 async def _load(ops: Iterable[OpSettings], *, is_thread_op: bool) -> list[Problem]:
     """Load and release each Op's model; a model being loaded ignores cancellation."""
-    make = PredictorFactory(is_thread_op=is_thread_op)
     problems: list[Problem] = []
     async with trio.open_nursery() as nursery:
-        with enable_crash_probe(nursery, "auto", verdicts_folder()):
+        with open_crash_probe(nursery, "auto", verdicts_folder()) as probe:
+            make = PredictorFactory(is_thread_op=is_thread_op, probe=probe)
             for settings in ops:
                 problems += await _load_one(make, settings) if settings.has_model else ()
         nursery.cancel_scope.cancel()

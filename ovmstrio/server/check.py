@@ -23,7 +23,7 @@ from ovmstrio.config.specs import AllVersions, ModelSpec, PipelineSpec, Servable
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.handlers.config.project_file import find_project_file, read_project
 from ovmstrio.handlers.trial import trial_load
-from ovmstrio.inference.crash_probe import enable_crash_probe, verdicts_folder
+from ovmstrio.inference.crash_probe import open_crash_probe, verdicts_folder
 from ovmstrio.server.command_line import single_servable_spec
 from ovmstrio.server.kinds import KINDS, Kinds
 from ovmstrio.server.settings import ServerSettings
@@ -188,8 +188,9 @@ class _Check:
         self.add(*await trio.to_thread.run_sync(self._examine, spec.services))
         registry = Registry(self.kinds, partial(LoadContext, is_trial=True), poll_seconds=0)
         async with trio.open_nursery() as nursery:
-            with enable_crash_probe(nursery, "auto", verdicts_folder()):
+            with open_crash_probe(nursery, "auto", verdicts_folder()) as probe:
                 await nursery.start(registry.run)
+            registry.context.share(probe)
             tried = [service for service in spec.services if self.imports or not self.kinds[service.kind].imports]
             await registry.apply(tried)
             for service in tried:

@@ -40,8 +40,8 @@ from ovmstrio.core.hooks import NULL_METERS
 from ovmstrio.core.limits import Limit
 from ovmstrio.core.resource_registry import current_resource_registry
 from ovmstrio.core.tracing import start_root_span
-from ovmstrio.inference.blob_cache import default_cache_folder, use_blob_cache
-from ovmstrio.inference.crash_probe import enable_crash_probe, verdicts_folder
+from ovmstrio.inference.blob_cache import BlobCache, default_cache_folder, open_blob_cache
+from ovmstrio.inference.crash_probe import open_crash_probe, verdicts_folder
 from ovmstrio.inference.tuner import recompile_models
 from ovmstrio.isolation.print_capture import log_prints
 from ovmstrio.models.sequences import SequenceManagers
@@ -460,17 +460,17 @@ class _Server:
         """Serve until drained."""
         log_tail = nullcontext() if self._history is None else self._history.recording()
         kept_gb = 0.0 if cache_directory(self._settings) is not None else self._settings.compiled_gb
-        keeping = use_blob_cache(default_cache_folder(), int(kept_gb * 10**9))
+        keeping = open_blob_cache(default_cache_folder(), int(kept_gb * 10**9))
         if self._access is not None:
             current_revocable_streams.set(self._access.gate.revocable_streams)
         with (
             self._locked_store(),
             self._control or nullcontext(),
             log_tail,
-            keeping,
+            keeping as blobs,
             rate_limited_denials() as refusals,
         ):
-            await self._serve(refusals, task_status)
+            await self._serve(refusals, blobs, task_status)
 
     def _locked_store(self) -> AbstractContextManager[None]:
         """Lock the sequence store; a server with a service at the root has none."""
@@ -481,10 +481,14 @@ class _Server:
             check_worker_count(folder, 1)
         return lock_folder(folder, str(self._settings.config_path or self._settings.model_name or "nothing"))
 
-    async def _serve(self, refusals: LogRateLimiter, task_status: trio.TaskStatus[Running]) -> None:
+    async def _serve(
+        self, refusals: LogRateLimiter, blobs: BlobCache | None, task_status: trio.TaskStatus[Running]
+    ) -> None:
         async with trio.open_nursery() as nursery:
-            with enable_crash_probe(nursery, self._settings.trial_load, verdicts_folder(self._settings.cache_dir)):
+            trials = verdicts_folder(self._settings.cache_dir)
+            with open_crash_probe(nursery, self._settings.trial_load, trials) as probe:
                 await nursery.start(self._registry.run)
+            self._registry.context.share(probe, blobs)
             await nursery.start(recompile_models, self._settings.core_sharing)
             await nursery.start(watch_overdue)
             if self._plan.root:

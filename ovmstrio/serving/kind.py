@@ -116,6 +116,14 @@ class LoadContext:
         result: _T = self._shared[make]
         return result
 
+    def share(self, *parts: object) -> None:
+        """Provide server-wide objects by their class; None is ignored."""
+        self._shared.update({type(part): part for part in parts if part is not None})
+
+    def find(self, kind: type[_T]) -> _T | None:
+        """Return the server-wide object of a class; None if the server provides none."""
+        return self._shared.get(kind)
+
 
 async def lease_nothing(name: str, version: str = "", /) -> NoReturn:
     """Raise ``ServiceMissing``: the lease function where a service is loaded alone."""

@@ -21,7 +21,7 @@ from ovmstrio.core.generation import Embeddings, Task
 from ovmstrio.core.request import ServableMetadata
 from ovmstrio.inference.compile import ModelFile
 from ovmstrio.inference.compiled import Compiled
-from ovmstrio.inference.crash_probe import probe_model
+from ovmstrio.inference.crash_probe import CrashProbe
 from ovmstrio.inference.crash_probe.probe import probe_model_of
 from ovmstrio.inference.network import Network
 from ovmstrio.inference.text_models import CompiledTokenizer, compile_embedder, compile_scorer, compile_tokenizer
@@ -242,7 +242,7 @@ async def load_embedding_model(spec: TextModelSpec, context: LoadContext) -> Emb
         NotReady: the crash probe could not run.
     """
     started = perf_counter()
-    parts = await _load(spec, partial(compile_embedder, pooling=spec.pooling, normalize=spec.normalize))
+    parts = await _load(spec, partial(compile_embedder, pooling=spec.pooling, normalize=spec.normalize), context)
     hooks = context.meters.servable(spec.name, _VERSION)
     texts = _texts(spec, parts)
     service = EmbeddingModel(spec.name, texts, await _serve_rows(spec, parts, hooks, context))
@@ -258,7 +258,7 @@ async def load_rerank_model(spec: TextModelSpec, context: LoadContext) -> Rerank
         NotReady: the crash probe could not run.
     """
     started = perf_counter()
-    parts = await _load(spec, compile_scorer)
+    parts = await _load(spec, compile_scorer, context)
     pair = parts.tokenizer.special_tokens.pair
     if pair is None:
         message = "the tokenizer has no template for pairs of query and document"
@@ -271,7 +271,9 @@ async def load_rerank_model(spec: TextModelSpec, context: LoadContext) -> Rerank
     return service
 
 
-async def _load(spec: TextModelSpec, compile_rows: Callable[[ModelFile], Compiled]) -> _LoadedParts:
+async def _load(
+    spec: TextModelSpec, compile_rows: Callable[[ModelFile], Compiled], context: LoadContext
+) -> _LoadedParts:
     folder = await run_load(partial(read_text_folder, spec.path))
     model = ModelSpec(
         name=spec.name,
@@ -282,7 +284,8 @@ async def _load(spec: TextModelSpec, compile_rows: Callable[[ModelFile], Compile
         cache_dir=spec.cache_dir,
     )
     source = ModelFile(folder.model, model)
-    await probe_model(probe_model_of(source, spec.path))
+    if (probe := context.find(CrashProbe)) is not None:
+        await probe.try_model(probe_model_of(source, spec.path))
     tokenizer = await run_load(partial(compile_tokenizer, folder.tokenizer, spec.name))
     return _LoadedParts(folder, await run_load(partial(compile_rows, source)), tokenizer)
 

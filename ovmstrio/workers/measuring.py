@@ -18,8 +18,8 @@ import trio
 
 from ovmstrio.core.request import InferInput, InferRequest
 from ovmstrio.core.tensor import BYTES
-from ovmstrio.inference.blob_cache import default_cache_folder, use_blob_cache
-from ovmstrio.inference.crash_probe import enable_crash_probe, verdicts_folder
+from ovmstrio.inference.blob_cache import default_cache_folder, open_blob_cache
+from ovmstrio.inference.crash_probe import open_crash_probe, verdicts_folder
 from ovmstrio.inference.tensors import placeholder
 from ovmstrio.isolation.exit_status import exit_with_parent
 from ovmstrio.isolation.worker_program import exit_now, run_program
@@ -58,10 +58,11 @@ async def _measured(first: WorkRequest) -> dict[str, list[float]]:
     registry = Registry(plan.kinds, partial(LoadContext), poll_seconds=0)
     measured: dict[str, list[float]] = {}
     kept_gb = 0.0 if cache_directory(settings) is not None else settings.compiled_gb
-    with use_blob_cache(default_cache_folder(), int(kept_gb * 10**9)):
+    with open_blob_cache(default_cache_folder(), int(kept_gb * 10**9)) as blobs:
         async with trio.open_nursery() as nursery:
-            with enable_crash_probe(nursery, settings.trial_load, verdicts_folder(settings.cache_dir)):
+            with open_crash_probe(nursery, settings.trial_load, verdicts_folder(settings.cache_dir)) as probe:
                 await nursery.start(registry.run)
+            registry.context.share(probe, blobs)
             await registry.apply(models)
             for spec in models:
                 # A model that cannot run on ones is not measured.

@@ -21,7 +21,7 @@ from ovmstrio.core.request import Contents, InferInput, InferRequest, InferRespo
 from ovmstrio.core.tensor import BY_NAME, Array, Tensor, TensorSpec
 from ovmstrio.core.worker_peers import SequenceOwners
 from ovmstrio.inference.compile import ModelFile, compile_model
-from ovmstrio.inference.crash_probe import enable_crash_probe
+from ovmstrio.inference.crash_probe import CrashProbe, crash_probe_of_user_code, open_crash_probe
 from ovmstrio.inference.crash_probe.workers import ProbeMode
 from ovmstrio.inference.network import Network
 from ovmstrio.inference.tuner import Placement
@@ -197,7 +197,8 @@ def saved(model: ov.Model, repository: Path, name: str = "model", **settings: An
 
 async def load_saved(spec: ModelSpec) -> list[Problem]:
     remarks: list[Problem] = []
-    servable = await load_model(spec, 1, spec.base_path / "1", remark=remarks.append)
+    probe = crash_probe_of_user_code()
+    servable = await load_model(spec, 1, spec.base_path / "1", remark=remarks.append, probe=probe)
     await servable.aclose()
     return remarks
 
@@ -210,10 +211,10 @@ async def refusal_of(spec: ModelSpec) -> Problem:
 
 
 @asynccontextmanager
-async def trying(folder: Path, mode: ProbeMode = "auto", **options: float) -> AsyncIterator[None]:
+async def trying(folder: Path, mode: ProbeMode = "auto", **options: float) -> AsyncIterator[CrashProbe | None]:
     async with trio.open_nursery() as nursery:
-        with enable_crash_probe(nursery, mode, folder, **options):
-            yield
+        with open_crash_probe(nursery, mode, folder, **options) as probe:
+            yield probe
         nursery.cancel_scope.cancel()
 
 

@@ -20,6 +20,7 @@ from ovmstrio.core.service import Servable
 from ovmstrio.core.tensor import BYTES, RawTensor, Tensor
 from ovmstrio.handlers.models.client import Array
 from ovmstrio.handlers.models.saved_model import GRAPH_FILE, SavedModelSignature, choose_signature, read_saved_model
+from ovmstrio.inference.crash_probe import crash_probe_of_user_code
 from ovmstrio.models.loading import load_model
 from ovmstrio.serving.batching import Batcher
 
@@ -58,17 +59,17 @@ async def load_saved_model(folder: Path, signature_key: str | None) -> RunnableM
 
     Raises ConfigError if the model fails to load, or has no such signature. Cancellation drops the result of the load.
     """
-    name, version = folder.parts[-2:]
+    name, version, probe = *folder.parts[-2:], crash_probe_of_user_code()
     saved = await trio.to_thread.run_sync(read_saved_model, folder, abandon_on_cancel=True)
     key = choose_signature(saved.signatures, signature_key)
     # The version number of the servable is not used.
     spec = ModelSpec(name=name, base_path=folder.parent, plugin_config=_PRECISE)
     if saved.keys_in_file == {key}:
-        servable = await load_model(spec, 1, folder)
+        servable = await load_model(spec, 1, folder, probe=probe)
     else:
         # OpenVINO would merge all signatures, or choose one itself.
         with _with_graph_file(folder, saved.with_only(key)) as chosen:
-            servable = await load_model(spec, 1, chosen)
+            servable = await load_model(spec, 1, chosen, probe=probe)
     signature = saved.signatures[key]
     outputs = _names_of_outputs(signature, [spec.name for spec in servable.metadata.outputs])
     return RunnableModel(name, version, servable, key, signature, outputs)

@@ -13,15 +13,20 @@ from __future__ import annotations
 
 from ovmstrio.inference.crash_probe.verdict import ProbeModel, Verdict
 from ovmstrio.inference.crash_probe.verdict_store import VerdictStore, verdicts_folder
-from ovmstrio.inference.crash_probe.workers import CrashProbe, enable_crash_probe, probe_model, probe_model_from_thread
+from ovmstrio.inference.crash_probe.workers import (
+    CrashProbe,
+    crash_probe_of_user_code,
+    open_crash_probe,
+    probe_model_from_thread,
+)
 
 __all__ = [
     "CrashProbe",
     "ProbeModel",
     "Verdict",
     "VerdictStore",
-    "enable_crash_probe",
-    "probe_model",
+    "crash_probe_of_user_code",
+    "open_crash_probe",
     "probe_model_from_thread",
     "verdicts_folder",
 ]

@@ -251,39 +251,41 @@ class CrashProbe:
 ProbeMode = Literal["auto", "off", "again"]
 """Probe of unknown models: on, off, or on with one more attempt for models that crashed before."""
 
-# User code may load models too, in threads that reach the server through their context only.
-_current: Final[ContextVar[CrashProbe | None]] = ContextVar("crash probe", default=None)
+# Only user code, which loads models in threads that reach the server through their context.
+_of_user_code: Final[ContextVar[CrashProbe | None]] = ContextVar("crash probe of user code", default=None)
 
 
 @contextmanager
-def enable_crash_probe(
+def open_crash_probe(
     nursery: trio.Nursery, mode: ProbeMode, folder: Path | None, *, layer_seconds: float = LAYER_SEARCH_SECONDS
-) -> Iterator[None]:
-    """Probe models loaded by tasks that start in the block; ``folder`` stores verdicts, ``nursery`` hosts workers."""
+) -> Iterator[CrashProbe | None]:
+    """Provide a crash probe, also to user code of tasks that start in the block; None if the mode is ``off``.
+
+    ``folder`` stores verdicts, ``nursery`` hosts workers.
+    """
     if mode == "off":
-        yield
+        yield None
         return
-    memory = VerdictStore(folder)
-    before = _current.set(CrashProbe(nursery, memory, tries_again=mode == "again", layer_seconds=layer_seconds))
+    probe = CrashProbe(nursery, VerdictStore(folder), tries_again=mode == "again", layer_seconds=layer_seconds)
+    before = _of_user_code.set(probe)
     try:
-        yield
+        yield probe
     finally:
-        _current.reset(before)
+        _of_user_code.reset(before)
 
 
-async def probe_model(trial: ProbeModel) -> Verdict:
-    """Return once a model may be loaded; at once if the probe is off.
+def crash_probe_of_user_code() -> CrashProbe | None:
+    """Return the crash probe for models that user code loads; None if there is none."""
+    return _of_user_code.get()
+
+
+def probe_model_from_thread(trial: ProbeModel) -> None:
+    """Probe a model that user code loads in a worker thread; loads on the event loop are not probed.
 
     Raises:
         ConfigError: the model crashes OpenVINO, or cannot be compiled.
         NotReady: the probe failed.
     """
-    pool = _current.get()
-    return Verdict() if pool is None else await pool.try_model(trial)
-
-
-def probe_model_from_thread(trial: ProbeModel) -> None:
-    """Like :func:`probe_model`, from a worker thread; loads on the event loop are not probed."""
-    pool = _current.get()
-    if pool is not None and not trio.lowlevel.in_trio_run():
-        trio.from_thread.run(pool.try_model, trial, trio_token=pool.token)
+    probe = _of_user_code.get()
+    if probe is not None and not trio.lowlevel.in_trio_run():
+        trio.from_thread.run(probe.try_model, trial, trio_token=probe.token)

@@ -14,7 +14,7 @@ import trio
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.tensor import Array
 from ovmstrio.inference.compiled import Compiled
-from ovmstrio.inference.crash_probe import probe_model
+from ovmstrio.inference.crash_probe import CrashProbe
 from ovmstrio.inference.network import Network
 from ovmstrio.ops.predictor.kserve import Endpoints, KServePredictor, PipelinePredictor
 from ovmstrio.ops.predictor.local_model import (
@@ -84,11 +84,13 @@ _TENSORRT: Final = 2
 class PredictorFactory:
     """Factory of predictors for the workers of one process; ``is_thread_op`` if it holds all workers of an Op.
 
-    Workers with equal settings and device share one model while any of them is open.
+    Workers with equal settings and device share one model while any of them is open. ``probe`` runs unknown models
+    first.
     """
 
-    def __init__(self, *, is_thread_op: bool) -> None:
+    def __init__(self, *, is_thread_op: bool, probe: CrashProbe | None = None) -> None:
         self._is_thread_op = is_thread_op
+        self._probe = probe
         self._loading = trio.Lock()
         self._shared: WeakValueDictionary[tuple[OpSettings, str], SharedModel] = WeakValueDictionary()
 
@@ -109,7 +111,8 @@ class PredictorFactory:
                 workers = count_workers(device, conf, settings.concurrency) if self._is_thread_op else 1
                 config = plugin_config(conf, device, workers)
                 folder = Path(conf.model_config or "")
-                await probe_model(local_crash_probe(folder, device, config))
+                if self._probe is not None:
+                    await self._probe.try_model(local_crash_probe(folder, device, config))
                 loaded = await trio.to_thread.run_sync(load_local_model, folder, device, config)
                 shared = self._shared[settings, device] = SharedModel(*loaded)
                 log.info("model loaded", op=settings.name, model=str(folder), device=device, **config)

@@ -23,9 +23,8 @@ from ovmstrio.core.tensor import Array
 from ovmstrio.inference.blob_cache import (
     BlobCache,
     BlobCacheFolder,
-    current_blob_cache,
     drop_page_cache,
-    use_blob_cache,
+    open_blob_cache,
 )
 from ovmstrio.inference.compile import ModelFile, compile_model
 from ovmstrio.models.loading import load_model
@@ -72,8 +71,7 @@ def _lent(files: BlobCache, key: str) -> list[bytes]:
 
 @contextmanager
 def _keeping(folder: Path, most_bytes: int = 10**9) -> Iterator[BlobCache]:
-    with use_blob_cache(folder, most_bytes):
-        files = current_blob_cache()
+    with open_blob_cache(folder, most_bytes) as files:
         assert files is not None
         yield files
 
@@ -203,8 +201,8 @@ def test_unsafe_folder_is_not_used(
     folder = tmp_path / "kept"
     folder.mkdir()
     prepare(folder, monkeypatch)
-    with use_blob_cache(folder, ENOUGH):
-        assert current_blob_cache() is None
+    with open_blob_cache(folder, ENOUGH) as files:
+        assert files is None
 
 
 @pytest.mark.parametrize(("folder", "most_bytes"), [("none", 0), ("~/.cache/ovmstrio/compiled", ENOUGH)])
@@ -212,15 +210,15 @@ def test_no_folder_is_made_for_no_bytes_or_an_unknown_home(
     folder: str, most_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with use_blob_cache(Path(folder), most_bytes):
-        assert current_blob_cache() is None
+    with open_blob_cache(Path(folder), most_bytes) as files:
+        assert files is None
     assert list(tmp_path.iterdir()) == []
 
 
-async def _answer(repository: Path, **settings: Any) -> Array:
+async def _answer(repository: Path, files: BlobCache, **settings: Any) -> Array:
     spec = ModelSpec(name="model", base_path=repository, plugin_config=EXACT, **settings)
     async with trio.open_nursery() as tasks:
-        servable = await load_model(spec, 1, repository / "1", tasks=tasks)
+        servable = await load_model(spec, 1, repository / "1", tasks=tasks, blobs=files)
         (output,) = tensors(await servable.infer(raw_request({"x": ONES})))
         await servable.aclose()
     return output.array
@@ -228,18 +226,18 @@ async def _answer(repository: Path, **settings: Any) -> Array:
 
 async def test_second_start_reads_the_files_and_damaged_ones_are_written_again(tmp_path: Path) -> None:
     repository, folder = ir.save(_many_operations(), tmp_path, "model"), tmp_path / "kept"
-    with _keeping(folder):
-        expected = await _answer(repository)
+    with _keeping(folder) as files:
+        expected = await _answer(repository, files)
     (blob,) = _files(folder, "blobs")
-    with _keeping(folder):
-        np.testing.assert_array_equal(await _answer(repository), expected)
+    with _keeping(folder) as files:
+        np.testing.assert_array_equal(await _answer(repository, files), expected)
     assert _files(folder, "blobs") == [blob]
     # OpenVINO would read a file with one wrong bit, and compute other numbers.
     content = bytearray(blob.read_bytes())
     content[len(content) // 2] ^= 1
     blob.write_bytes(content)
-    with _keeping(folder):
-        np.testing.assert_array_equal(await _answer(repository), expected)
+    with _keeping(folder) as files:
+        np.testing.assert_array_equal(await _answer(repository, files), expected)
     (other,) = _files(folder, "blobs")
     assert other != blob
 
@@ -247,13 +245,13 @@ async def test_second_start_reads_the_files_and_damaged_ones_are_written_again(t
 async def test_links_of_a_model_are_removed_when_it_is_closed_or_cannot_be_loaded(tmp_path: Path) -> None:
     repository, folder = ir.save(_many_operations(), tmp_path, "model"), tmp_path / "kept"
     spec = ModelSpec(name="model", base_path=repository, plugin_config=EXACT)
-    with _keeping(folder):
+    with _keeping(folder) as files:
         # A model without tasks, as those of handlers, writes nothing.
-        servable = await load_model(spec, 1, repository / "1")
+        servable = await load_model(spec, 1, repository / "1", blobs=files)
         assert list(folder.glob("run-*/*/*.blob")) == []
         await servable.aclose()
         async with trio.open_nursery() as tasks:
-            servable = await load_model(spec, 1, repository / "1", tasks=tasks)
+            servable = await load_model(spec, 1, repository / "1", tasks=tasks, blobs=files)
         assert len(list(folder.glob("run-*/*/*.blob"))) == 1
         await servable.aclose()
         del servable
@@ -262,7 +260,7 @@ async def test_links_of_a_model_are_removed_when_it_is_closed_or_cannot_be_loade
         (repository / "1" / "model.xml").write_text("no model")
         async with trio.open_nursery() as tasks:
             with pytest.raises(ConfigError):
-                await load_model(spec, 1, repository / "1", tasks=tasks)
+                await load_model(spec, 1, repository / "1", tasks=tasks, blobs=files)
         assert list(folder.glob("run-*/*-*")) == []
 
 
@@ -281,11 +279,11 @@ def test_model_whose_folder_was_removed_is_compiled_again_without_a_folder(tmp_p
 async def test_small_models_and_those_with_a_configured_cache_are_not_kept(tmp_path: Path) -> None:
     small, large = ir.save(ir.dummy((1, 8)), tmp_path, "small"), ir.save(_many_operations(), tmp_path, "large")
     folder, own = tmp_path / "kept", tmp_path / "own"
-    with _keeping(folder):
+    with _keeping(folder) as files:
         spec = ModelSpec(name="small", base_path=small)
         async with trio.open_nursery() as tasks:
-            await (await load_model(spec, 1, small / "1", tasks=tasks)).aclose()
-        await _answer(large, cache_dir=own)
+            await (await load_model(spec, 1, small / "1", tasks=tasks, blobs=files)).aclose()
+        await _answer(large, files, cache_dir=own)
     assert _files(folder, "blobs") == []
     assert len(list(own.glob("*.blob"))) == 1
 

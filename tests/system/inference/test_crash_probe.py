@@ -152,8 +152,8 @@ async def test_verdicts_stay_in_memory_if_the_folder_cannot_be_written(tmp_path:
 
 async def test_shapes_of_requests_are_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = saved(ir.dummy((1, 10)), tmp_path, shapes={"b": ShapeSpec(auto=True)})
-    async with trying(tmp_path / "trials"):
-        servable = await load_model(spec, 1, spec.base_path / "1")
+    async with trying(tmp_path / "trials") as probe:
+        servable = await load_model(spec, 1, spec.base_path / "1", probe=probe)
         before = len(verdicts(tmp_path / "trials"))
         monkeypatch.setattr(pool.CrashProbe, "try_model", _refuse)
         response = await servable.infer(raw_request({"b": np.ones((1, 7), np.float32)}))

@@ -222,8 +222,8 @@ async def test_worker_processes_run_the_script_again(tmp_path: Path) -> None:
 async def test_models_of_ops_and_of_scripts_are_tried_once_before_their_load(tmp_path: Path) -> None:
     folder = write_described(tmp_path / "model", *layers())
     settings = OpSettings("op", concurrency=2, local_service_conf=LocalServiceConf(str(folder)))
-    async with trying(tmp_path / "trials"):
-        await PredictorFactory(is_thread_op=True)(settings, 0)
+    async with trying(tmp_path / "trials") as probe:
+        await PredictorFactory(is_thread_op=True, probe=probe)(settings, 0)
         assert len(verdicts(tmp_path / "trials")) == 1
         predictor = LocalPredictor()
         await trio.to_thread.run_sync(predictor.load_model_config, str(folder), False, 0, False, 3)
