@@ -22,7 +22,7 @@ from ovmstrio.inference.blob_cache import BlobCache, BlobCacheFolder, drop_page_
 from ovmstrio.inference.compile import ModelFile, compile_model
 from ovmstrio.inference.compiled import Compiled
 from ovmstrio.inference.crash_probe import CrashProbe, ProbeModel, VerdictStore, verdicts_folder
-from ovmstrio.inference.crash_probe.probe import probe_model_of
+from ovmstrio.inference.crash_probe import probe_model_of
 from ovmstrio.inference.network import Network
 from ovmstrio.inference.warmup import warm_buckets
 from ovmstrio.models.sequences import SequenceManagers

@@ -22,7 +22,7 @@ from ovmstrio.core.request import ServableMetadata
 from ovmstrio.inference.compile import ModelFile
 from ovmstrio.inference.compiled import Compiled
 from ovmstrio.inference.crash_probe import CrashProbe
-from ovmstrio.inference.crash_probe.probe import probe_model_of
+from ovmstrio.inference.crash_probe import probe_model_of
 from ovmstrio.inference.network import Network
 from ovmstrio.inference.text_models import CompiledTokenizer, compile_embedder, compile_scorer, compile_tokenizer
 from ovmstrio.text.embedding_rows import (

@@ -11,7 +11,7 @@ Only the worker's program imports OpenVINO, so that a server without models does
 
 from __future__ import annotations
 
-from ovmstrio.inference.crash_probe.verdict import ProbeModel, Verdict
+from ovmstrio.inference.crash_probe.verdict import ProbeModel, Verdict, probe_model_of
 from ovmstrio.inference.crash_probe.verdict_store import VerdictStore, verdicts_folder
 from ovmstrio.inference.crash_probe.workers import (
     CrashProbe,
@@ -28,5 +28,6 @@ __all__ = [
     "crash_probe_of_user_code",
     "open_crash_probe",
     "probe_model_from_thread",
+    "probe_model_of",
     "verdicts_folder",
 ]

@@ -18,8 +18,11 @@ import openvino as ov
 import openvino.opset13 as op
 import trio
 
+from ovmstrio.config.specs import ModelSpec
+from ovmstrio.config.tensor_mapping import TensorMapping
 from ovmstrio.core.errors import ConfigError, ModelFailure, Problem
 from ovmstrio.core.tensor import BYTES
+from ovmstrio.inference.compile import ModelFile, compile_model
 from ovmstrio.inference.compiled import Compiled
 from ovmstrio.inference.runtime import OPENVINO_ERRORS, core
 from ovmstrio.inference.tensors import placeholder
@@ -115,6 +118,13 @@ class _ProbedModel:
     def part(self, request: Mapping[str, Any]) -> None:
         model = _function(request["read"])(Path(request["source"]))
         run_part(model, request["count"], request["value"], request["device"])
+
+
+def compile_from_plain_data(argument: Mapping[str, Any]) -> Compiled:
+    """Compile a model described by plain data, like :func:`~ovmstrio.inference.compile.compile_model`."""
+    spec = ModelSpec.model_validate_json(argument["spec"])
+    kept = None if argument["kept"] is None else Path(argument["kept"])
+    return compile_model(ModelFile(Path(argument["file"]), spec, TensorMapping(**argument["mapping"]), kept=kept))
 
 
 def _run(compiled: Compiled, inputs: Sequence[Any]) -> None:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.core.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from ovmstrio.inference.compile import ModelFile
+
+PROGRAM: Final = "ovmstrio.inference.crash_probe.program"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +26,43 @@ class ProbeModel:
     source: Path  # file or folder that OpenVINO reads
     device: str
     settings: Any  # plain data with everything besides the files that affects the result
+
+
+# Settings that do not affect what OpenVINO runs.
+_IGNORED_SETTINGS: Final = {
+    "name",
+    "base_path",
+    "version_policy",
+    "origin",
+    "problems",
+    "cache_dir",
+    "allow_cache",
+    "nireq",
+    "idle_sequence_cleanup",
+    "max_sequence_number",
+    "sequence_migration",
+}
+
+
+
+def probe_model_of(source: ModelFile, directory: Path) -> ProbeModel:
+    """Return the probe subject of a model file; ``directory`` has all its files, the mapping included."""
+    spec, names = source.spec, {"inputs": dict(source.mapping.inputs), "outputs": dict(source.mapping.outputs)}
+    return ProbeModel(
+        name=spec.name,
+        path=directory,
+        compile=f"{PROGRAM}:compile_from_plain_data",
+        argument={
+            "file": str(source.file),
+            "spec": spec.model_dump_json(exclude={"problems"}),
+            "mapping": names,
+            "kept": None if source.kept is None else str(source.kept),
+        },
+        read="ovmstrio.inference.model_readers:read_model",
+        source=source.file,
+        device=spec.target_device,
+        settings=spec.model_dump(mode="json", exclude=_IGNORED_SETTINGS),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,12 @@ import structlog
 import trio
 
 from ovmstrio.core.errors import ConfigError, NotReady, Problem
-from ovmstrio.inference.crash_probe.verdict import ProbeModel, Verdict
+from ovmstrio.inference.crash_probe.verdict import PROGRAM, ProbeModel, Verdict
 from ovmstrio.inference.crash_probe.verdict_store import VerdictStore
 from ovmstrio.isolation.program import signal_name
 from ovmstrio.isolation.worker_process import WorkerExited, WorkerProcess
 from ovmstrio.util.load_limit import run_load
 
-_PROGRAM: Final = "ovmstrio.inference.crash_probe.program"
 # Signals that a process causes itself; others, such as the OOM killer's, come from outside.
 _CRASHES: Final = frozenset({"SIGFPE", "SIGSEGV", "SIGABRT", "SIGILL", "SIGBUS", "SIGTRAP", "SIGSYS"})
 # How long a process is kept for the next model: it takes a second to start, and has much memory.
@@ -43,7 +42,7 @@ class ProbeWorker:
     """Worker process; ``is_used`` is True after its first use."""
 
     def __init__(self) -> None:
-        self.worker = WorkerProcess(_PROGRAM)
+        self.worker = WorkerProcess(PROGRAM)
         self.is_used = False
         self._taken = trio.Event()
 

@@ -19,7 +19,8 @@ from ovmstrio.core.tensor import Dim
 from ovmstrio.inference.compile import ModelFile
 from ovmstrio.inference.crash_probe import workers as pool
 from ovmstrio.inference.crash_probe import workers as trial_workers
-from ovmstrio.inference.crash_probe.probe import compile_from_plain_data, probe_model_of
+from ovmstrio.inference.crash_probe import probe_model_of
+from ovmstrio.inference.crash_probe.program import compile_from_plain_data
 from ovmstrio.isolation.worker_process import WorkerProcess
 from ovmstrio.models.loading import load_model
 from tests.support import ir
