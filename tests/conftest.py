@@ -118,7 +118,7 @@ def _cache_of_processes() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _cache_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Store results of trials and compiled models in the cache folder of the tests."""
-    for module in ("crash_probe.verdict_store", "blob_cache"):
+    for module in ("crash_probe", "blob_cache"):
         monkeypatch.setattr(f"ovmstrio.inference.{module}.user_cache_path", lambda _: SHARED_CACHE)
 
 

@@ -14,7 +14,7 @@ from ovms_cli.console import EX_USAGE, ending_with, fail
 from ovms_cli.tables import JsonOption, Output, OutputOption, chosen
 
 if TYPE_CHECKING:
-    from ovmstrio.inference.conversion.inputs import InputSpec
+    from ovmstrio.inference.conversion import InputSpec
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 
@@ -137,7 +137,7 @@ def _check_quantization(quantize: Quantization | None, calibration: Path | None,
 
 def _forms(options: Sequence[str]) -> dict[str, InputSpec]:
     from ovmstrio.core.errors import ConfigError
-    from ovmstrio.inference.conversion.inputs import parse_input_form
+    from ovmstrio.inference.conversion import parse_input_form
 
     with ending_with(EX_USAGE, ConfigError):
         return dict(map(parse_input_form, options))

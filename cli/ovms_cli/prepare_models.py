@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ovmstrio.core.tensor import TensorSpec
-    from ovmstrio.inference.conversion import Conversion, Converted
-    from ovmstrio.inference.conversion.sources import ModelSource
+    from ovmstrio.inference.conversion import Conversion, Converted, ModelSource
 
     Outcome: TypeAlias = Converted | Path | Exception
     """Result of one model: converted, the folder of an existing version that was kept, or an error."""
@@ -40,7 +39,7 @@ def prepare_models(
     Ends the command with 1 if a model cannot be converted, after converting the other models of the folder.
     """
     from ovmstrio.core.errors import ServerError
-    from ovmstrio.inference.conversion.sources import find_models
+    from ovmstrio.inference.conversion import find_models
     from ovmstrio.telemetry.logs import configure_logs
 
     configure_logs(level="ERROR")

@@ -24,7 +24,7 @@ from ovmstrio.core.hooks import NULL_HOOKS, ServableHooks
 from ovmstrio.core.service import LayerTimes
 from ovmstrio.core.tensor import Array
 from ovmstrio.core.tracing import current_span
-from ovmstrio.inference.compiled import CPU_PINNED, Compiled, device_properties
+from ovmstrio.inference.compiled import CPU_PINNED, Compiled, device_properties, time_layers
 from ovmstrio.inference.infer_requests import (
     CompletionQueue,
     InferMode,
@@ -36,7 +36,6 @@ from ovmstrio.inference.infer_requests import (
     UnreportedFailure,
     replace_model,
 )
-from ovmstrio.inference.layer_times import time_layers
 from ovmstrio.inference.runtime import OPENVINO_ERRORS, openvino_error_message
 from ovmstrio.inference.shape_buckets import NO_SLICES, OutputSlices, PaddedInputs
 from ovmstrio.inference.tensors import StateChange

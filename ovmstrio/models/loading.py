@@ -20,11 +20,9 @@ from ovmstrio.core.service import Servable
 from ovmstrio.core.worker_peers import SequenceOwners
 from ovmstrio.inference.blob_cache import BlobCache, BlobCacheFolder, drop_page_cache
 from ovmstrio.inference.compile import ModelFile, compile_model
-from ovmstrio.inference.compiled import Compiled
-from ovmstrio.inference.crash_probe import CrashProbe, ProbeModel, VerdictStore, verdicts_folder
-from ovmstrio.inference.crash_probe import probe_model_of
+from ovmstrio.inference.compiled import Compiled, warm_buckets
+from ovmstrio.inference.crash_probe import CrashProbe, ProbeModel, VerdictStore, probe_model_of, verdicts_folder
 from ovmstrio.inference.network import Network
-from ovmstrio.inference.warmup import warm_buckets
 from ovmstrio.models.sequences import SequenceManagers
 from ovmstrio.models.servable import BatchedServable, ModelServable, NetworkSource, auto_shape_problem, has_auto_shape
 from ovmstrio.models.stateful import StatefulServable

@@ -21,8 +21,7 @@ from ovmstrio.core.generation import Embeddings, Task
 from ovmstrio.core.request import ServableMetadata
 from ovmstrio.inference.compile import ModelFile
 from ovmstrio.inference.compiled import Compiled
-from ovmstrio.inference.crash_probe import CrashProbe
-from ovmstrio.inference.crash_probe import probe_model_of
+from ovmstrio.inference.crash_probe import CrashProbe, probe_model_of
 from ovmstrio.inference.network import Network
 from ovmstrio.inference.text_models import CompiledTokenizer, compile_embedder, compile_scorer, compile_tokenizer
 from ovmstrio.text.embedding_rows import (
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
     from ovmstrio.config.specs import TextModelSpec
     from ovmstrio.core.generation import Padding, TokenIds, TokenRow
     from ovmstrio.core.hooks import ServableHooks
-    from ovmstrio.inference.tokenizers import SpecialTokenTemplate
+    from ovmstrio.inference.text_models import SpecialTokenTemplate
     from ovmstrio.serving.kind import LoadContext
 
 MAX_DOCUMENTS: Final = 500

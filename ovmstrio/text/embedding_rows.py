@@ -23,7 +23,7 @@ from ovmstrio.core.generation import Padding, TokenIds
 from ovmstrio.core.hooks import NULL_BATCH_HOOKS, BatchHooks
 from ovmstrio.core.tensor import Array
 from ovmstrio.inference.network import Network
-from ovmstrio.inference.tokenizers import SpecialTokens, SpecialTokenTemplate
+from ovmstrio.inference.text_models import SpecialTokens, SpecialTokenTemplate
 from ovmstrio.serving.batching import Batcher, BatchOptions
 from ovmstrio.util.regular_files import read_regular_text
 from ovmstrio.util.truncation import (

@@ -21,8 +21,7 @@ from ovmstrio.core.request import Contents, InferInput, InferRequest, InferRespo
 from ovmstrio.core.tensor import BY_NAME, Array, Tensor, TensorSpec
 from ovmstrio.core.worker_peers import SequenceOwners
 from ovmstrio.inference.compile import ModelFile, compile_model
-from ovmstrio.inference.crash_probe import CrashProbe, crash_probe_of_user_code, open_crash_probe
-from ovmstrio.inference.crash_probe.workers import ProbeMode
+from ovmstrio.inference.crash_probe import CrashProbe, ProbeMode, crash_probe_of_user_code, open_crash_probe
 from ovmstrio.inference.network import Network
 from ovmstrio.inference.tuner import Placement
 from ovmstrio.models.loading import load_model

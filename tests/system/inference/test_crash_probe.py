@@ -16,11 +16,10 @@ from ovmstrio.config.specs import BatchingSpec, LayoutSpec, ModelSpec, ShapeSpec
 from ovmstrio.config.tensor_mapping import read_mapping
 from ovmstrio.core.errors import NotReady
 from ovmstrio.core.tensor import Dim
+from ovmstrio.inference import crash_probe as trial_workers
 from ovmstrio.inference.compile import ModelFile
-from ovmstrio.inference.crash_probe import workers as pool
-from ovmstrio.inference.crash_probe import workers as trial_workers
 from ovmstrio.inference.crash_probe import probe_model_of
-from ovmstrio.inference.crash_probe.program import compile_from_plain_data
+from ovmstrio.inference.crash_probe_program import compile_from_plain_data
 from ovmstrio.isolation.worker_process import WorkerProcess
 from ovmstrio.models.loading import load_model
 from tests.support import ir
@@ -156,7 +155,7 @@ async def test_shapes_of_requests_are_not_tried(tmp_path: Path, monkeypatch: pyt
     async with trying(tmp_path / "trials") as probe:
         servable = await load_model(spec, 1, spec.base_path / "1", probe=probe)
         before = len(verdicts(tmp_path / "trials"))
-        monkeypatch.setattr(pool.CrashProbe, "try_model", _refuse)
+        monkeypatch.setattr(trial_workers.CrashProbe, "try_model", _refuse)
         response = await servable.infer(raw_request({"b": np.ones((1, 7), np.float32)}))
         assert response.outputs[0].shape == (1, 7)
         assert len(verdicts(tmp_path / "trials")) == before == 1

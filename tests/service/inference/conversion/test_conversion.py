@@ -13,9 +13,16 @@ import openvino.opset13 as op
 import pytest
 
 from ovmstrio.core.errors import AlreadyExists, ConfigError
-from ovmstrio.inference.conversion import Conversion, Converted, convert, detect_state, new_version
-from ovmstrio.inference.conversion.inputs import parse_input_form
-from ovmstrio.inference.conversion.sources import detect_framework, find_models
+from ovmstrio.inference.conversion import (
+    Conversion,
+    Converted,
+    convert,
+    detect_framework,
+    detect_state,
+    find_models,
+    new_version,
+    parse_input_form,
+)
 from ovmstrio.inference.model_readers import read_model
 from tests.support.onnx_files import onnx_file, onnx_loss_file
 from tests.support.paddle_files import Layer, layers, write_model

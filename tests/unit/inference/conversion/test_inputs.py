@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.core.tensor import ANY_SIZE, BY_NAME, Dim, TensorSpec
-from ovmstrio.inference.conversion.quantization import MAX_SAMPLES, read_calibration
+from ovmstrio.inference.conversion import MAX_SAMPLES, read_calibration
 from ovmstrio.inference.model_readers import message_fields, parse_paddle_program
 from tests.support.paddle_files import write_field
 

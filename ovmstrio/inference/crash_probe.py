@@ -1,26 +1,273 @@
-"""Crash probe: models not known to run are first loaded in worker processes, several at a time."""
+"""Crash probe: a model never seen to run on this machine first runs in a process that may crash.
+
+::
+
+    load of a model ─> CrashProbe ─> VerdictStore: known? ─> load it, or raise the stored error
+                                        └ no ─> ProbeWorkerPool ─> worker: compile, run on ones, run on zeros
+                                                    └ crashed ─> bisect the model for the layer
+
+Only the worker's program imports OpenVINO, so that a server without models does not.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import platform
+import re
+import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import cache
+from glob import escape
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 from weakref import WeakValueDictionary
 
 import structlog
 import trio
+from platformdirs import user_cache_path
 
 from ovmstrio.core.errors import ConfigError, NotReady, Problem
-from ovmstrio.inference.crash_probe.verdict import PROGRAM, ProbeModel, Verdict
-from ovmstrio.inference.crash_probe.verdict_store import VerdictStore
 from ovmstrio.isolation.program import signal_name
 from ovmstrio.isolation.worker_process import WorkerExited, WorkerProcess
 from ovmstrio.util.load_limit import run_load
+from ovmstrio.util.regular_files import open_regular, read_regular_text
+
+if TYPE_CHECKING:
+    from ovmstrio.inference.compile import ModelFile
+
+log = structlog.get_logger(__name__)
+
+# ----------------------------------------------------------------------
+# Models and verdicts
+# ----------------------------------------------------------------------
+
+PROGRAM: Final = "ovmstrio.inference.crash_probe_program"
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeModel:
+    """A model to probe."""
+
+    name: str  # name for messages
+    path: Path  # file or folder with all files of the model
+    compile: str  # ``module:function`` that returns a ``Compiled`` for ``argument``; blocking
+    argument: Any  # plain data
+    read: str  # ``module:function`` that reads ``source``, for the search of the crashing layer
+    source: Path  # file or folder that OpenVINO reads
+    device: str
+    settings: Any  # plain data with everything besides the files that affects the result
+
+
+# Settings that do not affect what OpenVINO runs.
+_IGNORED_SETTINGS: Final = {
+    "name",
+    "base_path",
+    "version_policy",
+    "origin",
+    "problems",
+    "cache_dir",
+    "allow_cache",
+    "nireq",
+    "idle_sequence_cleanup",
+    "max_sequence_number",
+    "sequence_migration",
+}
+
+
+def probe_model_of(source: ModelFile, directory: Path) -> ProbeModel:
+    """Return the probe subject of a model file; ``directory`` has all its files, the mapping included."""
+    spec, names = source.spec, {"inputs": dict(source.mapping.inputs), "outputs": dict(source.mapping.outputs)}
+    return ProbeModel(
+        name=spec.name,
+        path=directory,
+        compile=f"{PROGRAM}:compile_from_plain_data",
+        argument={
+            "file": str(source.file),
+            "spec": spec.model_dump_json(exclude={"problems"}),
+            "mapping": names,
+            "kept": None if source.kept is None else str(source.kept),
+        },
+        read="ovmstrio.inference.model_readers:read_model",
+        source=source.file,
+        device=spec.target_device,
+        settings=spec.model_dump(mode="json", exclude=_IGNORED_SETTINGS),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Result of a probe."""
+
+    crash: str = ""  # signal that ended the process; empty if the model ran
+    layer: str = ""  # first layer that crashes; empty if unknown
+    zeros_crash: str = ""  # signal if all inputs are zeros; empty if there was none
+    zeros_layer: str = ""  # layer that crashes on zeros
+    day: str = ""  # date of the probe, ISO format
+
+    def refusal(self, trial: ProbeModel, remembered: Path | None) -> ConfigError:
+        """Return the error of a model that crashed; ``remembered`` is the file of a stored verdict."""
+        message, hint = f"OpenVINO crashes with {self.crash} when it runs the model{_at(self.layer)}", ""
+        if remembered is not None:
+            message += f" (crash probe of {self.day}; not repeated while files, settings and OpenVINO are unchanged)"
+            hint = f"to repeat the probe, remove {remembered} or start with --trial_load again"
+        return ConfigError([Problem(message, file=str(trial.source), suggestion=hint)])
+
+    def remark(self, trial: ProbeModel) -> Problem | None:
+        """Return a warning if the model crashes on zeros."""
+        if not self.zeros_crash:
+            return None
+        message = (
+            f"OpenVINO crashes with {self.zeros_crash} when all inputs of the model are zeros{_at(self.zeros_layer)}"
+        )
+        hint = "a request with such inputs would end the server: check the inputs inside the model"
+        return Problem(message, file=str(trial.source), suggestion=hint, severity="warning")
+
+
+def _at(layer: str) -> str:
+    return f" in layer {layer}" if layer else ""
+
+
+# ----------------------------------------------------------------------
+# Store of verdicts, in a folder shared by servers; files are written atomically
+# ----------------------------------------------------------------------
+
+_PROCEDURE: Final = 1  # increased when the probe checks more, to invalidate old verdicts
+_MAX_FILES: Final = 4_000
+_FLAGS: Final = re.compile(r"^(?:flags|Features|model name)\s*:.*$", re.MULTILINE)
+
+
+def verdicts_folder(cache: Path | None = None) -> Path:
+    """Return the folder of verdicts: in ``cache`` or the user's cache folder."""
+    return (cache or user_cache_path("ovmstrio")) / "trials"
+
+
+class VerdictStore:
+    """Verdicts by model, settings and machine; kept in memory without a writable ``folder``. Blocks for disk access."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._in_memory: dict[str, Verdict] = {}
+
+    def key_of(self, trial: ProbeModel) -> str:
+        """Return a hash of the model's files, settings, OpenVINO version, device and processor.
+
+        Files of known path, size, time and inode are not read.
+
+        Raises:
+            OSError: a file cannot be read.
+        """
+        content = self._content_of(trial.path)
+        try:
+            openvino = version("openvino")
+        except PackageNotFoundError:
+            openvino = ""
+        facts = [_PROCEDURE, content, trial.compile, trial.settings, trial.device, openvino, _processor()]
+        return _digest(json.dumps(facts, sort_keys=True, default=str))
+
+    def recall(self, key: str) -> Verdict | None:
+        """Return the stored verdict, or None."""
+        if self._folder is None:
+            return self._in_memory.get(key)
+        # Read the file each time: removing it requests another probe, also from a running server.
+        try:
+            return Verdict(**json.loads(self._read("verdicts", key)))
+        except (ValueError, TypeError):
+            return None
+
+    def remember(self, key: str, verdict: Verdict) -> None:
+        """Store a verdict."""
+        self._in_memory[key] = verdict
+        self._write("verdicts", key, json.dumps(asdict(verdict)))
+
+    def forget(self, key: str) -> None:
+        """Remove a verdict."""
+        self._in_memory.pop(key, None)
+        if (path := self.path_of(key)) is not None:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+
+    def path_of(self, key: str) -> Path | None:
+        """Return the file of a verdict."""
+        return None if self._folder is None else self._folder / "verdicts" / key
+
+    def _content_of(self, path: Path) -> str:
+        files = list(_files(path))
+        mark = _digest(json.dumps(files))
+        known = self._read("contents", mark)
+        if known:
+            return known
+        content = hashlib.blake2b(digest_size=32)
+        for name, size, _, _ in files:
+            with open_regular(name) as opened:
+                digest = hashlib.file_digest(opened, "blake2b")
+            content.update(f"{Path(name).name} {size} {digest.hexdigest()}\n".encode(errors="surrogateescape"))
+        self._write("contents", mark, content.hexdigest())
+        return content.hexdigest()
+
+    def _read(self, kind: str, name: str) -> str:
+        if self._folder is None:
+            return ""
+        try:
+            return read_regular_text(self._folder / kind / name)
+        except (OSError, UnicodeDecodeError):
+            return ""
+
+    def _write(self, kind: str, name: str, text: str) -> None:
+        if self._folder is None:
+            return
+        folder = self._folder / kind
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            _remove_oldest(folder)
+            with tempfile.NamedTemporaryFile("w", dir=folder, delete=False, encoding="utf-8") as made:
+                made.write(text)
+            Path(made.name).replace(folder / name)
+        except OSError as error:
+            self._folder = None
+            log.warning("crash probe verdicts not stored", folder=str(folder), reason=str(error))
+
+
+def _files(path: Path) -> Iterator[tuple[str, int, int, int]]:
+    found = [path, *path.parent.glob(f"{escape(path.stem)}.*")] if path.is_file() else path.rglob("*")
+    for file in sorted(set(found)):
+        if file.is_file():
+            stat = file.stat()
+            yield str(file.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ino
+
+
+def _remove_oldest(folder: Path) -> None:
+    with os.scandir(folder) as found:
+        entries = list(found)
+    if len(entries) >= _MAX_FILES:
+        entries.sort(key=lambda entry: entry.stat().st_mtime_ns)
+        for entry in entries[: _MAX_FILES // 2]:
+            Path(entry).unlink(missing_ok=True)
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=20).hexdigest()
+
+
+@cache
+def _processor() -> Any:
+    """Return the processor model and flags, which select OpenVINO's code."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return platform.processor()
+    return sorted(set(_FLAGS.findall(text)))
+
+
+# ----------------------------------------------------------------------
+# Worker processes
+# ----------------------------------------------------------------------
 
 # Signals that a process causes itself; others, such as the OOM killer's, come from outside.
 _CRASHES: Final = frozenset({"SIGFPE", "SIGSEGV", "SIGABRT", "SIGILL", "SIGBUS", "SIGTRAP", "SIGSYS"})
@@ -130,7 +377,9 @@ class ProbeWorkerPool:
             await process.worker.close(_CLOSE_SECONDS)
 
 
-log = structlog.get_logger(__name__)
+# ----------------------------------------------------------------------
+# Probe
+# ----------------------------------------------------------------------
 
 LAYER_SEARCH_SECONDS: Final = 30.0
 """Timeout of the search for the layer that crashes."""
