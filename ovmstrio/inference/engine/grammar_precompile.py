@@ -9,7 +9,7 @@ from collections import OrderedDict, deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import openvino as ov
@@ -18,13 +18,12 @@ from openvino import opset13
 
 from ovmstrio.core.errors import InvalidField
 from ovmstrio.core.generation import Sampling
-from ovmstrio.inference.engine.pipeline import library_error_message
-from ovmstrio.inference.engine.sampling import configure_generation
+from ovmstrio.inference.engine.pipeline import configure_generation, library_error_message
 
 if TYPE_CHECKING:
     from ovmstrio.core.generation import GenerationRequest, Grammar
+    from ovmstrio.inference.engine.batch import QueuedRequest
     from ovmstrio.inference.engine.pipeline import Pipeline
-    from ovmstrio.inference.engine.sequences import QueuedRequest
 
 _MODEL_FILE: Final = "openvino_model.xml"
 _LOGITS: Final = "logits"
@@ -108,18 +107,6 @@ _NICENESS_STEP: Final = 10
 _MAX_NICENESS: Final = 19
 
 
-class GrammarCompilerProtocol(Protocol):
-    """Grammar compiler; see :class:`GrammarCompiler`."""
-
-    def ask(self, request: GenerationRequest) -> Any:
-        """Return the argument of :meth:`compile` for a request."""
-        ...
-
-    def compile(self, config: Any) -> None:
-        """Compile a grammar, in a thread."""
-        ...
-
-
 class _Compilation(NamedTuple):
     asked: QueuedRequest | None
     form: bytes
@@ -133,7 +120,7 @@ class GrammarQueue:
         descriptor: event descriptor, readable from the end of a compilation until :meth:`take`.
     """
 
-    def __init__(self, compiler: GrammarCompilerProtocol) -> None:
+    def __init__(self, compiler: GrammarCompiler) -> None:
         self._compiler = compiler
         self._thread = ThreadPoolExecutor(1, "forms", _lower_priority)
         self._waiting: deque[QueuedRequest] = deque()
