@@ -73,9 +73,8 @@ def _served(folder: str, poison_after: int | None) -> list[str]:
 def _broken(folder: str, poison_after: int | None) -> list[list[int]]:
     """Generate the seven texts exactly, in a batch that the rejected grammar reaches; return their tokens."""
     from ovmstrio.core.generation import GenerationRequest, Grammar, GrammarKind, Sampling  # noqa: PLC0415 - as above
-    from ovmstrio.inference.engine.batch import Batch  # noqa: PLC0415 - as above
+    from ovmstrio.inference.engine.batch import Batch, QueuedRequest  # noqa: PLC0415 - as above
     from ovmstrio.inference.engine.pipeline import Pipeline, PipelineOptions  # noqa: PLC0415 - as above
-    from ovmstrio.inference.engine.sequences import QueuedRequest  # noqa: PLC0415 - as above
 
     pipeline = Pipeline(PipelineOptions(folder, "CPU", {**_THREADS, **_EXACT}))
     batch = Batch(pipeline)

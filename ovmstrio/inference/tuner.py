@@ -1,7 +1,7 @@
 """Tuner of one model: where its inferences run, how many at once, and whether its threads are pinned to cores.
 
-It decides from measured times of inferences and the load of the event loop. The model's network asks it before each
-inference, tells it each time, and compiles what it decides.
+The inputs are measured times of inferences and the load of the event loop. The model's network reads the decision
+before each inference, records the time after each, and recompiles the model as decided.
 
 ::
 

@@ -26,6 +26,7 @@ from ovmstrio.inference.network import Network
 from ovmstrio.models.sequences import SequenceManagers
 from ovmstrio.models.servable import BatchedServable, ModelServable, NetworkSource, auto_shape_problem, has_auto_shape
 from ovmstrio.models.stateful import StatefulServable
+from ovmstrio.serving.kind import ignore_warning
 from ovmstrio.serving.model_versions import check_regular_files, find_model_file
 from ovmstrio.util.load_limit import run_load
 from ovmstrio.util.regular_files import read_regular_text
@@ -36,10 +37,6 @@ log = structlog.get_logger(__name__)
 LABELS_FILE: Final = "labels.txt"
 
 
-def _ignore_warning(_: Problem) -> None:
-    pass
-
-
 async def load_model(
     spec: ModelSpec,
     version: int,
@@ -48,7 +45,7 @@ async def load_model(
     hooks: ServableHooks = NULL_HOOKS,
     managers: SequenceManagers | None = None,
     tasks: trio.Nursery | None = None,
-    remark: Callable[[Problem], None] = _ignore_warning,
+    remark: Callable[[Problem], None] = ignore_warning,
     owners: SequenceOwners | None = None,
     probe: CrashProbe | None = None,
     blobs: BlobCache | None = None,
@@ -111,7 +108,7 @@ async def _load_network(
     source: ModelFile,
     hooks: ServableHooks,
     requested: Mapping[str, tuple[int, ...]],
-    remark: Callable[[Problem], None] = _ignore_warning,
+    remark: Callable[[Problem], None] = ignore_warning,
 ) -> Network:
     compiled, warnings = await run_load(partial(_compile, replace(source, requested=requested)))
     for warning in warnings:

@@ -10,9 +10,8 @@ from dataclasses import replace
 from typing import Final
 
 from ovmstrio.core.generation import GenerationRequest, Sampling
-from ovmstrio.inference.engine.batch import Batch
+from ovmstrio.inference.engine.batch import Batch, QueuedRequest
 from ovmstrio.inference.engine.pipeline import Pipeline, PipelineOptions
-from ovmstrio.inference.engine.sequences import QueuedRequest
 
 _REQUEST: Final = GenerationRequest("", Sampling(temperature=0, ignore_eos=True), logprobs=True)
 _TOKENS: Final = 40

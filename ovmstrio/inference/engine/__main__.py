@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ovmstrio.inference.engine.chunk_worker import run_process
-from ovmstrio.inference.engine.program import serve
+from ovmstrio.inference.engine.engine import serve
 
 __all__: list[str] = []
 

@@ -4,25 +4,406 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections import deque
+from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from openvino_genai.py_openvino_genai import GenerationFinishReason, GenerationStatus
 
 from ovmstrio.core.errors import InvalidField, InvalidRequest, ModelFailure, ServerError
-from ovmstrio.inference.engine.pipeline import library_error_message
-from ovmstrio.inference.engine.prefill_scheduler import PrefillScheduler
-from ovmstrio.inference.engine.sequences import (
-    CacheFullError,
-    QueuedRequest,
-    RunningSequence,
-    SequenceDivergedError,
-    SequenceOutput,
-)
+from ovmstrio.core.generation import Finish
+from ovmstrio.inference.engine.pipeline import configure_generation, library_error_message
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
+    from ovmstrio.core.generation import GenerationRequest
     from ovmstrio.inference.engine.pipeline import Pipeline
+
+# ----------------------------------------------------------------------
+# Running sequences: sampling configuration, state, output, and restart after a batch rebuild
+# ----------------------------------------------------------------------
+
+_FINISH_REASONS: Final = {
+    GenerationFinishReason.STOP: Finish.STOP,
+    GenerationFinishReason.TOOL_CALL: Finish.STOP,
+    GenerationFinishReason.LENGTH: Finish.LENGTH,
+}
+_SEEDS: Final = 2**32
+
+
+class SequenceDivergedError(Exception):
+    """A restarted sequence produced different tokens."""
+
+    def __init__(self) -> None:
+        super().__init__("the model failed and could not continue the same text")
+
+
+class CacheFullError(Exception):
+    """The KV cache has no room for a sequence, even alone."""
+
+    def __init__(self) -> None:
+        super().__init__("the KV cache has no room for this text")
+
+
+@dataclass(slots=True, eq=False)
+class QueuedRequest:
+    """A request ready to run.
+
+    Attributes:
+        prompt_logprobs: log-probabilities of the prompt, the first one None; empty unless echoed.
+    """
+
+    id: int  # the server's request number
+    message_number: int  # number of the message to answer when the request runs; 0 once answered
+    request: GenerationRequest
+    prompt: list[int]
+    most: int  # maximum tokens per sequence
+    seed: int
+    is_open: bool = False  # whether the user set no limit of tokens
+    is_grammar_proven: bool = True  # whether its grammar, if any, is known to work
+    prompt_logprobs: list[float | None] = field(default_factory=list)
+    left: int = 0  # number of sequences that have not ended
+    generated: int = 0  # number of generated tokens
+    cached: int = 0  # number of prompt tokens found in the prefix cache, as far as known
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceOutput:
+    """New tokens of one sequence, and its finish reason if it has ended."""
+
+    asked: QueuedRequest
+    index: int
+    tokens: list[int]
+    logprobs: list[float]
+    finish: Finish | None
+
+
+class RunningSequence:
+    """One sequence of a request, or all of them for beam search.
+
+    Attributes:
+        is_settled: has had two tokens since the start, so that the library has hashed its last block completely.
+    """
+
+    def __init__(self, queued: QueuedRequest, index: int = 0) -> None:
+        self.asked = queued
+        self.index = index
+        self.handle: Any = None  # the library's handle, None before the start; dropping it ends the sequence
+        self.is_new = False  # started, no step since
+        self.is_reading = False  # in prefill
+        self.is_settled = False
+        self.is_leaving = False  # cancelled, but finishing its prefill
+        self.is_suspect = False  # was new, with others, in a step that failed, and has not run since
+        self.is_restarted = False  # restarted after a failed step
+        self.is_first = False  # received its first token in the last step
+        self.is_newly_suspended = False  # left out of the last step, but not of the one before
+        self._is_suspended = False
+        self._prompt_tokens_left = 0
+        self._tokens: list[int] = []
+        self._sent_tokens: list[int] = []
+
+    @property
+    def has_beams(self) -> bool:
+        """Return whether this is a beam search, whose tokens come at its end."""
+        return self.asked.request.sampling.best_of > 1
+
+    @property
+    def length(self) -> int:
+        """Number of tokens, prompt included."""
+        return len(self.asked.prompt) + len(self._tokens)
+
+    @property
+    def pending_tokens(self) -> list[int]:
+        """Tokens to process before the next one is generated."""
+        return self.asked.prompt + self._tokens
+
+    @property
+    def computed(self) -> list[int]:
+        """Tokens whose keys and values are certainly computed: all but the last, once one was generated."""
+        return self.asked.prompt + self._tokens[:-1] if self._tokens else []
+
+    def ends_within(self, tokens: Sequence[int], block_tokens: int) -> bool:
+        """Return whether ``tokens`` begin with all tokens of this sequence and its last block is not full."""
+        if self.handle is None:
+            return False
+        prompt = self.asked.prompt
+        length = max(len(prompt), self.length - 1)
+        if not length % block_tokens or length > len(tokens) or prompt != tokens[: len(prompt)]:
+            return False
+        return self._tokens[: length - len(prompt)] == tokens[len(prompt) : length]
+
+    def start(self, pipeline: Pipeline, number: int) -> None:
+        """Start or restart the sequence from its present tokens; RuntimeError if the parameters are rejected."""
+        queued, request = self.asked, self.asked.request
+        if self._must_repeat():
+            # A previous restart may not have reached all tokens already sent; keep the rest for comparison.
+            self._sent_tokens, self._tokens = self._tokens + self._sent_tokens, []
+        made = len(self._tokens)
+        sampling = request.sampling
+        seed = (queued.seed + self.index + made) % _SEEDS
+        config = configure_generation(
+            pipeline.defaults(), sampling, texts=request.n, seed=seed, grammar=request.grammar
+        )
+        config.max_new_tokens = queued.most - made
+        config.min_new_tokens = min(max((sampling.min_tokens or 0) - made, 0), queued.most - made)
+        config.logprobs = int(request.logprobs)
+        self.is_new = self.is_reading = True
+        self.is_settled = False
+        self._prompt_tokens_left = len(self.pending_tokens)
+        self.handle = pipeline.add(number, self.pending_tokens, config)
+
+    def _must_repeat(self) -> bool:
+        """Return whether earlier tokens affect the next one in ways that a prompt cannot carry."""
+        sampling = self.asked.request.sampling
+        penalties = sampling.frequency_penalty, sampling.presence_penalty
+        return self.asked.request.grammar is not None or any(penalties)
+
+    def read(self) -> list[SequenceOutput]:
+        """Return the output of the last step.
+
+        Raises:
+            DifferentTextError: a restarted sequence differs from the tokens already sent.
+            NoRoomError: the KV cache has no room for it.
+        """
+        # Reading without data would block forever.
+        has_come = self.handle.can_read()
+        self._record_step(has_come=has_come)
+        if not has_come:
+            if self.handle.get_status() == GenerationStatus.IGNORED:
+                raise CacheFullError
+            return []
+        if self.has_beams:
+            return self._read_beams()
+        tokens: list[int] = []
+        logprobs: list[float] = []
+        finish = None
+        while self.handle.can_read():
+            for output in self.handle.read().values():
+                tokens += output.generated_ids
+                logprobs += output.generated_log_probs
+                finish = _FINISH_REASONS.get(output.finish_reason, finish)
+        self._tokens += tokens
+        sent = min(len(self._sent_tokens), len(tokens))
+        if self._sent_tokens[:sent] != tokens[:sent]:
+            raise SequenceDivergedError
+        del self._sent_tokens[:sent]
+        if sent == len(tokens) and finish is None:
+            return []
+        return [SequenceOutput(self.asked, self.index, tokens[sent:], logprobs[sent:], finish)]
+
+    def _record_step(self, *, has_come: bool) -> None:
+        """Record whether the step produced a token; a running sequence gets one per step unless the cache is full."""
+        has_begun = bool(self._tokens) and not self.is_new
+        self.is_first = has_come and not self._tokens
+        self.is_settled = self.is_settled or (has_come and not self.is_reading)
+        self.is_reading = self.is_reading and not has_come
+        self.is_newly_suspended = has_begun and not has_come and not self._is_suspended
+        self._is_suspended = has_begun and not has_come
+
+    def record_prefill(self, most: int) -> int:
+        """Record at least how many prompt tokens of a beam search a step has processed, at most ``most``."""
+        taken = min(most, self._prompt_tokens_left)
+        self._prompt_tokens_left -= taken
+        self.is_reading = self._prompt_tokens_left > 0
+        return taken
+
+    def _read_beams(self) -> list[SequenceOutput]:
+        best = sorted(self.handle.read().values(), key=lambda output: output.score, reverse=True)
+        return [
+            SequenceOutput(
+                self.asked,
+                index,
+                list(output.generated_ids),
+                list(output.generated_log_probs),
+                _FINISH_REASONS.get(output.finish_reason, Finish.STOP),
+            )
+            for index, output in enumerate(best[: self.asked.request.n])
+        ]
+
+    def cancel(self) -> None:
+        """Remove the sequence from the batch at the next step."""
+        if self.handle is not None:
+            self.handle.cancel()
+            self.handle = None
+        self.is_new = self.is_reading = False
+
+
+# ----------------------------------------------------------------------
+# Prefill scheduling around the prefix cache of OpenVINO GenAI
+# ----------------------------------------------------------------------
+
+# Two sequences that get the same partial block both write into it and produce wrong output. Two sequences with the same
+# uncached prefix would both compute it, so the second waits for the first.
+
+
+def block_keys(tokens: Sequence[int], block_tokens: int) -> Iterator[tuple[int, int]]:
+    """Yield the end and the chained hash of each block of a sequence; the last block may be partial."""
+    key = 0
+    for start in range(0, len(tokens), block_tokens):
+        block = tokens[start : start + block_tokens]
+        key = hash((key, *block))
+        yield start + len(block), key
+
+
+class PrefixCacheModel:
+    """Estimate of the prefix cache: blocks available to later prompts; ``blocks`` is the capacity, 0 for no cache."""
+
+    def __init__(self, blocks: int, block_tokens: int) -> None:
+        self._most = blocks
+        self._block = block_tokens
+        self._known: OrderedDict[int, None] = OrderedDict()
+
+    def find(self, tokens: Sequence[int]) -> int:
+        """Return the number of cached tokens of a new prompt; the last token is always computed."""
+        if not self._most:
+            return 0
+        found, before = 0, 0
+        for end, key in block_keys(tokens, self._block):
+            if key not in self._known:
+                found += self._find_part(before, tokens[found : found + self._block])
+                break
+            self._known.move_to_end(key)
+            found, before = end, key
+        return min(found, len(tokens) - 1)
+
+    def holds(self, tokens: Sequence[int]) -> bool:
+        """Return whether all blocks of a sequence are cached, the last one included."""
+        return all(key in self._known for _, key in block_keys(tokens, self._block))
+
+    def _find_part(self, before: int, tokens: Sequence[int]) -> int:
+        """Find a partial block, which then belongs to the new sequence."""
+        for number in range(1, min(len(tokens) + 1, self._block)):
+            key = hash((before, *tokens[:number]))
+            if key in self._known:
+                del self._known[key]
+                return number
+        return 0
+
+    def keep(self, tokens: Sequence[int], *, is_whole: bool = True) -> None:
+        """Add computed blocks; of a running sequence (``is_whole`` is false) the full ones only."""
+        if not self._most:
+            return
+        for end, key in block_keys(tokens, self._block):
+            if (is_whole or not end % self._block) and key not in self._known:
+                self._known[key] = None
+                if len(self._known) > self._most:
+                    self._known.popitem(last=False)
+
+    def clear(self) -> None:
+        """Forget everything, after a rebuild of the batch."""
+        self._known.clear()
+
+
+class PartialBlocks:
+    """Ends of finished sequences; ``most`` limits how many are remembered."""
+
+    def __init__(self, most: int, block_tokens: int) -> None:
+        self._most = most
+        self._block = block_tokens
+        self._ends: OrderedDict[tuple[int, tuple[int, ...]], None] = OrderedDict()
+        self._heads: Counter[int] = Counter()
+
+    def note(self, tokens: Sequence[int]) -> None:
+        """Record the end of a sequence, unless it is a block boundary."""
+        full = len(tokens) - len(tokens) % self._block
+        if full == len(tokens):
+            return
+        *_, (_, head) = (0, 0), *block_keys(tokens[:full], self._block)
+        end = head, tuple(tokens[full:])
+        if end not in self._ends:
+            self._heads[head] += 1
+        self._ends[end] = None
+        self._ends.move_to_end(end)
+        if len(self._ends) > self._most:
+            (head, _), _ = self._ends.popitem(last=False)
+            self._heads[head] -= 1
+            if not self._heads[head]:
+                del self._heads[head]
+
+    def find(self, tokens: Sequence[int]) -> Iterator[int]:
+        """Yield the positions in a prompt at which an earlier sequence ended."""
+        start, head = 0, 0
+        for stop, key in block_keys(tokens, self._block):
+            if head in self._heads:
+                for after in range(start + 1, min(stop + 1, start + self._block)):
+                    end = head, tuple(tokens[start:after])
+                    if end in self._ends:
+                        self._ends.move_to_end(end)
+                        yield after
+            start, head = stop, key
+
+    def clear(self) -> None:
+        """Forget everything, after a rebuild of the batch."""
+        self._ends.clear()
+        self._heads.clear()
+
+
+# Ends remembered beyond the number of blocks, as blocks are not evicted in the order in which sequences end.
+_EXTRA_ENDS: Final = 512
+
+
+class PrefillScheduler:
+    """Decides which prompts may be in prefill at the same time."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.caches = pipeline.caches_prefixes
+        self._block = pipeline.block_tokens
+        self._prefixes = PrefixCacheModel(pipeline.blocks if self.caches else 0, self._block)
+        self._ends = PartialBlocks(pipeline.blocks + _EXTRA_ENDS, self._block)
+
+    def may_start(self, tokens: Sequence[int], running: Collection[RunningSequence]) -> bool:
+        """Return whether prefill of a prompt may start in the next step."""
+        if not self.caches:
+            return True
+        reading = self._most_shared(tokens, (text for text in running if text.is_reading))
+        if not self._prefixes.holds(tokens[: reading - reading % self._block]):
+            return False
+        begin = tokens[: self._most_shared(tokens, (text for text in running if not text.is_settled))]
+        return not any(self._ends.find(begin)) and not any(text.ends_within(begin, self._block) for text in running)
+
+    def _most_shared(self, tokens: Sequence[int], texts: Iterable[RunningSequence]) -> int:
+        return max(
+            (_common(tokens, each.pending_tokens, self._block) for each in texts if each.handle is not None), default=0
+        )
+
+    def begin(self, tokens: Sequence[int]) -> int:
+        """Return the number of cached tokens of a prompt that starts now, as far as known."""
+        return self._prefixes.find(tokens)
+
+    def go_on(self, tokens: Sequence[int]) -> None:
+        """Record the computed tokens of a running sequence."""
+        self._prefixes.keep(tokens, is_whole=False)
+
+    def end(self, tokens: Sequence[int]) -> None:
+        """Record the computed tokens of a sequence that has left the batch."""
+        if self.caches:
+            self._prefixes.keep(tokens)
+            self._ends.note(tokens)
+
+    def record_beam_end(self, prompt: Sequence[int]) -> None:
+        """Record the end of a beam search, whose beams share the prompt (or all but its last token)."""
+        if self.caches:
+            self._ends.note(prompt if len(prompt) % self._block else prompt[:-1])
+
+    def clear(self) -> None:
+        """Forget everything, after a rebuild of the batch."""
+        self._prefixes.clear()
+        self._ends.clear()
+
+
+def _common(one: Sequence[int], other: Sequence[int], step: int) -> int:
+    most = min(len(one), len(other))
+    for start in range(0, most, step):
+        if one[start : start + step] != other[start : start + step]:
+            ends = zip(one[start:most], other[start:most], strict=True)
+            return start + next((place for place, (left, right) in enumerate(ends) if left != right), most - start)
+    return most
+
+
+# ----------------------------------------------------------------------
+# Batch, with recovery after a failed step, and admission by KV-cache blocks
+# ----------------------------------------------------------------------
 
 
 @dataclass(slots=True)

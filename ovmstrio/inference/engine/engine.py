@@ -1,41 +1,213 @@
-"""Requests of one model in an engine process: template, grammar, admission, batch and output rows."""
+"""Engine of one model and the main loop of its process: receive messages, run a step, send its output in one frame.
+
+A request passes template, grammar, admission and batch, and has rows in the output of each step.
+
+::
+
+    first                                       ["loaded", facts] or ["failed", reason]
+    ["add", id, request]                        ["accepted", prompt tokens] or ["refused", error]
+    ["tokenize", id, texts, options]            ["tokens", tokens, counts] or ["refused", error]
+    ["cancel", id]                              not answered; a request that it ends unanswered is refused
+    number 0, each step                         [rows, failures, figures]; see :meth:`Engine.step`
+"""
 
 from __future__ import annotations
 
 import random
 import time
 from collections import deque
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ovmstrio.core.errors import Overloaded, ServerError
-from ovmstrio.core.generation import Conversation, Finish
-from ovmstrio.inference.engine.batch import Batch, BlockAdmission, BlockCapacity, BlockDemand
-from ovmstrio.inference.engine.grammar_precompile import GrammarQueue
+from ovmstrio.core.generation import Conversation, Finish, StopStrings
+from ovmstrio.inference.engine.batch import (
+    Batch,
+    BlockAdmission,
+    BlockCapacity,
+    BlockDemand,
+    QueuedRequest,
+    SequenceOutput,
+)
+from ovmstrio.inference.engine.grammar_precompile import GrammarCompiler, GrammarQueue
 from ovmstrio.inference.engine.messages import (
     ACCEPTED,
     CANCELLED,
+    FAILED,
+    FINISH_REASONS,
+    LOADED,
     REJECTED,
     TOKENS,
     decode_request,
     decode_texts,
     encode_failure,
 )
-from ovmstrio.inference.engine.prompts import PromptScorer
-from ovmstrio.inference.engine.sequences import QueuedRequest, SequenceOutput
-from ovmstrio.inference.engine.step_output import OutputRows
-from ovmstrio.inference.engine.template_process import RenderQueue
+from ovmstrio.inference.engine.pipeline import Pipeline, PipelineOptions, library_error_message
+from ovmstrio.inference.engine.prompts import (
+    PromptScorer,
+    PromptTokenizer,
+    RenderQueue,
+    choose_renderer,
+    context_length,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ovmstrio.core.generation import GenerationRequest
-    from ovmstrio.inference.engine.grammar_precompile import GrammarCompiler
-    from ovmstrio.inference.engine.pipeline import Pipeline
-    from ovmstrio.inference.engine.prompts import PromptTokenizer
-    from ovmstrio.inference.engine.template_process import TemplateProcess
+    from ovmstrio.inference.engine.prompts import TemplateProcess
+    from ovmstrio.isolation.blocking_channel import BlockingChannel
+    from ovmstrio.isolation.messages import Message
+
+# ----------------------------------------------------------------------
+# Output rows of a step: incremental detokenization, stop strings, echo and log-probabilities
+# ----------------------------------------------------------------------
+
+_MAX_WINDOW: Final = 24
+_OVERLAP: Final = 6  # tokens decoded again; an incomplete UTF-8 character has at most three bytes, and so tokens
+_UNKNOWN: Final = "�"
+_UNFINISHED: Final = 3  # replacement characters of one incomplete character
+
+
+class TokenWindow:
+    """Sliding window of a sequence's last tokens, for incremental detokenization.
+
+    The owner decodes the rows of :meth:`push` for all sequences in one call and passes the texts to :meth:`take`.
+    """
+
+    __slots__ = ("_emitted", "_has_base", "_tokens")
+
+    def __init__(self) -> None:
+        self._tokens: list[int] = []
+        self._emitted = 0
+        self._has_base = False
+
+    def push(self, tokens: Sequence[int]) -> list[list[int]]:
+        """Append tokens and return the rows to decode."""
+        self._has_base = len(self._tokens) > _MAX_WINDOW
+        if self._has_base:
+            base = self._tokens[-_OVERLAP:]
+            self._tokens = [*base, *tokens]
+            return [self._tokens, base]
+        self._tokens += tokens
+        return [self._tokens]
+
+    def take(self, texts: Sequence[str], *, is_last: bool) -> str:
+        """Return the new text; an incomplete character is held back until the last call."""
+        if self._has_base:
+            self._emitted = _stable_length(texts[1])
+        end = len(texts[0]) if is_last else _stable_length(texts[0])
+        new = texts[0][self._emitted : end]
+        self._emitted = max(self._emitted, end)
+        return new
+
+
+def _stable_length(text: str) -> int:
+    """Return the length of the text that later tokens cannot change."""
+    length = len(text)
+    minimum = max(0, length - _UNFINISHED)
+    while length > minimum and text[length - 1] == _UNKNOWN:
+        length -= 1
+    return length
+
+
+class _Output:
+    __slots__ = ("echoes", "stops", "window")
+
+    def __init__(self, queued: QueuedRequest) -> None:
+        self.window = TokenWindow()
+        self.stops = StopStrings(queued.request.stop, keeps=queued.request.includes_stop)
+        self.echoes = queued.request.echo
+
+
+class OutputRows:
+    """Builds output rows: id, index, text, token count, log-probabilities and finish reason."""
+
+    def __init__(self, decode: Callable[[list[list[int]], bool], list[str]]) -> None:
+        self._decode = decode
+        self._outputs: dict[tuple[int, int], _Output] = {}
+        self._token_texts: dict[int, str] = {}
+
+    def forget(self, queued: QueuedRequest) -> None:
+        """Drop the state of a request."""
+        for index in range(queued.request.n):
+            self._outputs.pop((queued.id, index), None)
+
+    def make(self, news: Sequence[SequenceOutput]) -> list[list[Any]]:
+        """Return a row for each item, in order; a row ends at a stop string."""
+        texts = self._texts(news)
+        self._decode_single_tokens(news)
+        return [self._row(new, text) for new, text in zip(news, texts, strict=True)]
+
+    def _output(self, new: SequenceOutput) -> _Output:
+        key = new.asked.id, new.index
+        if key not in self._outputs:
+            self._outputs[key] = _Output(new.asked)
+        return self._outputs[key]
+
+    def _texts(self, news: Sequence[SequenceOutput]) -> list[str]:
+        """Decode in one call per setting of special tokens."""
+        queued = [
+            (self._output(new).window.push(_output_tokens(new)), new.asked.request.skips_special_tokens) for new in news
+        ]
+        decoded: dict[bool, list[str]] = {}
+        for skips in {skips for _, skips in queued}:
+            decoded[skips] = self._decode([row for rows, each in queued if each is skips for row in rows], skips)
+        places = {True: 0, False: 0}
+        texts = []
+        for new, (rows, skips) in zip(news, queued, strict=True):
+            place = places[skips]
+            places[skips] += len(rows)
+            taken = decoded[skips][place : places[skips]]
+            texts.append(self._output(new).window.take(taken, is_last=new.finish is not None))
+        return texts
+
+    def _decode_single_tokens(self, news: Sequence[SequenceOutput]) -> None:
+        tokens = {token for new in news if new.asked.request.logprobs for token in new.tokens}
+        for new in news:
+            if new.asked.prompt_logprobs and self._output(new).echoes:
+                tokens.update(new.asked.prompt)
+        unknown = sorted(tokens - self._token_texts.keys())
+        if unknown:
+            shown = self._decode([[token] for token in unknown], False)
+            self._token_texts.update(zip(unknown, shown, strict=True))
+
+    def _row(self, new: SequenceOutput, text: str) -> list[Any]:
+        output, request, finish = self._output(new), new.asked.request, new.finish
+        text = output.stops.feed(text)
+        if output.stops.has_stopped:
+            finish = Finish.STOP
+        elif finish is not None:
+            text += output.stops.finish()
+        logprobs = self._logprobs(_output_tokens(new), new.logprobs) if request.logprobs else None
+        if output.echoes:
+            output.echoes = False
+            prompt = request.prompt
+            if not isinstance(prompt, str):
+                prompt = self._decode([new.asked.prompt], request.skips_special_tokens)[0]
+            text = prompt + text
+            if new.asked.prompt_logprobs:
+                logprobs = self._logprobs(new.asked.prompt, new.asked.prompt_logprobs) + (logprobs or [])
+        position = None if finish is None else FINISH_REASONS.index(finish)
+        return [new.asked.id, new.index, text, len(new.tokens), logprobs, position]
+
+    def _logprobs(self, tokens: Sequence[int], values: Sequence[float | None]) -> list[list[Any]]:
+        return [[self._token_texts[token], value, token] for token, value in zip(tokens, values, strict=False)]
+
+
+def _output_tokens(new: SequenceOutput) -> list[int]:
+    """Return the tokens without the one that ended the text, unless stop strings are kept."""
+    if new.finish is Finish.STOP and not new.asked.request.includes_stop and new.asked.request.sampling.best_of == 1:
+        return new.tokens[:-1]
+    return new.tokens
+
+
+# ----------------------------------------------------------------------
+# Requests of the model
+# ----------------------------------------------------------------------
 
 _PACE_WEIGHT: Final = 0.2
 _MAX_RETRY_SECONDS: Final = 60.0
@@ -408,3 +580,115 @@ class TokenizeQueue:
             counts = np.array([len(row) for row in tokenized.rows], np.int64)
             tokens = np.concatenate(tokenized.rows) if tokenized.rows else np.empty(0, np.int64)
             self._answer(tokenized.message, [TOKENS, tokens, counts])
+
+
+# ----------------------------------------------------------------------
+# Main loop of the process
+# ----------------------------------------------------------------------
+
+_CANCEL: Final = "cancel"
+_UNSOLICITED: Final = 0  # number of messages that are no answer, or need none
+_RECEIVE_SECONDS: Final = 0.05  # time limit for receiving messages between two steps
+
+
+class EngineProgram:
+    """Serves one channel."""
+
+    def __init__(self, channel: BlockingChannel, engine: Engine, tokenizing: TokenizeQueue) -> None:
+        self._channel = channel
+        self._engine = engine
+        self._tokenizing = tokenizing
+        self._pending: deque[Message | None] = deque()
+        self._cancelled: set[int] = set()
+
+    def run(self) -> None:
+        """Serve until the server closes its side."""
+        while self._take_messages():
+            if self._engine.is_busy:
+                self._channel.send([_UNSOLICITED, self._engine.step()])
+            self._tokenizing.go_on()
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._engine.is_busy or self._tokenizing.is_busy
+
+    def _take_messages(self) -> bool:
+        started = time.monotonic()
+        while True:
+            self._read_ahead()
+            if not self._pending:
+                if self._is_busy:
+                    return True
+                self._channel.wait(self._engine.descriptors, self._engine.seconds_left)
+                continue
+            message = self._pending.popleft()
+            if message is None:
+                return False
+            self._take(*message.value)
+            if self._is_busy and time.monotonic() - started > _RECEIVE_SECONDS:
+                return True
+
+    def _read_ahead(self) -> None:
+        """Receive pending messages, so that requests cancelled among them cause no work."""
+        while not (self._pending and self._pending[-1] is None) and self._channel.has_message():
+            message = self._channel.receive()
+            self._pending.append(message)
+            if message is not None and message.value[1][0] == _CANCEL:
+                self._cancelled.add(message.value[1][1])
+
+    def _take(self, number: int, value: list[Any]) -> None:
+        kind, request, *parts = value
+        if kind == _CANCEL:
+            self._cancelled.discard(request)
+            self._tokenizing.cancel(request)
+            self._engine.cancel(request)
+        elif request in self._cancelled:
+            self._channel.send([number, [REJECTED, encode_failure(CANCELLED)]])
+        elif kind == "tokenize":
+            self._tokenizing.add(number, request, *parts)
+        else:
+            self._engine.add(number, request, *parts)
+
+
+def _load(options: dict[str, Any], answer: Callable[[int, Any], None]) -> tuple[Engine, TokenizeQueue, dict[str, Any]]:
+    pipeline = Pipeline(PipelineOptions(**options["pipeline"]))
+    folder = Path(options["pipeline"]["folder"])
+    room = pipeline.blocks * pipeline.block_tokens
+    context = context_length(folder)
+    limits = Limits(min(room, context or room), **options["limits"])
+    renderer = choose_renderer(pipeline.tokenizer, folder, options["template_mode"])
+    prompts = PromptTokenizer(pipeline.tokenizer, renderer.render, limits.tokens)
+    engine = Engine(
+        pipeline,
+        prompts,
+        limits,
+        answer,
+        GrammarCompiler(pipeline, folder),
+        templates=renderer.process,
+        caches_prefixes=options["pipeline"]["caches_prefixes"],
+    )
+    facts = {
+        "context_length": limits.tokens,
+        "vocabulary_size": prompts.vocabulary_size,
+        "longest_token": prompts.longest_token,
+        "blocks": pipeline.blocks,
+        "block_tokens": pipeline.block_tokens,
+        "chat_template": renderer.source,
+    }
+    return engine, TokenizeQueue(prompts.tokenize_all, answer), facts
+
+
+def serve(channel: BlockingChannel, number: int, options: dict[str, Any]) -> None:
+    """Run an engine for the model named in the first message."""
+
+    def answer(message: int, value: Any) -> None:
+        if message != _UNSOLICITED:
+            channel.send([message, value])
+
+    try:
+        engine, tokenizing, facts = _load(options, answer)
+    except Exception as error:  # noqa: BLE001 - the server reports any reason
+        channel.send([number, [FAILED, library_error_message(error)]])
+        return
+    channel.send([number, [LOADED, facts]])
+    EngineProgram(channel, engine, tokenizing).run()

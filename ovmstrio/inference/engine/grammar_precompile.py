@@ -20,13 +20,12 @@ from openvino import opset13
 
 from ovmstrio.core.errors import InvalidField
 from ovmstrio.core.generation import Grammar, GrammarKind, Sampling
-from ovmstrio.inference.engine.pipeline import library_error_message
-from ovmstrio.inference.engine.sampling import configure_generation, set_grammar
+from ovmstrio.inference.engine.pipeline import configure_generation, library_error_message, set_grammar
 
 if TYPE_CHECKING:
     from ovmstrio.core.generation import GenerationRequest
+    from ovmstrio.inference.engine.batch import QueuedRequest
     from ovmstrio.inference.engine.pipeline import Pipeline
-    from ovmstrio.inference.engine.sequences import QueuedRequest
 
 _MODEL_FILE: Final = "openvino_model.xml"
 _LOGITS: Final = "logits"

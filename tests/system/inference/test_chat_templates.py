@@ -16,7 +16,7 @@ import pytest
 from ovmstrio.core.errors import InvalidField
 from ovmstrio.core.generation import Conversation
 from ovmstrio.inference.engine.chat_template import ChatTemplate, TemplateFailure, read_template_source
-from ovmstrio.inference.engine.template_process import RenderQueue, TemplateProcess
+from ovmstrio.inference.engine.prompts import RenderQueue, TemplateProcess
 from tests.support.tiny_llm import CHAT_TEMPLATE, write_tiny_folder
 
 _WEATHER: Final = {

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from ovmstrio.config.specs import TextModelSpec
 from ovmstrio.core.generation import Prompt
 from ovmstrio.core.hooks import Collectors, Meters
-from ovmstrio.inference.engine.prefill_scheduler import PrefixCacheModel
+from ovmstrio.inference.engine.batch import PrefixCacheModel
 from ovmstrio.serving.kind import LoadContext, lease_nothing
 from ovmstrio.text import load_text_model as loading
 from ovmstrio.text.load_text_model import load_text_model
@@ -27,7 +27,7 @@ from tests.support.served_text_models import greedy, made
 _PROGRAM: Final = """
 import json, random, sys
 import numpy as np, openvino as ov, openvino_genai as genai
-from ovmstrio.inference.engine.prefill_scheduler import PrefixCacheModel
+from ovmstrio.inference.engine.batch import PrefixCacheModel
 
 folder = sys.argv[1]
 

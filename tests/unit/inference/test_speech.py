@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from ovmstrio.core.errors import InvalidField, ModelFailure
 from ovmstrio.inference.engine import asr as hearing
 from ovmstrio.inference.engine import speech_program
-from ovmstrio.inference.engine import tts as speakers
+from ovmstrio.inference.engine import speech_program as speakers
 from ovmstrio.inference.engine.asr import WindowTranscript
 from ovmstrio.inference.engine.audio_files import SAMPLE_RATE, AudioReader, create_audio_writer
+from ovmstrio.inference.engine.speech_program import MAX_SENTENCE_CHARACTERS, PipelineSpeaker, split_sentences
 from ovmstrio.inference.engine.transcription_program import serve
-from ovmstrio.inference.engine.tts import MAX_SENTENCE_CHARACTERS, PipelineSpeaker, split_sentences
 from tests.support.recordings import tone, wave_file
 from tests.support.scripted_channel import ScriptedChannel
 

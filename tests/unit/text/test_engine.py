@@ -21,8 +21,8 @@ from trio.testing import MockClock
 from ovmstrio.core.errors import ContextExceeded, ModelFailure, NotReady
 from ovmstrio.core.generation import Conversation, GenerationRequest, Grammar, GrammarKind, Sampling
 from ovmstrio.core.worker_peers import StreamedResult
-from ovmstrio.inference.engine.batch import Batch
-from ovmstrio.inference.engine.engine import TokenizeQueue
+from ovmstrio.inference.engine.batch import Batch, QueuedRequest
+from ovmstrio.inference.engine.engine import EngineProgram, TokenizeQueue
 from ovmstrio.inference.engine.grammar_precompile import GrammarCompiler, GrammarQueue
 from ovmstrio.inference.engine.messages import (
     REJECTED,
@@ -33,9 +33,7 @@ from ovmstrio.inference.engine.messages import (
     encode_texts,
 )
 from ovmstrio.inference.engine.pipeline import Pipeline
-from ovmstrio.inference.engine.program import EngineProgram
 from ovmstrio.inference.engine.prompts import PromptTokenizer
-from ovmstrio.inference.engine.sequences import QueuedRequest
 from ovmstrio.isolation.worker_process import WorkerProcess
 from ovmstrio.text.engine_client import EngineClient
 from ovmstrio.text.engine_sharing import ANSWERED, GENERATION_VERBS, LEAVING, LOST, READY, EngineServer, RemoteEngine
