@@ -252,7 +252,8 @@ class Reader:
             if custom is not None:
                 return custom.convert(node)
             # Strict validation accepts no list for a tuple.
-            return _adapter(kind).validate_python(node.plain(tuple if "tuple" in str(kind) else list))
+            value = node.plain(tuple if "tuple" in str(kind) else list)
+            return _adapter(kind).validate_python(value, strict=kind is not Path)
         except ValidationError as error:
             self.report(node, kind, error.errors(include_url=False))
         except InvalidValue as error:
@@ -362,9 +363,9 @@ def lower_case(value: Any) -> Any:
 
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(
-        kind, config=ConfigDict(strict=kind is not Path, allow_inf_nan=False, arbitrary_types_allowed=True)
-    )
+    config = ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True)
+    # Typed dictionaries have their own configuration.
+    return TypeAdapter(kind, config=None if hasattr(kind, "__total__") else config)
 
 
 def _metadata(kind: Any) -> tuple[Any, ...]:

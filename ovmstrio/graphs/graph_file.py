@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 
 from ovmstrio.config.documents import Findings, InvalidSyntax, InvalidValue, Located, did_you_mean, suggest_key
 from ovmstrio.config.proto_text import fit_message, parse_proto
-from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.errors import Problem
 from ovmstrio.encoding.messages import POOL, message_class
 from ovmstrio.graphs.graph_config import (
     FILE_INVALID,
@@ -356,19 +356,6 @@ class ParsedGraph:
     config: GraphConfig | None
     problems: tuple[Problem, ...]
     doubtful: frozenset[str] = frozenset()
-
-
-def load_graph_config(content: str, file: str) -> GraphConfig:
-    """Parse the text of a graph file; ``file`` is its name in problems.
-
-    Raises:
-        ConfigError: the graph is invalid; contains every problem.
-    """
-    reading = parse_graph_text(content, file)
-    errors = [problem for problem in reading.problems if problem.severity == "error"]
-    if errors or reading.config is None:
-        raise ConfigError(errors)
-    return reading.config
 
 
 def parse_graph_text(content: str, file: str) -> ParsedGraph:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final, cast
 
-import structlog
 import trio
 
 from ovmstrio.config.config_file import ConfigFile
@@ -214,11 +213,6 @@ def _session_calls(content: bytes, file: str) -> tuple[Dependency, ...]:
         return tuple(find_session_calls(content.decode(), file))
     except (UnicodeDecodeError, ServerError):
         return ()
-
-
-# Loading
-
-log = structlog.get_logger(__name__)
 
 
 # Graphs of one text model, served as that model

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-import structlog
-
 from ovmstrio.config.schema import OPTIONAL
 from ovmstrio.config.service_options import ServiceEntry, check_name, check_path
 from ovmstrio.config.specs import OpPipelineSpec
@@ -110,8 +108,3 @@ class OpPipelineKind(Kind[OpPipelineSpec]):
 
         del spec
         return service.inside if isinstance(service, OpService) else NO_INTROSPECTION
-
-
-# Loading
-
-log = structlog.get_logger(__name__)

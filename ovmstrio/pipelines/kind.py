@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import structlog
-
 from ovmstrio.config.pipeline_entries import NODE_LIBRARIES, PIPELINES, read_pipelines
 from ovmstrio.config.specs import PipelineSpec
 from ovmstrio.core.errors import Problem
@@ -21,18 +19,6 @@ if TYPE_CHECKING:
     from ovmstrio.config.config_file import ConfigFile
     from ovmstrio.core.service import Service
     from ovmstrio.serving.kind import LoadContext
-
-# Introspection
-
-
-# Loading
-
-
-log = structlog.get_logger(__name__)
-
-
-# Validation
-
 
 # Fingerprints
 

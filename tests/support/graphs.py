@@ -13,10 +13,12 @@ import numpy as np
 import trio
 
 from ovmstrio.config.specs import GraphSpec
-from ovmstrio.core.errors import NotFound
+from ovmstrio.core.errors import ConfigError, NotFound
 from ovmstrio.core.request import InferInput, InferRequest, InferResponse, ParameterValue, StreamProblem, StreamReply
 from ovmstrio.core.service import InferStream, LeasedServable
 from ovmstrio.core.tensor import RawTensor
+from ovmstrio.graphs.graph_config import GraphConfig
+from ovmstrio.graphs.graph_file import parse_graph_text
 from ovmstrio.graphs.loading import load_graph
 from ovmstrio.graphs.servable import GraphServable
 from ovmstrio.isolation.isolated_code import Isolation
@@ -33,6 +35,15 @@ LOOPBACK = """
       options { [mediapipe.SyncSetInputStreamHandlerOptions.ext] { sync_set { tag_index: "LOOPBACK:0" } } }
     }
 """
+
+
+def load_graph_config(content: str, file: str) -> GraphConfig:
+    """Parse a graph file; raises ConfigError with all errors."""
+    reading = parse_graph_text(content, file)
+    errors = [problem for problem in reading.problems if problem.severity == "error"]
+    if errors or reading.config is None:
+        raise ConfigError(errors)
+    return reading.config
 
 
 def _node_text(name: str, calculator: str, side: str, streams: Sequence[Sequence[str]], more: str, options: str) -> str:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from ovmstrio.graphs.calculator import NodeContract
 from ovmstrio.graphs.graph_config import GraphConfig, NodeConfig, PolicyConfig, Port, StreamRef
-from ovmstrio.graphs.graph_file import load_graph_config
 from ovmstrio.graphs.plan import GraphPlan, LoadedNode, create_graph_plan
 from tests.support.calculators import LOOPBACK, SPACING, Delivery, Gather, Recorder, Repeat, in_port, out_port
+from tests.support.graphs import load_graph_config
 from tests.unit.graphs.reference import Feed, Handler, ModelNode, ModelRun
 
 ANY_SPEED = ("Default", "SyncSet", "EarlyClose", "Barrier", "Immediate")

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.graphs.graph_config import ChatRoles, GraphConfig, NodeConfig, Port
-from ovmstrio.graphs.graph_file import load_graph_config, parse_graph_text
-from tests.support.graphs import LOOPBACK, graph_text, python_node
+from ovmstrio.graphs.graph_file import parse_graph_text
+from tests.support.graphs import LOOPBACK, graph_text, load_graph_config, python_node
 
 FILE = "graph.pbtxt"
 OUTPUTS = "Mediapipe unexpected output stream packets name"

@@ -7,12 +7,11 @@ import pytest
 from ovmstrio.core.errors import Problem
 from ovmstrio.graphs.calculator import ContractError, NodeContract
 from ovmstrio.graphs.graph_config import Port
-from ovmstrio.graphs.graph_file import load_graph_config
 from ovmstrio.graphs.packets import OvTensor
 from ovmstrio.graphs.policies import policy_names
 from ovmstrio.graphs.validate import check_wiring
 from pyovms import Tensor
-from tests.support.graphs import LOOPBACK, graph_text, python_node
+from tests.support.graphs import LOOPBACK, graph_text, load_graph_config, python_node
 
 INITIALIZE = "Failed to initialize mediapipe graph - "
 HEAD = 'input_stream: "OVMS_PY_TENSOR:in"\noutput_stream: "OVMS_PY_TENSOR:out"\n'
