@@ -79,7 +79,7 @@ from ovmstrio.telemetry.metrics import Metrics
 from ovmstrio.telemetry.process_metrics import resident_bytes
 from ovmstrio.telemetry.recent_history import RecentHistory
 from ovmstrio.telemetry.recent_traces import RecentTraces
-from ovmstrio.telemetry.spans import ALWAYS, sampler_from_environ, unrecorded_span_factory, warn_unsupported_propagators
+from ovmstrio.telemetry.spans import ALWAYS, sampler_from_environ, warn_unsupported_propagators
 from ovmstrio.telemetry.trace_context import is_export_configured
 from ovmstrio.util.cores import CORES
 from ovmstrio.util.deadline_sweeper import watch_overdue
@@ -227,14 +227,10 @@ async def trace_calls(*, is_watched: bool = False) -> AsyncIterator[ServerTraces
         user=otel.UserSpans(),
         has_user_code=_has_user_code,
     )
-    before, quiet_before = (
-        start_root_span.set(tracing.trace_server_request),
-        unrecorded_span_factory.set(tracing.unrecorded_span),
-    )
+    before = start_root_span.set(tracing.trace_server_request)
     try:
         yield ServerTraces(recent, (tracing,), (tracing,))
     finally:
-        unrecorded_span_factory.reset(quiet_before)
         start_root_span.reset(before)
         with trio.move_on_after(_FLUSH_SECONDS, shield=True) as scope:
             await trio.to_thread.run_sync(export.close, abandon_on_cancel=True)
