@@ -29,7 +29,6 @@ from ovmstrio.protocols.kserve.rest_requests import read_document
 from ovmstrio.protocols.kserve.trace_log_settings import change_log_settings, set_log_level
 from ovmstrio.serving.data_plane import DEFAULT_SERVER_NAME
 from ovmstrio.telemetry.log_levels import LOG_LEVEL, format_log_levels
-from ovmstrio.telemetry.log_rate_limit import log_denied
 from ovmstrio.telemetry.logs import LEVELS
 from ovmstrio.transport.http.responses import json_response
 from ovmstrio.transport.http.router import rule
@@ -270,7 +269,7 @@ def _change_rules(plane: DataPlane, changes: AdminChanges, guard: _ConsoleGuard)
             try:
                 guard.check_change(request)
             except PermissionDenied as error:
-                log_denied(f"console {path}", error, client=request.client, about=request.path)
+                changes.denials.log_denied(f"console {path}", error, client=request.client, about=request.path)
                 raise
             return (await view(request, **places)).with_headers(_NO_STORE)
 

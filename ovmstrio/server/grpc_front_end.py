@@ -62,7 +62,7 @@ class GrpcFrontEnd(AddressFrontEnd):
         self._endless = OpenEndedCalls()
         hosted = DynamicServices(plane, root)
         services: list[GrpclibService] = [
-            InferenceService(plane, AdminChanges(allows_remote=allows_remote_admin)),
+            InferenceService(plane, AdminChanges(allows_remote=allows_remote_admin, denials=plane.denials)),
             PredictionService(plane),
             ModelService(plane),
             HealthService(PlaneHealth(plane, hosted), self._endless),

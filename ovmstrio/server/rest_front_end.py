@@ -115,7 +115,9 @@ def make_rest_router(
     past: RecentHistory | None = None,
 ) -> Router:
     """Create the router, with arguments as for :class:`RestFrontEnd`."""
-    changes = AdminChanges(allows_remote=allows_remote_admin, origins="" if cors is None else cors.origins)
+    changes = AdminChanges(
+        allows_remote=allows_remote_admin, origins="" if cors is None else cors.origins, denials=plane.denials
+    )
     rules = [
         *kserve_rules(plane, max_body_bytes),
         # OpenAI's rules precede others on shared paths; a server with a root service has no OpenAI API.

@@ -72,7 +72,6 @@ from ovmstrio.serving.shared_memory import ClientRegions
 from ovmstrio.serving.source import ApplySpecs, ConfigSource
 from ovmstrio.telemetry.access_log import RequestLog, open_access_log
 from ovmstrio.telemetry.call_tracing import CallTracing, WatchedCallTracing
-from ovmstrio.telemetry.log_rate_limit import rate_limited_denials
 from ovmstrio.telemetry.log_writer import WRITER
 from ovmstrio.telemetry.loop_load import LoopLoad, current_loop_load
 from ovmstrio.telemetry.metrics import Metrics
@@ -96,7 +95,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.service import ServableLookup
     from ovmstrio.server.settings import ServerSettings
     from ovmstrio.serving.records import VersionStatus
-    from ovmstrio.telemetry.log_rate_limit import LogRateLimiter
     from ovmstrio.transport.listeners import Listener
     from ovmstrio.util.cores import CoreShare, CoreUser
 
@@ -398,6 +396,8 @@ class _Server:
         self._request_observer = observer_group(
             (*traces.requests, *(() if self._history is None else self._history.requests))
         )
+        if gate is not None:
+            gate.denials = self._plane.denials
         self._plane.siblings = hosting.siblings
         self._plane.workers_reason = plan.workers_reason
         self._readiness = ReadinessFile(plan.readiness_file)
@@ -522,9 +522,8 @@ class _Server:
             self._control or nullcontext(),
             log_tail,
             keeping,
-            rate_limited_denials() as refusals,
         ):
-            await self._serve(refusals, task_status)
+            await self._serve(task_status)
 
     def _locked_store(self) -> AbstractContextManager[None]:
         """Lock the sequence store; a server with a service at the root has none."""
@@ -535,7 +534,7 @@ class _Server:
             check_worker_count(folder, 1)
         return lock_folder(folder, str(self._settings.config_path or self._settings.model_name or "nothing"))
 
-    async def _serve(self, refusals: LogRateLimiter, task_status: trio.TaskStatus[Running]) -> None:
+    async def _serve(self, task_status: trio.TaskStatus[Running]) -> None:
         async with trio.open_nursery() as nursery:
             with enable_crash_probe(nursery, self._settings.trial_load, verdicts_folder(self._settings.cache_dir)):
                 await nursery.start(self._registry.run)
@@ -544,7 +543,7 @@ class _Server:
             if self._plan.root:
                 await self._load_root()
             nursery.start_soon(self._pending.watch)
-            nursery.start_soon(refusals.log_repetitions)
+            nursery.start_soon(self._plane.denials.log_repetitions)
             nursery.start_soon(self._admission.follow_others)
             if self._hosting.serve_peers is not None:
                 await nursery.start(self._hosting.serve_peers, self._plane, self._reloading)

@@ -49,6 +49,7 @@ from ovmstrio.serving.requested_outputs import (
 from ovmstrio.serving.response_budget import ResponseBudget
 from ovmstrio.serving.shared_memory import ClientRegions, map_tensors, write_outputs
 from ovmstrio.telemetry.call_statistics import CallStatistics
+from ovmstrio.telemetry.log_rate_limit import DeniedChangeLog
 from ovmstrio.transport.send_budget import current_connection_budget
 
 if TYPE_CHECKING:
@@ -266,6 +267,7 @@ class DataPlane:
     Attributes:
         siblings: the other worker processes; None with a single one.
         workers_reason: why the server chose its number of workers; empty if the user did.
+        denials: log of denied admin changes.
     """
 
     def __init__(
@@ -290,6 +292,7 @@ class DataPlane:
         self.regions = regions or ClientRegions()
         self.siblings: WorkerPeers | None = None
         self.workers_reason = ""
+        self.denials = DeniedChangeLog()
         self._renderer = ResponseRenderer(most_answer_bytes)
         self._admission = admission or Admission(limit_of=registry.limit_of)
         self._has_limit = self._admission.has_server_limit
