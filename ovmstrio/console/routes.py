@@ -84,7 +84,7 @@ def _packed(name: str) -> tuple[bytes, bytes, str]:
 
 def _asset_answer(name: str, request: HttpRequest) -> HttpAnswer:
     if name not in asset_names():
-        raise NotFound(f"console: no file {name[:80]!r}")
+        raise NotFound(f"console: no file {shown(name, 80)}")
     content, packed, mark = _packed(name)
     kind = _TYPES.get(name.rpartition(".")[2], "application/octet-stream")
     headers = (
@@ -134,7 +134,7 @@ def _check_local(request: HttpRequest) -> None:
     host = request.header("host") or ""
     # DNS rebinding: a foreign name that resolves to this machine would make its page same-origin.
     if current_caller.get() is None and not is_local_host_name(host):
-        raise PermissionDenied(f"console: expected Host localhost or an IP address, got {host[:80]!r}; {hint}")
+        raise PermissionDenied(f"console: expected Host localhost or an IP address, got {shown(host, 80)}; {hint}")
 
 
 def _check_origin(request: HttpRequest) -> None:

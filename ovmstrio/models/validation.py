@@ -20,6 +20,7 @@ from ovmstrio.encoding.raw_contents import wrapped
 from ovmstrio.models.images import IMAGE_RANK, decode_batch
 from ovmstrio.models.request_errors import BOTH_STYLES, format_shape, input_mismatch, invalid_request
 from ovmstrio.models.tensor_contents import is_string_matrix, list_converter, native_strings, string_matrix, to_array
+from ovmstrio.util.truncation import cut
 
 _COUNTS: Final = "raw_input_contents must contain one buffer per input. Expected: {expected}; Actual: {actual}"
 _MAX_BYTES: Final = 2**63 - 1
@@ -165,7 +166,7 @@ class Validator:
 
 def _unknown(name: str, known: Collection[str]) -> InvalidRequest:
     hint = did_you_mean(name, known, otherwise=f"the inputs are: {', '.join(sorted(known)) or 'none'}")
-    return invalid_request("Unexpected input", f"{name[:80]}; {hint}")
+    return invalid_request("Unexpected input", f"{cut(name, 80)}; {hint}")
 
 
 def check_content_style(inputs: Sequence[InferInput], raws: Sequence[Buffer | None], counts: str = _COUNTS) -> None:

@@ -51,6 +51,7 @@ from ovmstrio.serving.shared_memory import ClientRegions, map_tensors, write_out
 from ovmstrio.telemetry.call_statistics import CallStatistics
 from ovmstrio.telemetry.log_rate_limit import DeniedChangeLog
 from ovmstrio.transport.send_budget import current_connection_budget
+from ovmstrio.util.truncation import cut
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -224,7 +225,7 @@ class CallSignature(NamedTuple):
 
 def streaming_service_missing(name: str) -> ServiceMissing:
     """Return the error for a stream to a name under which no streaming service is served."""
-    return ServiceMissing(f'nothing that can be streamed to is served under the name "{name[:80]}"')
+    return ServiceMissing(f'nothing that can be streamed to is served under the name "{cut(name, 80)}"')
 
 
 def unsupported_call_message(lease: Lease, untaken: str) -> str:

@@ -14,6 +14,7 @@ from ovmstrio.core.callers import Permission, current_caller
 from ovmstrio.core.connection import Loopback, UnixSocket, Unknown
 from ovmstrio.core.errors import PermissionDenied, ServerError
 from ovmstrio.telemetry.log_rate_limit import DeniedChangeLog
+from ovmstrio.util.truncation import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -157,6 +158,6 @@ class AdminChanges:
         is_doubtful = current_caller.get() is None and not self._allows_remote and is_from_browser(request)
         if is_doubtful and not is_local_host_name(host):
             raise PermissionDenied(
-                f"change by a browser: expected Host localhost or an IP address, got {host[:80]!r}; "
+                f"change by a browser: expected Host localhost or an IP address, got {shown(host, 80)}; "
                 "--allow_remote_admin or --keys_file admits it"
             )

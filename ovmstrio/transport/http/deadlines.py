@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from ovmstrio.core.errors import InvalidField
+from ovmstrio.util.truncation import shown
 
 if TYPE_CHECKING:
     from ovmstrio.core.http_messages import HttpRequest
@@ -30,6 +31,6 @@ def request_deadline(request: HttpRequest) -> float:
         seconds = math.nan
     if not 0 < seconds < math.inf:
         raise InvalidField(
-            "X-Request-Timeout: expected seconds above 0", field="X-Request-Timeout", got=repr(value[:40])
+            "X-Request-Timeout: expected seconds above 0", field="X-Request-Timeout", got=shown(value, 40)
         )
     return trio.current_time() + min(seconds, _MAX_SECONDS)
