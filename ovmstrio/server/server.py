@@ -40,7 +40,6 @@ from ovmstrio.core.events import observer_group
 from ovmstrio.core.hooks import NULL_METERS
 from ovmstrio.core.limits import Limit
 from ovmstrio.core.resource_registry import current_resource_registry
-from ovmstrio.core.tracing import start_root_span
 from ovmstrio.inference.blob_cache import default_cache_folder, use_blob_cache
 from ovmstrio.inference.crash_probe import enable_crash_probe, verdicts_folder
 from ovmstrio.isolation.print_capture import log_prints
@@ -93,6 +92,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.events import CallObserver, RequestObserver
     from ovmstrio.core.payloads import TextApiAdapter
     from ovmstrio.core.service import ServableLookup
+    from ovmstrio.core.tracing import StartRootSpan
     from ovmstrio.server.settings import ServerSettings
     from ovmstrio.serving.records import VersionStatus
     from ovmstrio.transport.listeners import Listener
@@ -194,6 +194,7 @@ class ServerTraces:
     recent: RecentTraces | None = None
     calls: tuple[CallObserver, ...] = ()
     requests: tuple[RequestObserver, ...] = ()
+    start_root_span: StartRootSpan | None = None
 
 
 @asynccontextmanager
@@ -225,11 +226,9 @@ async def trace_calls(*, is_watched: bool = False) -> AsyncIterator[ServerTraces
         user=otel.UserSpans(),
         has_user_code=_has_user_code,
     )
-    before = start_root_span.set(tracing.trace_server_request)
     try:
-        yield ServerTraces(recent, (tracing,), (tracing,))
+        yield ServerTraces(recent, (tracing,), (tracing,), tracing.trace_server_request)
     finally:
-        start_root_span.reset(before)
         with trio.move_on_after(_FLUSH_SECONDS, shield=True) as scope:
             await trio.to_thread.run_sync(export.close, abandon_on_cancel=True)
         if scope.cancelled_caught:
@@ -328,8 +327,8 @@ async def serve_plan(
         ConfigError: the service at the root cannot be loaded, or as :func:`serve`.
     """
     ledger = None if hosting is None else hosting.ledger
-    access = await open_credentials(plan.settings, ledger)
     async with WRITER.in_thread(), trace_calls(is_watched=_has_console(plan)) as traces:
+        access = await open_credentials(plan.settings, ledger, traces.start_root_span)
         with open_access_log(plan.settings.access_log) as lines:
             server = _Server(
                 plan, hosting or WorkerProcessContext(), access, replace(traces, requests=(*traces.requests, *lines))
@@ -359,7 +358,7 @@ class _Server:
         self._certificates = Certificates(plan.settings)
         self._metrics = _metrics_of(plan)
         self._history = RecentHistory(plan.settings.console_bodies) if _has_console(plan) else None
-        self._registry = self._make_registry()
+        self._registry = self._make_registry(traces.start_root_span)
         self._admission = self._make_admission()
         self._control = self._make_control()
         self._source = self._make_source()
@@ -413,7 +412,7 @@ class _Server:
             return Admission(limit, self._registry.limit_of)
         return SharedAdmission(self._hosting.ledger, limit, self._registry.limit_of)
 
-    def _make_registry(self) -> Registry:
+    def _make_registry(self, start_root_span: StartRootSpan | None) -> Registry:
         settings = self._settings
         make_context = partial(
             self._make_load_context,
@@ -424,6 +423,7 @@ class _Server:
             isolates_nodes=settings.custom_node_isolation == "process",
             is_alone=bool(self._plan.root),
             text_api=_text_api,
+            start_root_span=start_root_span,
             queue_timeout=settings.queue_timeout,
         )
         return Registry(
