@@ -17,7 +17,7 @@ log = structlog.get_logger("ovmstrio.printed")
 
 
 class _Logging(threading.local):
-    """Whether this thread logs a printed line; a log line is made in one thread, without a checkpoint."""
+    """Flag of a thread that logs a printed line; the line is logged in one thread, without a checkpoint."""
 
     is_active = False
 
