@@ -8,6 +8,7 @@ import structlog
 
 from ovmstrio.core.callers import MISSING_SCOPE_REASON, OVER_LIMIT_REASON, Caller, Permission, current_caller
 from ovmstrio.core.errors import CallerLimited, MissingScope, Unauthenticated
+from ovmstrio.telemetry.log_rate_limit import DeniedChangeLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -37,11 +38,13 @@ class Gate:
 
     Attributes:
         refused: callback with the reason of a rejection: ``nothing_shown``, ``not_known``, ``scope`` or ``limit``.
+        denials: log of admin changes that the gate denies.
         revocable_streams: open streams, checked again when credentials change.
     """
 
     def __init__(self, authentication: Authentication, *, guards_everything: bool = True) -> None:
         self.refused: Callable[[str], object] = no_metric
+        self.denials = DeniedChangeLog()
         self.revocable_streams: set[RevocableStream] = set()
         self._authentication = authentication
         self.guards_everything = guards_everything

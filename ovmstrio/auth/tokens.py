@@ -23,6 +23,8 @@ from ovmstrio.core.tracing import client_span
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from ovmstrio.core.tracing import StartRootSpan
+
 _ALGORITHMS: Final = (
     "RS256",
     "RS384",
@@ -163,9 +165,16 @@ class IssuerKeys:
 
     Args:
         issuer: URL of the issuer.
+        start_root_span: starts spans of requests to the issuer; None without tracing.
     """
 
-    def __init__(self, issuer: str, make_client: Callable[[], httpx.AsyncClient] = httpx.AsyncClient) -> None:
+    def __init__(
+        self,
+        issuer: str,
+        make_client: Callable[[], httpx.AsyncClient] = httpx.AsyncClient,
+        start_root_span: StartRootSpan | None = None,
+    ) -> None:
+        self._start_root_span = start_root_span
         self._issuer = issuer.rstrip("/")
         self._make_client = make_client
         self._keys: KeySet | None = None
@@ -197,7 +206,7 @@ class IssuerKeys:
             self._requested_at = trio.current_time()
             try:
                 about = {"url.full": self._issuer + _DISCOVERY}
-                with trio.fail_after(_FETCH_SECONDS), client_span("fetch signing keys", about):
+                with trio.fail_after(_FETCH_SECONDS), client_span("fetch signing keys", about, self._start_root_span):
                     self._keys = await self._fetch()
             except (httpx.HTTPError, httpx.InvalidURL, trio.TooSlowError, ConfigError, ValueError, OSError) as error:
                 log.error("signing keys not fetched", issuer=self._issuer, error=repr(error))  # noqa: TRY400 - an expected error

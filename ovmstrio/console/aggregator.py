@@ -31,6 +31,7 @@ from ovmstrio.console.snapshot import (
 from ovmstrio.core.errors import NotFound
 from ovmstrio.core.latency_histogram import empty_histogram
 from ovmstrio.transport.http.responses import json_response
+from ovmstrio.util.truncation import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -465,7 +466,7 @@ class ConsoleAggregator:
         """Describe a service over all workers; raise ``NotFound`` if the name is unknown."""
         documents = await self._from_all(_DOCUMENT_RPC, name, self._local.document(name))
         if not documents:
-            raise NotFound(f"nothing is served as {name[:80]!r}")
+            raise NotFound(f"nothing is served as {shown(name, 80)}")
         return _merge_documents(documents)
 
     async def trace(self, trace_id: str) -> dict[str, Any]:
@@ -473,7 +474,7 @@ class ConsoleAggregator:
         views = await self._from_all(_TRACE_RPC, trace_id, self._local.trace(trace_id))
         if not views:
             raise NotFound(
-                f"trace {trace_id[:40]!r} not found: only recent calls made while a console was open are kept"
+                f"trace {shown(trace_id, 40)} not found: only recent calls made while a console was open are kept"
             )
         return _merge_traces(list(views.values()))
 

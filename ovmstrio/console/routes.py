@@ -27,7 +27,6 @@ from ovmstrio.protocols.kserve.extensions import change_log_settings, model_cont
 from ovmstrio.protocols.kserve.rest_requests import read_document
 from ovmstrio.serving.data_plane import DEFAULT_SERVER_NAME
 from ovmstrio.telemetry.log_levels import LOG_LEVEL, format_log_levels
-from ovmstrio.telemetry.log_rate_limit import log_denied
 from ovmstrio.telemetry.logs import LEVELS
 from ovmstrio.transport.http.responses import json_response
 from ovmstrio.transport.http.router import rule
@@ -83,7 +82,7 @@ def _packed(name: str) -> tuple[bytes, bytes, str]:
 
 def _asset_answer(name: str, request: HttpRequest) -> HttpAnswer:
     if name not in asset_names():
-        raise NotFound(f"console: no file {name[:80]!r}")
+        raise NotFound(f"console: no file {shown(name, 80)}")
     content, packed, mark = _packed(name)
     kind = _TYPES.get(name.rpartition(".")[2], "application/octet-stream")
     headers = (
@@ -133,7 +132,7 @@ def _check_local(request: HttpRequest) -> None:
     host = request.header("host") or ""
     # DNS rebinding: a foreign name that resolves to this machine would make its page same-origin.
     if current_caller.get() is None and not is_local_host_name(host):
-        raise PermissionDenied(f"console: expected Host localhost or an IP address, got {host[:80]!r}; {hint}")
+        raise PermissionDenied(f"console: expected Host localhost or an IP address, got {shown(host, 80)}; {hint}")
 
 
 def _check_origin(request: HttpRequest) -> None:
@@ -268,7 +267,7 @@ def _change_rules(plane: DataPlane, changes: AdminChanges, guard: _ConsoleGuard)
             try:
                 guard.check_change(request)
             except PermissionDenied as error:
-                log_denied(f"console {path}", error, client=request.client, about=request.path)
+                changes.denials.log_denied(f"console {path}", error, client=request.client, about=request.path)
                 raise
             return (await view(request, **places)).with_headers(_NO_STORE)
 

@@ -22,6 +22,7 @@ from ovmstrio.core.errors import InvalidRequest, Overloaded
 from ovmstrio.core.latency_histogram import empty_histogram, histogram_quantile
 from ovmstrio.telemetry.logs import LEVELS
 from ovmstrio.transport.http.responses import error_response, json_response
+from ovmstrio.util.truncation import shown
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
@@ -267,7 +268,7 @@ class StreamFilter:
         parameters = parse_qs(query)
         level = parameters.get("log", [""])[-1].upper()
         if level and level not in LEVELS:
-            raise InvalidRequest(f"log: expected one of {', '.join(LEVELS)}, got {level[:20]!r}")
+            raise InvalidRequest(f"log: expected one of {', '.join(LEVELS)}, got {shown(level, 20)}")
         failures, traces = (parameters.get(name, ["0"])[-1] != "0" for name in ("failures", "traces"))
         return cls(parameters.get("service", [""])[-1], LEVELS.get(level, 0), failures, traces)
 

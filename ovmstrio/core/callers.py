@@ -15,6 +15,7 @@ from fnmatch import fnmatchcase, translate
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
 from ovmstrio.core.errors import MissingScope, Unauthenticated
+from ovmstrio.util.truncation import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -75,7 +76,7 @@ class Scopes:
             elif text in {"read", "metrics", "admin"}:
                 flags.add(text)
             else:
-                raise ValueError(f"expected read, metrics, admin or infer:PATTERN, got {text[:80]!r}")
+                raise ValueError(f"expected read, metrics, admin or infer:PATTERN, got {shown(text, 80)}")
         return cls(tuple(patterns), "read" in flags, "metrics" in flags, "admin" in flags)
 
     @classmethod

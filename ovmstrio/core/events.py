@@ -151,7 +151,8 @@ class CallEvent:
         reason: details of a failure that was answered normally.
         node: failed node of the service, if known.
         request: the request; None without request observers.
-        span: the span of the call; None if not traced.
+        span: the span of the call; None if not traced or not recorded.
+        make_span: creates the span of an unrecorded call, for its ids; None without tracing.
     """
 
     name: str
@@ -175,6 +176,7 @@ class CallEvent:
     trace_id: str = ""
     request: WireRequest | None = None
     span: Span | None = None
+    make_span: Callable[[], Span] | None = None
 
 
 current_event: Final[ContextVar[CallEvent | None]] = ContextVar("current_event", default=None)

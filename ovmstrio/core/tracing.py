@@ -110,16 +110,14 @@ def child_span(
 
 
 StartRootSpan = Callable[[str, Attributes], AbstractContextManager[object]]
-"""Starts a root client span and ends it with the block."""
-
-start_root_span: Final[ContextVar[StartRootSpan | None]] = ContextVar("start_root_span", default=None)
-"""Starts spans of the server's own requests; None without tracing."""
+"""Starts a root client span, for a request of the server itself, and ends it with the block."""
 
 
-def client_span(name: str, attributes: Attributes) -> AbstractContextManager[object]:
-    """Run the block in a client span: a child of the current span, or a root span."""
+def client_span(
+    name: str, attributes: Attributes, start_root_span: StartRootSpan | None = None
+) -> AbstractContextManager[object]:
+    """Run the block in a client span: a child of the current span, or a root span; ``None`` without tracing."""
     span = current_span.get()
     if span is not None:
         return span.part(name, attributes, "client")
-    begin = start_root_span.get()
-    return _NO_SPAN if begin is None else begin(name, attributes)
+    return _NO_SPAN if start_root_span is None else start_root_span(name, attributes)

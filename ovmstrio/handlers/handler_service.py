@@ -165,7 +165,7 @@ async def _open_local(project: ProjectSpec, context: LoadContext) -> AsyncIterat
     limit, is_alone = context.make_limit(project.max_concurrency, project.name), context.is_alone
     seconds = context.queue_timeout
     batch_hooks = context.meters.batches(project.name, "1")
-    async with open_models(project) as models:
+    async with open_models(project, start_root_span=context.start_root_span) as models:
         if project.protobuf_path is not None:
             loading_rpc = partial(open_rpc_handler, clients=models.clients, is_alone=is_alone, queue_timeout=seconds)
             async with open_project_proto(project) as proto, loading_rpc(project, proto) as rpc_handler:

@@ -7,7 +7,6 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import partial
 from typing import Any, Final
 
@@ -18,17 +17,24 @@ from ovmstrio.util.stdio import STREAM_NAMES, LineStream, StreamName, code_names
 
 log = structlog.get_logger("ovmstrio.printed")
 
-_is_logging: Final[ContextVar[bool]] = ContextVar("a printed line is being logged", default=False)
+
+class _Logging(threading.local):
+    """Flag of a thread that logs a printed line; the line is logged in one thread, without a checkpoint."""
+
+    is_active = False
+
+
+_logging: Final = _Logging()
 
 
 def log_printed_line(line: str, stream: StreamName, names: Mapping[str, str]) -> None:
     """Log a line printed by the code with these names."""
     # An unconfigured log prints its lines itself, as user log handlers may do.
-    token = _is_logging.set(True)
+    before, _logging.is_active = _logging.is_active, True
     try:
         log.info(line, stream=stream, **names)
     finally:
-        _is_logging.reset(token)
+        _logging.is_active = before
 
 
 def log_forwarded_record(row: Any, names: Mapping[str, str]) -> None:
@@ -37,12 +43,13 @@ def log_forwarded_record(row: Any, names: Mapping[str, str]) -> None:
     if decoded is None:
         return
     record, fields = decoded
-    name_token, token = code_names.set({**names, **fields}), _is_logging.set(True)
+    token = code_names.set({**names, **fields})
+    before, _logging.is_active = _logging.is_active, True
     try:
         logging.getLogger(record.name).handle(record)
     finally:
-        _is_logging.reset(token)
-        code_names.reset(name_token)
+        _logging.is_active = before
+        code_names.reset(token)
 
 
 class _CapturedStreams:
@@ -79,7 +86,7 @@ class _CapturedStreams:
 
     def _is_captured(self) -> bool:
         is_captured = self._capture_all_count > 0 or (self._users > 0 and code_names.get() is not None)
-        return is_captured and not _is_logging.get()
+        return is_captured and not _logging.is_active
 
 
 _captured: Final = _CapturedStreams()

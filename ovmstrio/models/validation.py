@@ -28,6 +28,7 @@ from ovmstrio.models.tensor_contents import (
     string_matrix,
     to_array,
 )
+from ovmstrio.util.truncation import cut
 
 # ----------------------------------------------------------------------
 # Images (JPEG, PNG, ...) sent as BYTES to an input that expects pixels
@@ -256,7 +257,7 @@ class Validator:
 
 def _unknown(name: str, known: Collection[str]) -> InvalidRequest:
     hint = did_you_mean(name, known, otherwise=f"the inputs are: {', '.join(sorted(known)) or 'none'}")
-    return invalid_request("Unexpected input", f"{name[:80]}; {hint}")
+    return invalid_request("Unexpected input", f"{cut(name, 80)}; {hint}")
 
 
 def check_content_style(inputs: Sequence[InferInput], raws: Sequence[Buffer | None], counts: str = _COUNTS) -> None:

@@ -39,12 +39,14 @@ from ovmstrio.isolation.user_code import (
 )
 from ovmstrio.pipelines.custom_node import ItemInfo, create_node_threads, read_only_views
 from ovmstrio.pipelines.native.library import NodeIdentity
+from ovmstrio.util.truncation import shown
 
 # Errors
 
 log = structlog.get_logger(__name__)
 
 _EXECUTION: Final = "NODE_LIBRARY_EXECUTION_FAILED"
+_MAX_SHOWN_CHARACTERS: Final = 80
 
 
 class _UserFile(NodeIdentity):
@@ -205,7 +207,7 @@ def _parse_item_infos(given: Any, function: _UserFunction, file: _UserFile) -> d
     """
     line = file.line_of(definition_location(function.call))
     if not isinstance(given, Mapping) or not given:
-        message = f"{function.name} must return a non-empty dict, not {_short_repr(given)}"
+        message = f"{function.name} must return a non-empty dict, not {shown(given, _MAX_SHOWN_CHARACTERS)}"
         raise ConfigError([file.problem(_METADATA_FAILED, message, line=line, suggestion=_EXAMPLE)])
     infos: dict[str, ItemInfo] = {}
     problems = []
@@ -213,7 +215,7 @@ def _parse_item_infos(given: Any, function: _UserFunction, file: _UserFile) -> d
         try:
             infos[name] = _info(name, value)
         except _WrongInfoError as wrong:
-            message = f"{function.name}: {_short_repr(name)}: {wrong}"
+            message = f"{function.name}: {shown(name, _MAX_SHOWN_CHARACTERS)}: {wrong}"
             problems.append(file.problem(_METADATA_FAILED, message, line=line, suggestion=_EXAMPLE))
     if problems:
         raise ConfigError(problems)
@@ -224,7 +226,7 @@ def _info(name: Any, value: Any) -> ItemInfo:
     if not isinstance(name, str) or not name:
         raise _WrongInfoError("a name must be a non-empty string")
     if not isinstance(value, tuple | list) or len(value) != 2:  # noqa: PLR2004 - type and shape
-        raise _WrongInfoError(f"expected a datatype and a shape, not {_short_repr(value)}")
+        raise _WrongInfoError(f"expected a datatype and a shape, not {shown(value, _MAX_SHOWN_CHARACTERS)}")
     return ItemInfo(name, _datatype(value[0]), _shape(value[1]))
 
 
@@ -240,22 +242,19 @@ def _datatype(value: Any) -> Datatype | None:
         except TypeError:
             found = None
     if found is None or found is BYTES:
-        raise _WrongInfoError(f"{_short_repr(value)} is not a datatype; use UINT8 with two dimensions for strings")
+        raise _WrongInfoError(
+            f"{shown(value, _MAX_SHOWN_CHARACTERS)} is not a datatype; use UINT8 with two dimensions for strings"
+        )
     return found
 
 
 def _shape(value: Any) -> tuple[int, ...]:
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
-        raise _WrongInfoError(f"a shape must be a list of sizes, not {_short_repr(value)}")
+        raise _WrongInfoError(f"a shape must be a list of sizes, not {shown(value, _MAX_SHOWN_CHARACTERS)}")
     for size in value:
         if not isinstance(size, int | np.integer) or isinstance(size, bool) or size < _DYNAMIC:
-            raise _WrongInfoError(f"{_short_repr(size)} is not a size; use -1 or 0 for any size")
+            raise _WrongInfoError(f"{shown(size, _MAX_SHOWN_CHARACTERS)} is not a size; use -1 or 0 for any size")
     return tuple(int(size) or _DYNAMIC for size in value)
-
-
-def _short_repr(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:76]} ..."  # noqa: PLR2004 - fits a line
 
 
 class _InvalidOutputsError(Exception):

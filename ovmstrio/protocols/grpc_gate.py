@@ -17,7 +17,6 @@ from ovmstrio.auth.revocable_streams import cancel_on_revocation
 from ovmstrio.core.callers import Permission, current_caller, release_caller
 from ovmstrio.core.errors import MissingScope, Unauthenticated
 from ovmstrio.core.events import current_wire_request
-from ovmstrio.telemetry.log_rate_limit import log_denied
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -111,7 +110,7 @@ def _guarded(handler: Handler, gate: Gate, need: Permission) -> Handler:
                 await gate.let_in(need, "", head.headers, call.peer.certificate)
             except (Unauthenticated, MissingScope) as error:
                 if need is Permission.ADMIN or call.path in _MAY_CHANGE:
-                    log_denied(call.path.lstrip("/"), error, client=call.client)
+                    gate.denials.log_denied(call.path.lstrip("/"), error, client=call.client)
                 raise
         try:
             await answer(call)

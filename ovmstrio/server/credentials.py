@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ovmstrio.auth.authentication import VerifyToken
+    from ovmstrio.core.tracing import StartRootSpan
     from ovmstrio.core.worker_peers import Counters
     from ovmstrio.server.settings import ServerSettings
 
@@ -35,11 +36,16 @@ _API_KEY: Final = "API_KEY"
 class CredentialStore:
     """Authentication of a server."""
 
-    def __init__(self, settings: ServerSettings, ledger: Counters | None = None) -> None:
+    def __init__(
+        self,
+        settings: ServerSettings,
+        ledger: Counters | None = None,
+        start_root_span: StartRootSpan | None = None,
+    ) -> None:
         self._settings = settings
         self._directory = CallerDirectory(ledger=ledger)
         self._file_keys: Any = None
-        self._authentication = Authentication(self._directory, self._token_verifier())
+        self._authentication = Authentication(self._directory, self._token_verifier(start_root_span))
         guards_everything = any((settings.keys_file, settings.jwks_file, settings.oidc_issuer))
         self.gate = Gate(self._authentication, guards_everything=guards_everything)
         self._files = [
@@ -48,7 +54,7 @@ class CredentialStore:
         self._fingerprint = paths_fingerprint(self._files)
         self._replace(*self._read())
 
-    def _token_verifier(self) -> VerifyToken | None:
+    def _token_verifier(self, start_root_span: StartRootSpan | None) -> VerifyToken | None:
         settings = self._settings
         if settings.jwks_file is None and settings.oidc_issuer is None:
             return None
@@ -65,7 +71,7 @@ class CredentialStore:
         issuer, audience = settings.oidc_issuer or "", settings.jwt_audience or ""
         rules = TokenRules(issuer, audience, settings.jwt_leeway_seconds)
         if settings.jwks_file is None:
-            return JwtVerifier(IssuerKeys(issuer), rules).verify
+            return JwtVerifier(IssuerKeys(issuer, start_root_span=start_root_span), rules).verify
         self._file_keys = FileKeys(_read_jwks(settings.jwks_file))
         return JwtVerifier(self._file_keys, rules).verify
 
@@ -101,7 +107,9 @@ class CredentialStore:
         log.info("credentials reloaded", count=len(self._directory))
 
 
-async def open_credentials(settings: ServerSettings, ledger: Counters | None = None) -> CredentialStore | None:
+async def open_credentials(
+    settings: ServerSettings, ledger: Counters | None = None, start_root_span: StartRootSpan | None = None
+) -> CredentialStore | None:
     """Read the credentials; None without authentication.
 
     Raises:
@@ -110,7 +118,7 @@ async def open_credentials(settings: ServerSettings, ledger: Counters | None = N
     named = settings.keys_file, settings.api_key_file, settings.jwks_file, settings.oidc_issuer
     if not any(named) and not os.environ.get(_API_KEY):
         return None
-    return await trio.to_thread.run_sync(partial(CredentialStore, settings, ledger))
+    return await trio.to_thread.run_sync(partial(CredentialStore, settings, ledger, start_root_span))
 
 
 def _api_key(path: Path | None) -> str:

@@ -90,7 +90,7 @@ class GrpcFrontEnd(AddressFrontEnd):
         self._endless = OpenEndedCalls()
         hosted = DynamicServices(plane, root)
         services: list[GrpclibService] = [
-            InferenceService(plane, AdminChanges(allows_remote=allows_remote_admin)),
+            InferenceService(plane, AdminChanges(allows_remote=allows_remote_admin, denials=plane.denials)),
             PredictionService(plane),
             ModelService(plane),
             HealthService(PlaneHealth(plane, hosted), self._endless),
@@ -204,7 +204,9 @@ def make_rest_router(
     past: RecentHistory | None = None,
 ) -> Router:
     """Create the router of all protocols and of services with their own paths; options are :class:`RestOptions`."""
-    changes = AdminChanges(allows_remote=allows_remote_admin, origins="" if cors is None else cors.origins)
+    changes = AdminChanges(
+        allows_remote=allows_remote_admin, origins="" if cors is None else cors.origins, denials=plane.denials
+    )
     rules = [
         *kserve_rules(plane, max_body_bytes),
         # OpenAI's rules precede others on shared paths; a server with a root service has no OpenAI API.

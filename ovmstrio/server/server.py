@@ -38,7 +38,6 @@ from ovmstrio.core.events import observer_group
 from ovmstrio.core.hooks import NULL_METERS
 from ovmstrio.core.limits import Limit
 from ovmstrio.core.resource_registry import current_resource_registry
-from ovmstrio.core.tracing import start_root_span
 from ovmstrio.inference.blob_cache import BlobCache, default_cache_folder, open_blob_cache
 from ovmstrio.inference.crash_probe import open_crash_probe, verdicts_folder
 from ovmstrio.inference.tuner import recompile_models
@@ -69,13 +68,12 @@ from ovmstrio.serving.shared_memory import ClientRegions
 from ovmstrio.serving.source import ApplySpecs, ConfigSource
 from ovmstrio.telemetry.access_log import RequestLog, open_access_log
 from ovmstrio.telemetry.call_tracing import CallTracing, WatchedCallTracing
-from ovmstrio.telemetry.log_rate_limit import rate_limited_denials
 from ovmstrio.telemetry.log_writer import WRITER
 from ovmstrio.telemetry.loop_load import LoopLoad, current_loop_load
 from ovmstrio.telemetry.metrics import Metrics
 from ovmstrio.telemetry.recent_history import RecentHistory
 from ovmstrio.telemetry.recent_traces import RecentTraces
-from ovmstrio.telemetry.spans import ALWAYS, sampler_from_environ, unrecorded_span_factory, warn_unsupported_propagators
+from ovmstrio.telemetry.spans import ALWAYS, sampler_from_environ, warn_unsupported_propagators
 from ovmstrio.telemetry.trace_context import is_export_configured
 from ovmstrio.transport.send_budget import SendBudget
 from ovmstrio.util.container_limits import memory_limit
@@ -92,9 +90,9 @@ if TYPE_CHECKING:
     from ovmstrio.core.events import CallObserver, RequestObserver
     from ovmstrio.core.payloads import TextApiAdapter
     from ovmstrio.core.service import ServableLookup
+    from ovmstrio.core.tracing import StartRootSpan
     from ovmstrio.server.settings import ServerSettings
     from ovmstrio.serving.records import VersionStatus
-    from ovmstrio.telemetry.log_rate_limit import LogRateLimiter
     from ovmstrio.transport.listeners import Listener
 
 __all__ = [
@@ -137,6 +135,7 @@ class ServerTraces:
     recent: RecentTraces | None = None
     calls: tuple[CallObserver, ...] = ()
     requests: tuple[RequestObserver, ...] = ()
+    start_root_span: StartRootSpan | None = None
 
 
 @asynccontextmanager
@@ -168,15 +167,9 @@ async def trace_calls(*, is_watched: bool = False) -> AsyncIterator[ServerTraces
         user=otel.UserSpans(),
         has_user_code=_has_user_code,
     )
-    before, quiet_before = (
-        start_root_span.set(tracing.trace_server_request),
-        unrecorded_span_factory.set(tracing.unrecorded_span),
-    )
     try:
-        yield ServerTraces(recent, (tracing,), (tracing,))
+        yield ServerTraces(recent, (tracing,), (tracing,), tracing.trace_server_request)
     finally:
-        unrecorded_span_factory.reset(quiet_before)
-        start_root_span.reset(before)
         with trio.move_on_after(_FLUSH_SECONDS, shield=True) as scope:
             await trio.to_thread.run_sync(export.close, abandon_on_cancel=True)
         if scope.cancelled_caught:
@@ -276,8 +269,8 @@ async def serve_plan(
         ConfigError: the service at the root cannot be loaded, or as :func:`serve`.
     """
     ledger = None if hosting is None else hosting.ledger
-    access = await open_credentials(plan.settings, ledger)
     async with WRITER.in_thread(), trace_calls(is_watched=_has_console(plan)) as traces:
+        access = await open_credentials(plan.settings, ledger, traces.start_root_span)
         with open_access_log(plan.settings.access_log) as lines:
             server = _Server(
                 plan, hosting or WorkerProcessContext(), access, replace(traces, requests=(*traces.requests, *lines))
@@ -321,7 +314,7 @@ class _Server:
         self._certificates = Certificates(plan.settings)
         self._metrics = _metrics_of(plan)
         self._history = RecentHistory(plan.settings.console_body_bytes) if _has_console(plan) else None
-        self._registry = self._make_registry()
+        self._registry = self._make_registry(traces.start_root_span)
         self._admission = self._make_admission()
         self._control = self._make_control()
         self._source = self._make_source()
@@ -358,6 +351,8 @@ class _Server:
         self._request_observer = observer_group(
             (*traces.requests, *(() if self._history is None else self._history.requests))
         )
+        if gate is not None:
+            gate.denials = self._plane.denials
         self._plane.siblings = hosting.siblings
         self._plane.workers_reason = plan.workers_reason
         self._readiness = ReadinessFile(plan.readiness_file)
@@ -373,7 +368,7 @@ class _Server:
             return Admission(limit, self._registry.limit_of)
         return SharedAdmission(self._hosting.ledger, limit, self._registry.limit_of)
 
-    def _make_registry(self) -> Registry:
+    def _make_registry(self, start_root_span: StartRootSpan | None) -> Registry:
         settings = self._settings
         make_context = partial(
             self._make_load_context,
@@ -384,6 +379,7 @@ class _Server:
             isolates_nodes=settings.custom_node_isolation == "process",
             is_alone=bool(self._plan.root),
             text_api=_text_api,
+            start_root_span=start_root_span,
             queue_timeout=settings.queue_timeout,
         )
         return Registry(
@@ -480,9 +476,8 @@ class _Server:
             self._control or nullcontext(),
             log_tail,
             keeping as blobs,
-            rate_limited_denials() as refusals,
         ):
-            await self._serve(refusals, blobs, task_status)
+            await self._serve(blobs, task_status)
 
     def _locked_store(self) -> AbstractContextManager[None]:
         """Lock the sequence store; a server with a service at the root has none."""
@@ -493,9 +488,7 @@ class _Server:
             check_worker_count(folder, 1)
         return lock_folder(folder, str(self._settings.config_path or self._settings.model_name or "nothing"))
 
-    async def _serve(
-        self, refusals: LogRateLimiter, blobs: BlobCache | None, task_status: trio.TaskStatus[Running]
-    ) -> None:
+    async def _serve(self, blobs: BlobCache | None, task_status: trio.TaskStatus[Running]) -> None:
         async with trio.open_nursery() as nursery:
             trials = verdicts_folder(self._settings.cache_dir)
             with open_crash_probe(nursery, self._settings.crash_probe, trials) as probe:
@@ -506,7 +499,7 @@ class _Server:
             if self._plan.root:
                 await self._load_root()
             nursery.start_soon(self._pending.watch)
-            nursery.start_soon(refusals.log_repetitions)
+            nursery.start_soon(self._plane.denials.log_repetitions)
             nursery.start_soon(self._admission.follow_others)
             if self._hosting.serve_peers is not None:
                 await nursery.start(self._hosting.serve_peers, self._plane, self._reloading)

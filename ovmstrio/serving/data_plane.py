@@ -48,7 +48,9 @@ from ovmstrio.serving.requested_outputs import (
 )
 from ovmstrio.serving.shared_memory import ClientRegions, map_tensors, write_outputs
 from ovmstrio.telemetry.call_statistics import CallStatistics
+from ovmstrio.telemetry.log_rate_limit import DeniedChangeLog
 from ovmstrio.transport.send_budget import current_connection_budget
+from ovmstrio.util.truncation import cut
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -222,7 +224,7 @@ class CallSignature(NamedTuple):
 
 def streaming_service_missing(name: str) -> ServiceMissing:
     """Return the error for a stream to a name under which no streaming service is served."""
-    return ServiceMissing(f'nothing that can be streamed to is served under the name "{name[:80]}"')
+    return ServiceMissing(f'nothing that can be streamed to is served under the name "{cut(name, 80)}"')
 
 
 def unsupported_call_message(lease: Lease, untaken: str) -> str:
@@ -265,6 +267,7 @@ class DataPlane:
     Attributes:
         siblings: the other worker processes; None with a single one.
         workers_reason: why the server chose its number of workers; empty if the user did.
+        denials: log of denied admin changes.
     """
 
     def __init__(
@@ -289,6 +292,7 @@ class DataPlane:
         self.regions = regions or ClientRegions()
         self.siblings: WorkerPeers | None = None
         self.workers_reason = ""
+        self.denials = DeniedChangeLog()
         self._renderer = ResponseRenderer(most_answer_bytes)
         self._admission = admission or Admission(limit_of=registry.limit_of)
         self._has_limit = self._admission.has_server_limit

@@ -11,6 +11,7 @@ from ovmstrio.core.callers import OVER_LIMIT_REASON, current_quota
 from ovmstrio.core.errors import CallerLimited, DeadlineExceeded, NotSupported
 from ovmstrio.core.generation import Task
 from ovmstrio.serving.kind import Takes
+from ovmstrio.util.truncation import cut
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -77,7 +78,7 @@ async def lease_generative(
         offer = f"is a {call.event.kind} that takes {' and '.join(sorted(each.value for each in call.takes))}"
     wanted = "any of this" if task is None else task.value
     with call:
-        raise NotSupported(f'the service "{name[:80]}" does no {wanted}; it {offer}')
+        raise NotSupported(f'the service "{cut(name, 80)}" does no {wanted}; it {offer}')
 
 
 def _check_tokens(plane: DataPlane, call: ObservedCall) -> None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.hooks import Meters
     from ovmstrio.core.payloads import TextApiAdapter
     from ovmstrio.core.service import Introspection, ServableLookup, Service
+    from ovmstrio.core.tracing import StartRootSpan
     from ovmstrio.core.worker_peers import EngineDirectory, SequenceOwners
     from ovmstrio.serving.model_versions import Listing
 
@@ -89,6 +90,7 @@ class LoadContext:
         sequence_owners: sequences of other workers; None with a single worker.
         engines: text engines shared between workers; None with a single worker.
         text_api: creates the HTTP request parser for text nodes of graphs; None where there is no HTTP.
+        start_root_span: starts spans of requests that services make outside of calls; None without tracing.
     """
 
     lease: ServableLookup
@@ -107,6 +109,7 @@ class LoadContext:
     sequence_owners: SequenceOwners | None = None
     engines: EngineDirectory | None = None
     text_api: Callable[[], TextApiAdapter] | None = None
+    start_root_span: StartRootSpan | None = None
     _shared: dict[Any, Any] = field(default_factory=dict)
 
     def shared(self, make: Callable[[], _T]) -> _T:

@@ -16,6 +16,7 @@ from ovmstrio.encoding.inflate import (
 )
 from ovmstrio.serving.interfaces import KSERVE_REST
 from ovmstrio.transport.http.responses import body_too_large_error, error_response
+from ovmstrio.util.truncation import shown
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -73,7 +74,7 @@ def _inflated(body: bytes, encoding: str, limit: int) -> bytes:
         return body
     bits = _WINDOW_BITS.get(encoding)
     if bits is None:
-        raise InvalidRequest(f"Content-Encoding {encoding[:40]!r} is not supported; use gzip, deflate or none")
+        raise InvalidRequest(f"Content-Encoding {shown(encoding, 40)} is not supported; use gzip, deflate or none")
     inflation = Inflation(body, bits, limit)
     # The errors below keep this frame alive, possibly longer than the request.
     del body

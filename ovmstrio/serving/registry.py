@@ -34,6 +34,7 @@ from ovmstrio.serving.loading import (
 from ovmstrio.serving.records import DEFAULT_VERSION, ApplyResult, Readiness, ServiceRecord, VersionStatus
 from ovmstrio.util.cores import CORES
 from ovmstrio.util.load_limit import LOADS_AT_ONCE
+from ovmstrio.util.truncation import cut
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -450,7 +451,7 @@ class Registry:
     def _record_of(self, name: str) -> ServiceRecord:
         service = self._services.get(name)
         if service is None:
-            raise ServiceMissing(f'nothing is served under the name "{name[:80]}"')
+            raise ServiceMissing(f'nothing is served under the name "{cut(name, 80)}"')
         return service
 
     def _find(self, name: str, version: int) -> Instance:
@@ -565,7 +566,7 @@ def parse_version(version: str) -> int:
         return DEFAULT_VERSION
     number = int(version) if _INTEGER.fullmatch(version) else None
     if number is None or abs(number) > _MAX_VERSION:
-        raise InvalidRequest(f'Model version must be an integer, got "{version[:40]}"')
+        raise InvalidRequest(f'Model version must be an integer, got "{cut(version, 40)}"')
     return number
 
 

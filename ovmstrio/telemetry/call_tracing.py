@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from random import random
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
@@ -179,6 +179,8 @@ class CallTracing(CallObserver):
         self._user = user
         self._user_of = cache(lambda kind: user if has_user_code(kind) else None)
         self._observes_requests = observes_requests
+        # Bound once: calls that are not recorded allocate nothing.
+        self._unrecorded_span = partial(_unrecorded_span, sampling)
 
     def call_started(self, event: CallEvent) -> None:
         """Start the span of a call; calls that are not recorded have none, unless user code or a parent needs ids."""
@@ -193,6 +195,7 @@ class CallTracing(CallObserver):
             return
         user = self._user_of(event.kind)
         if user is None and parent is None:
+            event.make_span = self._unrecorded_span
             return
         trace = self._sampling.new_id(is_recorded=False) if parent is None else parent.trace_id
         self._set_current(event, UnrecordedSpan(trace, parent, user))
@@ -229,8 +232,11 @@ class CallTracing(CallObserver):
             current_span.set(None)
             if isinstance(span, _SPANS) and span.user is not None:
                 span.user.leave(None)
-        elif event.code == OK or event.method in QUERY_METHODS:
-            return
+        else:
+            # Queries end without a start.
+            event.make_span = self._unrecorded_span
+            if event.code == OK or event.method in QUERY_METHODS:
+                return
         ends_later = current_request.get() is not None if request is None else not request.is_stream
         if not (ends_later and self._observes_requests):
             self._end(event, None)
@@ -248,10 +254,6 @@ class CallTracing(CallObserver):
     def samples(self, traceparent: str) -> bool | None:
         """Return the sampling decision; None if the request has a parent."""
         return None if traceparent else random() < self._share  # noqa: S311 - no secret
-
-    def unrecorded_span(self) -> UnrecordedSpan:
-        """Return the span of an unrecorded call without parent."""
-        return UnrecordedSpan(self._sampling.new_id(is_recorded=False))
 
     def request_ended(self, request: WireRequest) -> None:
         """End the span of the request's call."""
@@ -295,7 +297,7 @@ class CallTracing(CallObserver):
         if span is None or isinstance(span, UnrecordedSpan):
             if not has_failed or event.method in QUERY_METHODS:
                 return
-            span = span or self.unrecorded_span()
+            span = span or self._unrecorded_span()
             # Later observers, such as the access log, need the same ids.
             span = event.span = self._recorded(event, span.trace, span.parent, span.number)
         if not isinstance(span, RecordedSpan):
@@ -336,6 +338,10 @@ class CallTracing(CallObserver):
             # Some protocols report failures with a success status.
             return request is not None and request.status in _OK_STATUSES and event.code not in {OK, CANCELLED}
         return event.code != CANCELLED and self._is_failure(error)
+
+
+def _unrecorded_span(sampling: TraceSampler) -> UnrecordedSpan:
+    return UnrecordedSpan(sampling.new_id(is_recorded=False))
 
 
 class WatchedCallTracing(CallObserver):

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Protocol
 
+from ovmstrio.util.truncation import shown
+
 # Levels by logger name
 
 LEVELS: Final = {
@@ -65,14 +67,14 @@ def parse_log_levels(text: str) -> dict[str, int]:
     for part in filter(None, map(str.strip, text.split(","))):
         name, equals, level = (each.strip() for each in part.partition("="))
         if not equals or not _NAME.fullmatch(name):
-            raise ValueError(f"expected names and levels {_FORM}, got {part[:80]!r}")
+            raise ValueError(f"expected names and levels {_FORM}, got {shown(part, 80)}")
         number = LEVELS.get(level.upper())
         if number is None:
-            raise ValueError(f"{name}: expected one of {', '.join(LEVELS)}, got {level[:80]!r}")
+            raise ValueError(f"{name}: expected one of {', '.join(LEVELS)}, got {shown(level, 80)}")
         if not _is_known(name):
             packages = (folder.parent.name for folder in _PACKAGE.glob("*/__init__.py"))
             names = sorted({*packages, *(each.removeprefix(_PREFIX) for each in (*LOGGER_ALIASES, *_OTHER_NAMES))})
-            raise ValueError(f"unknown logger {name[:80]!r}; expected {_PREFIX} and one of {', '.join(names)}")
+            raise ValueError(f"unknown logger {shown(name, 80)}; expected {_PREFIX} and one of {', '.join(names)}")
         levels[name] = number
     return levels
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -20,7 +18,7 @@ from ovmstrio.core.errors import MissingScope
 from ovmstrio.util.truncation import cut
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from structlog.typing import FilteringBoundLogger
 
@@ -40,7 +38,7 @@ class _Window:
 
 
 class LogRateLimiter:
-    """Rate limiter by peer and kind of fault.
+    """Rate limiter by peer and kind of fault; limits while :meth:`log_repetitions` runs.
 
     Args:
         most: maximum number of windows; further peers are counted together.
@@ -54,6 +52,7 @@ class LogRateLimiter:
         self._most = most
         self._windows: dict[tuple[str, str, str], _Window] = {}
         self._has_windows = trio.Event()
+        self._is_limiting = False
 
     def tell(self, event: str, *, peer: str, kind: str = "", level: int = logging.INFO, **facts: Any) -> None:
         """Log a fault, or count it if the window of the peer is open.
@@ -65,6 +64,9 @@ class LogRateLimiter:
             level: level of the lines.
             facts: fields of the first line.
         """
+        if not self._is_limiting:
+            self._log.log(level, event, peer=peer, **facts)
+            return
         host = _host_of(peer)
         window = self._windows.get((host, event, kind))
         if window is None and len(self._windows) >= self._most:
@@ -82,6 +84,7 @@ class LogRateLimiter:
 
         Cancellation: logs all open windows.
         """
+        self._is_limiting = True
         try:
             while True:
                 if not self._windows:
@@ -91,6 +94,7 @@ class LogRateLimiter:
                 await trio.sleep_until(next(iter(self._windows.values())).until)
                 self._log_until(trio.current_time())
         finally:
+            self._is_limiting = False
             self._log_until(math.inf)
 
     def _log_until(self, now: float) -> None:
@@ -109,7 +113,7 @@ def _host_of(peer: str) -> str:
     return host if host and (":" not in host or host.endswith("]")) else peer
 
 
-# Denied admin changes: at most one line per minute, client host, caller, change and reason
+# Denied admin changes
 
 log = structlog.get_logger(__name__)
 
@@ -117,56 +121,37 @@ _REFUSED: Final = "change refused"
 _MAX_WINDOWS: Final = 200
 _MAX_CHARACTERS: Final = 200
 
-_rate_limiter: Final[ContextVar[LogRateLimiter | None]] = ContextVar("refused changes", default=None)
 
+class DeniedChangeLog(LogRateLimiter):
+    """Log of denied admin changes: one line per minute, client host, caller, change and reason."""
 
-@contextmanager
-def rate_limited_denials() -> Iterator[LogRateLimiter]:
-    """Rate-limit denials of tasks started within the block.
+    def __init__(self) -> None:
+        super().__init__(log, most=_MAX_WINDOWS)
 
-    Yields the rate limiter; its ``log_repetitions`` must run in a task.
-    """
-    bounds = LogRateLimiter(log, most=_MAX_WINDOWS)
-    before = _rate_limiter.set(bounds)
-    try:
-        yield bounds
-    finally:
-        _rate_limiter.reset(before)
+    def log_denied(
+        self,
+        change: str,
+        error: ServerError,
+        *,
+        client: ClientAddress,
+        caller: str = "",
+        about: str = "",
+        facts: Mapping[str, object] = MappingProxyType({}),
+    ) -> None:
+        """Log a denied change.
 
-
-def log_denied(
-    change: str,
-    error: ServerError,
-    *,
-    client: ClientAddress,
-    caller: str = "",
-    about: str = "",
-    facts: Mapping[str, object] = MappingProxyType({}),
-) -> None:
-    """Log a denied change.
-
-    Args:
-        change: kind of change; low cardinality.
-        error: the reason.
-        client: address of the client.
-        caller: name of the caller, or empty.
-        about: details such as a path.
-        facts: fields of the first line.
-    """
-    caller_name = caller or (error.caller if isinstance(error, MissingScope) else "")
-    host = str(client)
-    fields = {
-        "change": change,
-        "caller": caller_name,
-        "client": host,
-        **facts,
-        "reason": cut(error.message, 2 * _MAX_CHARACTERS),
-    }
-    if about and about != change:
-        fields["about"] = cut(about, _MAX_CHARACTERS)
-    bounds = _rate_limiter.get()
-    if bounds is None:
-        log.warning(_REFUSED, **fields)
-    else:
-        kind = " ".join((type(error).__name__, change, *((f"of {caller_name}",) if caller_name else ())))
-        bounds.tell(_REFUSED, peer=host, kind=kind, level=logging.WARNING, **fields)
+        Args:
+            change: kind of change; low cardinality.
+            error: the reason.
+            client: address of the client.
+            caller: name of the caller, or empty.
+            about: details such as a path.
+            facts: fields of the first line.
+        """
+        caller = caller or (error.caller if isinstance(error, MissingScope) else "")
+        host, reason = str(client), cut(error.message, 2 * _MAX_CHARACTERS)
+        fields = {"change": change, "caller": caller, "client": host, **facts, "reason": reason}
+        if about and about != change:
+            fields["about"] = cut(about, _MAX_CHARACTERS)
+        kind = " ".join((type(error).__name__, change, *((f"of {caller}",) if caller else ())))
+        self.tell(_REFUSED, peer=host, kind=kind, level=logging.WARNING, **fields)

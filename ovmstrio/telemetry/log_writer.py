@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from enum import Enum
 from io import TextIOWrapper
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import trio
 
@@ -107,7 +107,9 @@ class DescriptorSink(LogSink):
     def close(self) -> None:
         """Close the descriptor."""
         if not self._is_given_up:
-            os.close(self._descriptor)
+            # An error would end the writer thread, and later lines of all sinks would be lost.
+            with suppress(OSError):
+                os.close(self._descriptor)
 
 
 class FileSink(LogSink):
@@ -327,14 +329,6 @@ class LogOutlet(logging.Handler):
         self._writer.close_after_queue(self)
 
 
-class _Batch(NamedTuple):
-    """Lines for one sink, or its end."""
-
-    outlet: LogOutlet
-    lines: list[str]
-    is_end: bool = False
-
-
 class LogWriter:
     """Line writer: in a thread while :meth:`in_thread` is active, synchronously otherwise.
 
@@ -418,18 +412,18 @@ class LogWriter:
 
     def _write_all(self) -> None:
         size = 0
-        while (piece := self._take(size)) is not None:
-            if piece.is_end:
-                piece.outlet.sink.close()
-                size = 0
+        while (batch := self._take(size)) is not None:
+            outlet, lines = batch
+            size = sum(map(len, lines))
+            if not lines:
+                outlet.sink.close()
                 continue
-            size = sum(map(len, piece.lines))
-            self._at = piece.outlet
-            self._write(piece.outlet, piece.lines)
+            self._at = outlet
+            self._write(outlet, lines)
             self._at = None
 
-    def _take(self, written: int) -> _Batch | None:
-        """Wait for lines and return those of one sink together; None at the end."""
+    def _take(self, written: int) -> tuple[LogOutlet, list[str]] | None:
+        """Wait and return the next lines of one sink, no lines if the sink is to be closed, or None at the end."""
         with self._changed:
             self._waiting -= written
             is_first = not self._queue
@@ -444,7 +438,7 @@ class LogWriter:
         with self._changed:
             outlet, line = self._queue.popleft()
             if line is None:
-                return _Batch(outlet, [], is_end=True)
+                return outlet, []
             lines, size = [line], len(line)
             while self._queue and size < _BATCH_CHARACTERS:
                 other, line = self._queue[0]
@@ -453,7 +447,7 @@ class LogWriter:
                 self._queue.popleft()
                 lines.append(line)
                 size += len(line)
-            return _Batch(outlet, lines)
+            return outlet, lines
 
     def _write(self, outlet: LogOutlet, lines: list[str]) -> None:
         try:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar
+from collections.abc import Mapping, Sequence
 from random import getrandbits, randrange
 from time import time_ns
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self
@@ -412,18 +411,11 @@ def warn_unsupported_propagators(environ: Mapping[str, str]) -> None:
 
 # Lazy spans of unrecorded calls
 
-unrecorded_span_factory: Final[ContextVar[Callable[[], Span] | None]] = ContextVar(
-    "unrecorded_span_factory", default=None
-)
-"""Creates the span of an unrecorded call; None without tracing."""
-
 
 def event_span(event: CallEvent) -> Span | None:
     """Return the span of a call, created if missing; None without tracing."""
-    if event.span is None:
-        make = unrecorded_span_factory.get()
-        if make is not None:
-            event.span = make()
+    if event.span is None and event.make_span is not None:
+        event.span = event.make_span()
     return event.span
 
 

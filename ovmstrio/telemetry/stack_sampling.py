@@ -27,10 +27,8 @@ _OTHER_STACKS: Final = "other stacks"
 _IDLE_FUNCTIONS: Final = frozenset(
     {
         ("_io_epoll.py", "get_events"),
-        ("accepting.py", "poll"),
         ("_thread_cache.py", "_work"),
         ("thread_pool.py", "_work_once"),
-        ("log_writer.py", "_wait"),
         ("threading.py", "wait"),
         ("threading.py", "_wait_for_tstate_lock"),
         ("queue.py", "get"),

@@ -13,6 +13,7 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
+from ovmstrio.core.tracing import StartRootSpan
 from ovmstrio.handlers.config.project_spec import DEFAULT_MODEL, ModelEntry, ModelsSpec
 from ovmstrio.handlers.models.library import LibraryOptions, ModelLibrary, open_library
 from ovmstrio.handlers.models.storage import LocalStorage, ModelStorage
@@ -103,9 +104,16 @@ class CountingStorage:
 
 @asynccontextmanager
 async def library_over(
-    spec: ModelsSpec, root: Path, load_model: Callable[[str], Any], storage: CountingStorage | None = None, **more: Any
+    spec: ModelsSpec,
+    root: Path,
+    load_model: Callable[[str], Any],
+    storage: CountingStorage | None = None,
+    *,
+    start_root_span: StartRootSpan | None = None,
+    **more: Any,
 ) -> AsyncIterator[ModelLibrary]:
-    options = LibraryOptions(root=root, open_storage=None if storage is None else storage.open)
+    open_storage = None if storage is None else storage.open
+    options = LibraryOptions(root=root, open_storage=open_storage, start_root_span=start_root_span)
     async with open_library(spec, load_model=load_model, options=options, **more) as library:
         yield library
 

@@ -34,6 +34,7 @@ from ovmstrio.core.http_messages import STATUSES_WITHOUT_BODY, HttpRequest
 from ovmstrio.encoding.protobuf_wire import first_string_field
 from ovmstrio.serving.ovms_errors import decompressed_body
 from ovmstrio.transport.http.responses import body_too_large_error, error_response
+from ovmstrio.util.truncation import cut
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
@@ -194,7 +195,7 @@ class ClusterIngress(GroupReplica):
         if group == self.plan.group:
             replies = answer_stream(self.trio, self.server.grpc, next_request)
         elif group in self.plan.shards:
-            raise NotSupported(f'"{name[:80]}": {_NO_STREAM}')
+            raise NotSupported(f'"{cut(name, 80)}": {_NO_STREAM}')
         else:
             replies = pass_stream(self.links[group], next_request)
         async with aclosing(replies):

@@ -44,6 +44,7 @@ from ovmstrio.serving.file_watcher import FileWatcher
 from ovmstrio.util.backoff import Backoff
 
 if TYPE_CHECKING:
+    from ovmstrio.core.tracing import StartRootSpan
     from ovmstrio.handlers.models.saved_model_run import BatchedRun, RunnableModel
 
 
@@ -65,11 +66,13 @@ class LibraryOptions:
     Attributes:
         root: parent of the temporary folder for copies; the system's temporary folder if None.
         open_storage: opens the storage of a location; by default chosen by the URL scheme.
+        start_root_span: starts spans of requests to storages outside of calls; None without tracing.
     """
 
     watch: WatchOptions = field(default_factory=WatchOptions)
     root: Path | None = None
     open_storage: OpenStorage | None = None
+    start_root_span: StartRootSpan | None = None
 
 
 class ModelLibrary:
@@ -118,7 +121,9 @@ async def open_library(
     """
     options = options or LibraryOptions()
     sources = open_sources(
-        spec, options.open_storage or partial(open_storage, stall_seconds=spec.storage_timeout_seconds)
+        spec,
+        options.open_storage or partial(open_storage, stall_seconds=spec.storage_timeout_seconds),
+        options.start_root_span,
     )
     with _new_folder(options.root) as root:
         async with trio.open_nursery() as nursery:
@@ -341,7 +346,9 @@ class ProjectModels:
 
 
 @asynccontextmanager
-async def open_models(project: ProjectSpec, *, options: LibraryOptions | None = None) -> AsyncIterator[ProjectModels]:
+async def open_models(
+    project: ProjectSpec, *, options: LibraryOptions | None = None, start_root_span: StartRootSpan | None = None
+) -> AsyncIterator[ProjectModels]:
     """Provide the models of a project during the block, after a first synchronization with the storages.
 
     A Python handler's ``load_model`` is set later with the client's ``set_load_method``.
@@ -353,7 +360,7 @@ async def open_models(project: ProjectSpec, *, options: LibraryOptions | None = 
     if spec is not None and options is None:
         root = os.environ.get(_ROOT_VARIABLE)
         watch = WatchOptions(interval_seconds=spec.reload_interval_seconds)
-        options = LibraryOptions(watch, Path(root) if root else None)
+        options = LibraryOptions(watch, Path(root) if root else None, start_root_span=start_root_span)
     if spec is None:
         yield ProjectModels()
     elif project.type == "python":

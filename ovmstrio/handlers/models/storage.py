@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from urllib.parse import unquote, urlsplit
 
 from ovmstrio.core.errors import ConfigError, Problem, StorageFailure
-from ovmstrio.core.tracing import NO_ATTRIBUTES, Attributes, client_span
+from ovmstrio.core.tracing import NO_ATTRIBUTES, Attributes, StartRootSpan, client_span
 from ovmstrio.handlers.config.project_spec import ModelsSpec
 from ovmstrio.handlers.models.version_index import (
     STALL_SECONDS,
@@ -173,13 +173,14 @@ class Copy:
     uses: int = 0
 
 
-def _storage_span(name: str, location: str, about: Attributes = NO_ATTRIBUTES) -> AbstractContextManager[object]:
+def _storage_span(name: str, source: ModelSource, about: Attributes = NO_ATTRIBUTES) -> AbstractContextManager[object]:
+    location = source.location
     if scheme_of(location) in {"", "file"}:
         return nullcontext()
     # User info and query of a URL may be secret.
     url = urlsplit(location)
     place = f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"
-    return client_span(name, {"url.full": place, "url.scheme": url.scheme, **about})
+    return client_span(name, {"url.full": place, "url.scheme": url.scheme, **about}, source.start_root_span)
 
 
 class CopyMaker:
@@ -204,7 +205,7 @@ class CopyMaker:
             for folder in {target.parent for target in targets}:
                 folder.mkdir(parents=True, exist_ok=True)
             about = {"ovmstrio.model.name": key.name, "ovmstrio.model.version": key.version}
-            with _storage_span("fetch model", source.location, about):
+            with _storage_span("fetch model", source, about):
                 for target, file in targets.items():
                     source.storage.fetch(file, target, moved)
             unfinished.rename(place)
@@ -231,10 +232,11 @@ class ModelSource:
     name: str | None
     location: str
     storage: ModelStorage
+    start_root_span: StartRootSpan | None = None
 
     def read(self) -> dict[ModelKey, VersionFiles]:
         """List the versions in the location; raise StorageFailure if the storage cannot be read."""
-        with _storage_span("list models", self.location):
+        with _storage_span("list models", self):
             files = self.storage.list_files(self.location)
         tree = versions_by_folder(files) if self.name is None else versions_in_folder(self.name, files)
         for version in tree.values():
@@ -250,7 +252,9 @@ class ModelSource:
         return self.location
 
 
-def open_sources(spec: ModelsSpec, open_storage: OpenStorage) -> list[ModelSource]:
+def open_sources(
+    spec: ModelsSpec, open_storage: OpenStorage, start_root_span: StartRootSpan | None = None
+) -> list[ModelSource]:
     """Open the locations of a project, with one storage for each URL scheme.
 
     Raises:
@@ -261,7 +265,9 @@ def open_sources(spec: ModelsSpec, open_storage: OpenStorage) -> list[ModelSourc
     for location in wanted.values():
         if scheme_of(location) not in storages:
             storages[scheme_of(location)] = open_storage(location)
-    return [ModelSource(name, location, storages[scheme_of(location)]) for name, location in wanted.items()]
+    return [
+        ModelSource(name, location, storages[scheme_of(location)], start_root_span) for name, location in wanted.items()
+    ]
 
 
 def saved_model_problem(version: VersionFiles) -> str | None:

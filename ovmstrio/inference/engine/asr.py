@@ -14,6 +14,7 @@ from ovmstrio.core.errors import InvalidField, ModelFailure
 from ovmstrio.inference.engine.audio_files import SAMPLE_RATE, Samples
 from ovmstrio.inference.engine.pipeline import library_error_message
 from ovmstrio.util.regular_files import read_regular_bytes
+from ovmstrio.util.truncation import shown
 
 Span = tuple[float, float, str]
 """Start and end in seconds from the start of the window, and the text."""
@@ -144,7 +145,7 @@ class SpeechRecognizer:
         if wanted.language and wanted.language not in known:
             expected = f"one of {', '.join(sorted(known))}" if self.languages else "en (English-only model)"
             message = f"Invalid language code. Expected {expected}"
-            raise InvalidField(message, field="language", got=repr(wanted.language[:40]))
+            raise InvalidField(message, field="language", got=shown(wanted.language, 40))
 
 
 class _Passes(genai.StreamerBase):  # type: ignore[misc]  # the library has no types

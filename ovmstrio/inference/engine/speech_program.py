@@ -28,6 +28,7 @@ from ovmstrio.inference.engine.messages import FAILED, LOADED, VOICE_FILES
 from ovmstrio.inference.engine.pipeline import library_error_message
 from ovmstrio.util.extras import Extra, way_to_install
 from ovmstrio.util.regular_files import read_regular_bytes
+from ovmstrio.util.truncation import cut, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -77,7 +78,7 @@ def voice_not_found(voice: str, voices: tuple[str, ...]) -> InvalidField:
     there = (
         f"there are: {', '.join(voices[:_SHOWN_VOICES])}{more}" if voices else "leave it out: the model has one voice"
     )
-    message = f"Requested voice '{voice[:80]}' not found in available voices; {there}"
+    message = f"Requested voice '{cut(voice, 80)}' not found in available voices; {there}"
     return InvalidField(message, field="voice")
 
 
@@ -109,7 +110,7 @@ class PipelineSpeaker:
             raise InvalidField(message, field="voice")
         if language and language.lower() not in {*_KOKORO_LANGUAGES, *_KOKORO_ALIASES}:
             message = f"language should be one of {', '.join(_KOKORO_LANGUAGES)}"
-            raise InvalidField(message, field="language", got=repr(language[:40]))
+            raise InvalidField(message, field="language", got=shown(language, 40))
 
     def say(self, sentence: str, voice: str, language: str, speed: float) -> tuple[Samples, int]:
         """Implement :meth:`Speaker.say`."""
@@ -191,7 +192,7 @@ class PiperSpeaker:
             raise voice_not_found(voice, self.voices)
         if language and self.languages and language.lower().replace("_", "-") not in self.languages:
             message = f"this voice supports {self.languages[0]} only"
-            raise InvalidField(message, field="language", got=repr(language[:40]))
+            raise InvalidField(message, field="language", got=shown(language, 40))
 
     def say(self, sentence: str, voice: str, language: str, speed: float) -> tuple[Samples, int]:
         """Implement :meth:`Speaker.say`."""

@@ -13,7 +13,8 @@ import structlog
 from ovmstrio.core.callers import Permission, current_caller
 from ovmstrio.core.connection import Loopback, UnixSocket, Unknown
 from ovmstrio.core.errors import PermissionDenied, ServerError
-from ovmstrio.telemetry.log_rate_limit import log_denied
+from ovmstrio.telemetry.log_rate_limit import DeniedChangeLog
+from ovmstrio.util.truncation import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -98,7 +99,10 @@ class AdminChanges:
     pages and pages of ``origins`` (comma-separated) may request changes.
     """
 
-    def __init__(self, *, allows_remote: bool = False, origins: str = "") -> None:
+    def __init__(
+        self, *, allows_remote: bool = False, origins: str = "", denials: DeniedChangeLog | None = None
+    ) -> None:
+        self.denials = denials or DeniedChangeLog()
         self._allows_remote = allows_remote
         self._origins = frozenset(each.strip() for each in origins.split(",")) - {"", "*"}
 
@@ -127,7 +131,7 @@ class AdminChanges:
             check(client)
             yield
         except PermissionDenied as error:
-            log_denied(change, error, client=client, caller=who["caller"], facts=facts)
+            self.denials.log_denied(change, error, client=client, caller=who["caller"], facts=facts)
             raise
         except ServerError as error:
             log.warning("change failed", change=change, **who, **facts, reason=error.message)
@@ -154,6 +158,6 @@ class AdminChanges:
         is_doubtful = current_caller.get() is None and not self._allows_remote and is_from_browser(request)
         if is_doubtful and not is_local_host_name(host):
             raise PermissionDenied(
-                f"change by a browser: expected Host localhost or an IP address, got {host[:80]!r}; "
+                f"change by a browser: expected Host localhost or an IP address, got {shown(host, 80)}; "
                 "--allow_remote_admin or --keys_file admits it"
             )

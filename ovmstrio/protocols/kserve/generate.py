@@ -37,7 +37,7 @@ from ovmstrio.transport.http.responses import JSON_TYPE, error_response
 from ovmstrio.transport.http.router import rule
 from ovmstrio.transport.http.sse import stream_events
 from ovmstrio.util.slices import run_in_slices, run_to_end
-from ovmstrio.util.truncation import utf8
+from ovmstrio.util.truncation import cut, utf8
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -95,7 +95,7 @@ def _add_parameter(request: InferRequest, name: str, value: Any, specs: dict[str
         known = ", ".join(specs) or "none"
         kind = json_kind(value)
         raise InvalidRequest(
-            f"{name[:80]}: expected a text, number or boolean for a parameter, got {kind}; inputs are: {known}"
+            f"{cut(name, 80)}: expected a text, number or boolean for a parameter, got {kind}; inputs are: {known}"
         )
     request.parameters[name] = value
 
@@ -280,7 +280,7 @@ async def _read(
 ) -> InferRequest:
     described = await plane.describe(model, version, KSERVE_REST)
     if streamed and not described.has_streams:
-        raise NotFound(f'"{model[:80]}" does not stream, only graphs do; POST to /generate instead')
+        raise NotFound(f'"{cut(model, 80)}" does not stream, only graphs do; POST to /generate instead')
     body = await decompressed_call_body(plane, request, model, version, limit=limit)
     try:
         if len(body) <= AT_ONCE_BYTES:
@@ -289,7 +289,7 @@ async def _read(
             parsed = await run_in_slices(_request_in_slices(model, version, body, described.inputs))
         if streamed and not parsed.inputs:
             known = ", ".join(spec.name for spec in described.inputs)
-            raise InvalidRequest(f"expected at least one input, got none; the inputs of {model[:80]} are: {known}")
+            raise InvalidRequest(f"expected at least one input, got none; the inputs of {cut(model, 80)} are: {known}")
     except ServerError as error:
         plane.count_unreadable_call(model, version, error, KSERVE_REST, len(body))
         raise

@@ -37,6 +37,7 @@ from ovmstrio.protocols.kserve.request_templates import (
     read_plain_request,
 )
 from ovmstrio.util.slices import run_in_slices, run_to_end
+from ovmstrio.util.truncation import cut, shown
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -161,11 +162,11 @@ def split_body(body: memoryview, head_length: str | None) -> tuple[memoryview, m
     if head_length is None:
         return body, body[len(body) :]
     if not (head_length.isascii() and head_length.isdigit()):
-        raise _refuse(HEADER_INVALID, f"expected an integer number of bytes, got {head_length[:40]!r}")
+        raise _refuse(HEADER_INVALID, f"expected an integer number of bytes, got {shown(head_length, 40)}")
     digits = head_length.lstrip("0") or "0"
     # Compare digit counts first: converting a very long number is slow.
     if len(digits) > len(str(len(body))) or int(digits) > len(body):
-        raise _refuse(HEADER_EXCEEDED, f"{digits[:20]} against {len(body)} bytes")
+        raise _refuse(HEADER_EXCEEDED, f"{cut(digits, 20)} against {len(body)} bytes")
     length = int(digits)
     return body[:length], body[length:]
 
@@ -252,7 +253,7 @@ def _parameters(holder: dict[str, Any]) -> dict[str, ParameterValue]:
     for name, value in given.items():
         if not isinstance(value, (str, bool, int)):
             found = "a fraction" if isinstance(value, float) else json_kind(value)
-            detail = f"{name[:80]}: expected a text, whole number or boolean, got {found}"
+            detail = f"{cut(name, 80)}: expected a text, whole number or boolean, got {found}"
             raise _refuse(_PARAMETERS_UNREADABLE, detail)
     return given
 

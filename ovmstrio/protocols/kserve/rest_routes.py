@@ -29,6 +29,7 @@ from ovmstrio.transport.http.responses import JSON_TYPE, json_response
 from ovmstrio.transport.http.router import rule
 from ovmstrio.util.buffers import PiecedMessage
 from ovmstrio.util.slices import run_in_slices
+from ovmstrio.util.truncation import cut
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Collection, Coroutine, Sequence
@@ -171,7 +172,7 @@ _MAX_VERSION: Final = 2**63 - 1
 def check_version(version: str) -> str:
     """Return the version of a path (empty: default); raise ``InvalidRequest`` or ``NotFound`` for invalid ones."""
     if version and not (version.isascii() and version.isdigit()):
-        raise InvalidRequest(f'Model version must be an integer, got "{version[:40]}"')
+        raise InvalidRequest(f'Model version must be an integer, got "{cut(version, 40)}"')
     if version and (len(version) > len(str(_MAX_VERSION)) or int(version) > _MAX_VERSION):
         raise NotFound(VERSION_MISSING)
     return version

@@ -14,7 +14,7 @@ from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.encoding.json_output import array_pieces
 from ovmstrio.protocols.openai.fields import Fields, shown
 from ovmstrio.transport.http.responses import JSON_TYPE
-from ovmstrio.util.truncation import MAX_ITEMS, MAX_TOKENIZED_CHARACTERS, weight_of
+from ovmstrio.util.truncation import MAX_ITEMS, MAX_TOKENIZED_CHARACTERS, cut, weight_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ def tokenize_rules(api: OpenAIApi) -> list[Rule]:
         with await api.call(request, body.model, None) as call:
             service = call.service
             if not isinstance(service, Tokenizer):
-                raise NotSupported(f'the service "{body.model[:80]}" has no tokenizer')
+                raise NotSupported(f'the service "{cut(body.model, 80)}" has no tokenizer')
             rows = await service.tokenize(
                 parsed.texts,
                 add_special_tokens=parsed.add_special_tokens,

@@ -58,7 +58,7 @@ from ovmstrio.serving.ovms_errors import (
 from ovmstrio.transport.http.responses import JSON_TYPE, json_response
 from ovmstrio.transport.http.router import rule
 from ovmstrio.util.slices import run_in_slices, run_to_end
-from ovmstrio.util.truncation import utf8
+from ovmstrio.util.truncation import cut, utf8
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -337,7 +337,7 @@ def _named_rows(instances: list[Any]) -> dict[str, list[Any]]:
     names = dict.fromkeys(chain.from_iterable(instances))
     if set(map(len, instances)) != {len(names)}:
         missing = next(name for name in names if not all(name in instance for instance in instances))
-        raise _refuse(_BATCH_SIZES_DIFFER, f"not every instance has the input {missing[:80]}")
+        raise _refuse(_BATCH_SIZES_DIFFER, f"not every instance has the input {cut(missing, 80)}")
     return {name: list(map(itemgetter(name), instances)) for name in names}
 
 
@@ -414,7 +414,7 @@ class _InputReader:
         return _SEQUENCE_INPUTS[name]
 
     def _refuse(self, name: str, detail: str) -> InvalidRequest:
-        return _refuse(self.refusal, f"input {name[:80]}: {detail}")
+        return _refuse(self.refusal, f"input {cut(name, 80)}: {detail}")
 
 
 # ----------------------------------------------------------------------

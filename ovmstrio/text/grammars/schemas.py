@@ -11,6 +11,9 @@ from typing import Any, Final, NoReturn
 
 from ovmstrio.text.grammars.errors import MAX_GRAMMAR_CHARACTERS, GrammarRefused
 from ovmstrio.text.grammars.syntax_limits import check_pattern, check_repetition
+from ovmstrio.util.truncation import cut
+
+_MAX_SHOWN_CHARACTERS: Final = 60
 
 # ----------------------------------------------------------------------
 # Recursion without end
@@ -379,8 +382,7 @@ def _count(schema: Mapping[str, Any], keyword: str, path: str, most: int = 1 << 
 
 
 def _shown(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) < 60 else text[:56] + " ..."  # noqa: PLR2004 -- keeps messages short
+    return cut(json.dumps(value, ensure_ascii=False), _MAX_SHOWN_CHARACTERS)
 
 
 def _refuse(path: str, message: str) -> NoReturn:

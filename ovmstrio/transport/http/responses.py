@@ -17,6 +17,7 @@ import trio
 from ovmstrio.core.errors import InvalidField, Overloaded, PayloadTooLarge, RequestTooSlow, ServerError
 from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.transport.statuses import error_status, www_authenticate_value
+from ovmstrio.util.truncation import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -171,6 +172,6 @@ def request_deadline(request: HttpRequest) -> float:
         seconds = math.nan
     if not 0 < seconds < math.inf:
         raise InvalidField(
-            "X-Request-Timeout: expected seconds above 0", field="X-Request-Timeout", got=repr(value[:40])
+            "X-Request-Timeout: expected seconds above 0", field="X-Request-Timeout", got=shown(value, 40)
         )
     return trio.current_time() + min(seconds, _MAX_SECONDS)

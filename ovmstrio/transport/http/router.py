@@ -26,7 +26,6 @@ from ovmstrio.core.errors import MissingScope, ServerError, Unauthenticated
 from ovmstrio.core.events import WireRequest, current_request
 from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.core.limits import AdmissionTicket, current_ticket
-from ovmstrio.telemetry.log_rate_limit import log_denied
 from ovmstrio.transport.http.responses import error_response, with_auth_challenge
 
 if TYPE_CHECKING:
@@ -264,9 +263,11 @@ class Router:
             if route.admit is not None and self._has_limits():
                 current_ticket.set(await route.admit(request.method))
         except ServerError as error:
-            if route.need is Permission.ADMIN and isinstance(error, Unauthenticated | MissingScope):
+            is_denied = route.need is Permission.ADMIN and isinstance(error, Unauthenticated | MissingScope)
+            if is_denied and self._gate is not None:
                 request_line = f"{request.method} {request.path}"
-                log_denied(_path_pattern(route, request), error, client=request.client, about=request_line)
+                change = _path_pattern(route, request)
+                self._gate.denials.log_denied(change, error, client=request.client, about=request_line)
             refusal = self.shared(with_auth_challenge(route.refuse(error), error), _origin(request.headers))
             if self._events is not None:
                 self._events.refused(request, refusal)

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from ovmstrio.auth.key_file import write_key_file
 from ovmstrio.core.errors import Unauthenticated
-from ovmstrio.telemetry.log_rate_limit import log_denied, rate_limited_denials
+from ovmstrio.telemetry.log_rate_limit import DeniedChangeLog
 from ovmstrio.telemetry.logs import configure_logs
 from tests.support.all_kinds import write_all_kinds
 from tests.support.api_clients import triton_module
@@ -187,13 +188,14 @@ async def test_repeated_refusals_are_counted(tmp_path: Path, log: Path) -> None:
 
 
 async def test_refusals_of_many_hosts_are_counted_together(log: Path) -> None:
-    with rate_limited_denials() as refusals:
+    denials = DeniedChangeLog()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(denials.log_repetitions)
+        await trio.testing.wait_all_tasks_blocked()
         for number in range(5000):
             error = Unauthenticated("authentication required")
-            log_denied("reload", error, client=peer_at(f"10.0.{number // 250}.{number % 250}").address)
-        with trio.CancelScope() as scope:
-            scope.cancel()
-            await refusals.log_repetitions()
+            denials.log_denied("reload", error, client=peer_at(f"10.0.{number // 250}.{number % 250}").address)
+        nursery.cancel_scope.cancel()
     lines, repeated = _lines(log, "change refused"), _lines(log, "fault repeated")
     assert len(lines) <= 201
     assert len(lines) + sum(each["times"] for each in repeated) == 5000

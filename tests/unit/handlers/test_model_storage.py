@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from ovmstrio.core.errors import ConfigError, ServerError, StorageFailure
-from ovmstrio.core.tracing import start_root_span
 from ovmstrio.handlers.models.model_cache import LruKeys, keep_latest
 from ovmstrio.handlers.models.storage import (
     CopyMaker,
@@ -349,8 +348,8 @@ def _traced(sink: _Sink, sampler: str = "always_on") -> CallTracing:
 @pytest.mark.usefixtures("stored")
 async def test_requests_of_the_server_to_a_storage_have_their_own_traces(tmp_path: Path) -> None:
     sink = _Sink()
-    start_root_span.set(_traced(sink).trace_server_request)
-    async with library_over(models_in(_PLACE), tmp_path, Loads()):
+    start_root_span = _traced(sink).trace_server_request
+    async with library_over(models_in(_PLACE), tmp_path, Loads(), start_root_span=start_root_span):
         pass
     assert sorted(span.name for span in sink.spans) == ["fetch model", "fetch model", "list models"]
     assert {(span.kind, span.attributes["url.full"]) for span in sink.spans} == {("client", _PLACE)}
@@ -382,7 +381,6 @@ async def test_failures_are_recorded_though_they_are_not_sampled() -> None:
         await trio.lowlevel.checkpoint()
     (span,) = sink.spans
     assert (span.name, span.failure, span.attributes["url.full"]) == ("fails", "no", "s3://a")
-    assert start_root_span.get() is None
 
 
 async def test_secrets_of_a_location_are_not_traced(tmp_path: Path) -> None:

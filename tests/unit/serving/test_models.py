@@ -28,6 +28,7 @@ from ovmstrio.serving.records import Readiness, VersionState, VersionStatus
 from ovmstrio.serving.registry import Registry
 from ovmstrio.telemetry.metrics import Metrics
 from ovmstrio.telemetry.process_metrics import MemoryGrowthMeter
+from ovmstrio.util.truncation import cut
 from tests.support.stub_registry import StubLoader, add_versions, registry_of, running
 from tests.support.waits import WAIT_SECONDS
 from tests.unit.serving.conftest import Loading
@@ -211,7 +212,7 @@ async def test_a_version_is_leased_by_number_at_once_and_the_default_is_the_high
 @pytest.mark.parametrize(
     ("name", "version", "error", "message"),
     [
-        *((name, "", ServiceMissing, f'nothing is served under the name "{name[:80]}"') for name in UNKNOWN_NAMES),
+        *((name, "", ServiceMissing, f'nothing is served under the name "{cut(name, 80)}"') for name in UNKNOWN_NAMES),
         *(
             ("m", version, VersionMissing, f'version {version} of model "m" is not there')
             for version in ("2", "-1", "9223372036854775807")

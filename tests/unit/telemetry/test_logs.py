@@ -24,7 +24,7 @@ from ovmstrio.serving.interfaces import KSERVE_GRPC
 from ovmstrio.telemetry.access_log import AccessLog, AccessLogFormat, RequestLog
 from ovmstrio.telemetry.log_levels import LOGGER_ALIASES, LogLevel, format_log_levels, logger_name, parse_log_levels
 from ovmstrio.telemetry.log_rate_limit import LogRateLimiter
-from ovmstrio.telemetry.log_writer import LogOutlet, LogSink, LogWriter, StandardSink
+from ovmstrio.telemetry.log_writer import DescriptorSink, LogOutlet, LogSink, LogWriter, StandardSink
 from ovmstrio.telemetry.logs import configure_logs
 from ovmstrio.telemetry.spans import UnrecordedSpan
 from ovmstrio.util.truncation import CONTROLS, MOST_CHARACTERS
@@ -277,6 +277,15 @@ async def test_a_sink_is_closed_after_its_last_line() -> None:
         assert not sink.is_closed
         sink.is_open.set()
     assert (sink.lines, sink.is_closed) == (["last"], True)
+
+
+async def test_a_descriptor_that_fails_to_close_does_not_end_the_writer() -> None:
+    sink, writer = _SlowSink(), LogWriter()
+    sink.is_open.set()
+    async with writer.in_thread():
+        LogOutlet(DescriptorSink(1_000_000), writer).close()
+        _logger_to(LogOutlet(sink, writer)).info("later")
+    assert sink.lines == ["later"]
 
 
 @contextmanager
@@ -594,3 +603,11 @@ async def test_peers_beyond_the_limit_are_counted_together() -> None:
     assert [line["peer"] for line in lines[:4]] == ["10.0.0.0:1", "10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1"]
     (last,) = lines[4:]
     assert (last["peer"], last["times"]) == ("others", 96)
+
+
+async def test_every_fault_is_logged_while_repetitions_are_not_reported() -> None:
+    with capture_logs() as lines:
+        faults = LogRateLimiter(structlog.get_logger("wire"))
+        for _ in range(3):
+            faults.tell("tls handshake failed", peer="10.0.0.1:1")
+    assert [line["event"] for line in lines] == ["tls handshake failed"] * 3

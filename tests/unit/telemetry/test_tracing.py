@@ -17,7 +17,7 @@ from ovmstrio.core.tracing import Span, child_span, current_span
 from ovmstrio.telemetry.call_tracing import CallTracing
 from ovmstrio.telemetry.otel import UserSpans
 from ovmstrio.telemetry.recent_traces import RecentTraces
-from ovmstrio.telemetry.spans import MAX_SPAN_EVENTS, RecordedSpan, TraceSampler, event_span, unrecorded_span_factory
+from ovmstrio.telemetry.spans import MAX_SPAN_EVENTS, RecordedSpan, TraceSampler, event_span
 from ovmstrio.telemetry.trace_context import TraceParent, format_traceparent, parse_traceparent
 from tests.support.callers import LOCAL
 
@@ -187,7 +187,6 @@ def test_a_call_that_fails_after_its_end_has_the_ids_of_its_span() -> None:
     event.code, request.status = OK, 4
 
     def end() -> Span | None:
-        unrecorded_span_factory.set(tracing.unrecorded_span)
         tracing.call_finished(event)
         tracing.request_ended(request)
         return event_span(event)
