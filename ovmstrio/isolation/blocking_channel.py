@@ -9,9 +9,15 @@ import socket
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
-from ovmstrio.isolation.log_records import LOG_LEVELS, RecordForwarder, apply_log_levels
 from ovmstrio.isolation.messages import MAX_PACKET_BYTES, MAX_PACKET_DESCRIPTORS, Message, MessagePackets
-from ovmstrio.isolation.stack_requests import SAMPLING_REQUEST, is_marked, sample_in_thread
+from ovmstrio.isolation.side_messages import (
+    LOG_LEVELS,
+    SAMPLING_REQUEST,
+    RecordForwarder,
+    apply_log_levels,
+    is_marked,
+    sample_in_thread,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -22,8 +22,8 @@ from typing import Any, Final
 
 import trio
 
-from ovmstrio.isolation.log_records import RecordForwarder
 from ovmstrio.isolation.messages import MAX_PACKET_BYTES, MAX_PACKET_DESCRIPTORS, Message, MessagePackets
+from ovmstrio.isolation.side_messages import RecordForwarder
 
 # -- Socket ------------------------------------------------------------------------------------------------------------
 

@@ -24,10 +24,9 @@ from ovmstrio.core.resource_registry import current_owner, current_resource_regi
 from ovmstrio.core.service import SampledThreads, notify_readiness_changed
 from ovmstrio.isolation.channel import MessageChannel, packet_pair
 from ovmstrio.isolation.exit_status import EXIT_DESCRIPTIONS
-from ovmstrio.isolation.log_records import LOG_LEVELS, LOG_RECORD
 from ovmstrio.isolation.messages import MALFORMED_MESSAGE_ERRORS, Message
 from ovmstrio.isolation.print_capture import log_forwarded_record, log_printed_line
-from ovmstrio.isolation.stack_requests import SAMPLING_REQUEST, decode_samples
+from ovmstrio.isolation.side_messages import LOG_LEVELS, LOG_RECORD, SAMPLING_REQUEST, decode_samples
 from ovmstrio.telemetry.log_levels import LOG_LEVEL
 from ovmstrio.util.backoff import Backoff
 from ovmstrio.util.stdio import StreamName, whole_lines

@@ -14,10 +14,12 @@ import trio
 
 from ovmstrio.isolation.channel import MessageChannel
 from ovmstrio.isolation.exit_status import ignore_stop_signals
-from ovmstrio.isolation.log_records import LOG_LEVELS, RecordForwarder, apply_log_levels
 from ovmstrio.isolation.messages import Message
-from ovmstrio.isolation.stack_requests import (
+from ovmstrio.isolation.side_messages import (
+    LOG_LEVELS,
     SAMPLING_REQUEST,
+    RecordForwarder,
+    apply_log_levels,
     create_process_sampler,
     encode_samples,
     is_marked,

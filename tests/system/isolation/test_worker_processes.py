@@ -19,7 +19,7 @@ import trio
 import trio.testing
 from structlog.testing import capture_logs
 
-from ovmstrio.isolation.stack_requests import decode_samples
+from ovmstrio.isolation.side_messages import decode_samples
 from ovmstrio.isolation.worker_process import RestartedProcess, WorkerExited, WorkerProcess
 from ovmstrio.util.backoff import Backoff
 from tests.support.obedient_program import PROGRAM
