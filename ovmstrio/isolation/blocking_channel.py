@@ -15,8 +15,8 @@ from ovmstrio.isolation.side_messages import (
     SAMPLING_REQUEST,
     RecordForwarder,
     apply_log_levels,
-    is_marked,
     sample_in_thread,
+    side_message_kind,
 )
 
 if TYPE_CHECKING:
@@ -121,13 +121,13 @@ class BlockingChannel:
             message = self._packets.read(packet, files.tolist())
         if message is None:
             return
-        if is_marked(message.value, SAMPLING_REQUEST):
+        kind = side_message_kind(message.value)
+        if kind == SAMPLING_REQUEST:
             sample_in_thread(message.value, self.send)
-            return
-        if is_marked(message.value, LOG_LEVELS):
+        elif kind == LOG_LEVELS:
             apply_log_levels(message.value[1])
-            return
-        self._received.append(message)
+        else:
+            self._received.append(message)
 
     def wait(self, descriptors: Collection[int], seconds: float | None = None) -> None:
         """Wait until :meth:`has_message` may be true, another descriptor is readable, or ``seconds`` have passed."""

@@ -3,7 +3,7 @@
 ::
 
     i | value                                           small message
-    s | length of JSON | JSON | bytes                   small message on the packed fast path, see Swift
+    s | length of JSON | JSON | bytes                   small message on the packed fast path, see PackedMessage
     f | number, region, size | ...                      large message in a region of the sender
     r | number                                          memory of that message released
     d | region                                          region dropped by the sender
@@ -159,7 +159,7 @@ class MessageChannel:
         self._packets.sent(message)
 
     async def send_packet(self, packet: bytes) -> None:
-        """Send a packet of :func:`swift_packet`; raises ``BrokenResourceError`` if the peer has exited."""
+        """Send a packet of :func:`encode_packed`; raises ``BrokenResourceError`` if the peer has exited."""
         if not self.try_send_packet(packet):
             await self._send(packet)
 
@@ -201,7 +201,7 @@ class MessageChannel:
             self._send_lock.release()
 
     async def receive(self) -> Message | None:
-        """Wait for a message; None when the peer has closed. Raises ``NO_MESSAGE`` errors if malformed."""
+        """Wait for a message; None when the peer has closed. Raises ``MALFORMED_MESSAGE_ERRORS`` if malformed."""
         while (received := await self._socket.receive(MAX_PACKET_BYTES)) is not None:
             message = self._packets.read(*received)
             if message is not None:

@@ -110,7 +110,7 @@ def _frames(traceback: TracebackType | None) -> list[list[Any]]:
 
 
 def decode_error(data: dict[str, Any]) -> BaseException:
-    """Recreate an error from the data of :func:`encode_error`; raises ``NO_MESSAGE`` exceptions if it is malformed."""
+    """Recreate an error from the data of :func:`encode_error`; raises ``MALFORMED_MESSAGE_ERRORS`` exceptions if it is malformed."""
     if data["members"]:
         error: BaseException = BaseExceptionGroup(data["text"], [decode_error(one) for one in data["members"]])
     else:
@@ -437,7 +437,7 @@ def _name(value: Any) -> str:
 
 
 def decode(source: memoryview, shared: Sequence[memoryview] = ()) -> Any:
-    """Deserialise a value; its arrays are views of ``source`` or ``shared``. Raises ``NO_MESSAGE`` exceptions."""
+    """Deserialise a value; its arrays are views of ``source`` or ``shared``. Raises ``MALFORMED_MESSAGE_ERRORS`` exceptions."""
     length = int.from_bytes(source[:_LENGTH_BYTES], "little")
     tree, rows = json.loads(bytes(source[_LENGTH_BYTES : _LENGTH_BYTES + length]))
     base = _aligned(_LENGTH_BYTES + length)
@@ -632,7 +632,7 @@ class MessagePackets:
         self._backlog: deque[bytes] = deque()
 
     def prepare(self, value: Any, descriptor: int | None = None) -> PreparedMessage:
-        """Prepare a message; the caller must call :meth:`sent` or :meth:`withdrawn` for it."""
+        """Prepare a message; the caller must call :meth:`sent` or :meth:`withdraw` for it."""
         encoded = Encoded(value, shares_above=MAX_INLINE_BYTES, shares_most=MAX_PACKET_DESCRIPTORS - 2)
         if encoded.size <= MAX_INLINE_BYTES and not encoded.shared:
             return PreparedMessage(encoded, 0, None, descriptor)
@@ -734,7 +734,7 @@ class MessagePackets:
 
 
 def _read_packed(rest: memoryview) -> Message:
-    import orjson  # noqa: PLC0415 - may be missing, as in swift_packet
+    import orjson  # noqa: PLC0415 - may be missing, as in encode_packed
 
     text_ends = _LENGTH_BYTES_packets + int.from_bytes(rest[:_LENGTH_BYTES_packets], "little")
     return Message(orjson.loads(rest[_LENGTH_BYTES_packets:text_ends]), tail=rest[text_ends:])

@@ -40,9 +40,11 @@ _DIGITS: Final = "0123456789"
 _MAX_STACKS: Final = 4_000
 
 
-def is_marked(value: object, number: int) -> bool:
-    """Return whether a message begins with a number that marks requests outside of the program's own."""
-    return isinstance(value, list | tuple) and len(value) > 0 and value[0] == number
+def side_message_kind(value: object) -> int:
+    """Return the number that marks a side message; 0 for the program's own messages."""
+    if isinstance(value, list | tuple) and value and type(value[0]) is int and value[0] < 0:
+        return value[0]
+    return 0
 
 
 def create_process_sampler(rate: float) -> StackSampler:

@@ -22,7 +22,7 @@ from ovmstrio.isolation.side_messages import (
     apply_log_levels,
     create_process_sampler,
     encode_samples,
-    is_marked,
+    side_message_kind,
 )
 from ovmstrio.util.stdio import ignore_failed_writes
 
@@ -65,9 +65,10 @@ class WorkRequests:
     async def next(self) -> WorkRequest | None:
         """Wait for a request; None at the end."""
         while (message := await self._channel.receive()) is not None:
-            if is_marked(message.value, SAMPLING_REQUEST):
+            kind = side_message_kind(message.value)
+            if kind == SAMPLING_REQUEST:
                 self._tasks.start_soon(self._sample, *message.value[1])
-            elif is_marked(message.value, LOG_LEVELS):
+            elif kind == LOG_LEVELS:
                 apply_log_levels(message.value[1])
             else:
                 return WorkRequest(self._channel, message)
