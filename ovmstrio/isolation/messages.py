@@ -16,9 +16,11 @@ import json
 import math
 import mmap
 import os
+import socket
 import struct
 import sys
 import weakref
+from array import array as int_array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -110,7 +112,7 @@ def _frames(traceback: TracebackType | None) -> list[list[Any]]:
 
 
 def decode_error(data: dict[str, Any]) -> BaseException:
-    """Recreate an error from the data of :func:`encode_error`; raises ``MALFORMED_MESSAGE_ERRORS`` exceptions if it is malformed."""
+    """Recreate an error of :func:`encode_error`; raises ``MALFORMED_MESSAGE_ERRORS`` if it is malformed."""
     if data["members"]:
         error: BaseException = BaseExceptionGroup(data["text"], [decode_error(one) for one in data["members"]])
     else:
@@ -437,7 +439,7 @@ def _name(value: Any) -> str:
 
 
 def decode(source: memoryview, shared: Sequence[memoryview] = ()) -> Any:
-    """Deserialise a value; its arrays are views of ``source`` or ``shared``. Raises ``MALFORMED_MESSAGE_ERRORS`` exceptions."""
+    """Deserialise a value; its arrays are views of ``source`` or ``shared``. Raises ``MALFORMED_MESSAGE_ERRORS``."""
     length = int.from_bytes(source[:_LENGTH_BYTES], "little")
     tree, rows = json.loads(bytes(source[_LENGTH_BYTES : _LENGTH_BYTES + length]))
     base = _aligned(_LENGTH_BYTES + length)
@@ -519,6 +521,25 @@ MAX_PACKET_BYTES: Final = MAX_INLINE_BYTES + 1
 
 MAX_PACKET_DESCRIPTORS: Final = 16
 """Maximum number of descriptors per packet."""
+
+
+_DESCRIPTOR: Final = "i"
+
+ANCILLARY_BYTES: Final = socket.CMSG_SPACE(MAX_PACKET_DESCRIPTORS * int_array(_DESCRIPTOR).itemsize)
+"""Maximum size of the descriptors of a packet, as ancillary data of its socket."""
+
+
+def encode_descriptors(files: Sequence[int]) -> list[tuple[int, int, Any]]:
+    """Return the ancillary data of a packet with these descriptors."""
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, int_array(_DESCRIPTOR, files))] if files else []
+
+
+def decode_descriptors(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:
+    """Return the descriptors in the ancillary data of a packet."""
+    files = int_array(_DESCRIPTOR)
+    for _, _, data in ancillary:
+        files.frombytes(data)
+    return files.tolist()
 
 
 MALFORMED_MESSAGE_ERRORS: Final = (ValueError, LookupError, TypeError, OSError, RecursionError)
