@@ -41,22 +41,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.http_messages import Headers
     from ovmstrio.handlers.grpc.proto_compiler import Rpc, UserProto
 
-__all__ = [
-    "CANCEL",
-    "ENDED",
-    "HEADERS",
-    "LOG",
-    "RAISED",
-    "REPLY",
-    "REQUEST_TAKEN",
-    "STATUS",
-    "TRAILERS",
-    "CallEvents",
-    "HostedRpcs",
-    "ServerErrorReporter",
-    "host_handler",
-]
-
 # ----------------------------------------------------------------------
 # Requests and responses as plain data
 # ----------------------------------------------------------------------

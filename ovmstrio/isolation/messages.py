@@ -510,18 +510,14 @@ def _as_array(buffer: memoryview, kind: str, shape: list[int]) -> Array:
 
 _PACKED: Final = b"s"
 
-
 MAX_INLINE_BYTES: Final = 64 * 1024
 """Maximum size of a message inside a packet."""
-
 
 MAX_PACKET_BYTES: Final = MAX_INLINE_BYTES + 1
 """Maximum packet size."""
 
-
 MAX_PACKET_DESCRIPTORS: Final = 16
 """Maximum number of descriptors per packet."""
-
 
 _DESCRIPTOR: Final = "i"
 
@@ -545,25 +541,12 @@ def decode_descriptors(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]
 MALFORMED_MESSAGE_ERRORS: Final = (ValueError, LookupError, TypeError, OSError, RecursionError)
 """Exceptions raised for a packet of a process with corrupted memory."""
 
-
 _INLINE: Final = b"i"
-
-
-_LENGTH_BYTES_packets: Final = 4
-
-
+_HEAD_LENGTH_BYTES: Final = 4
 _IN_FILE: Final = b"f"
-
-
 _RELEASED: Final = b"r"
-
-
 _DROPPED: Final = b"d"
-
-
 _HEAD: Final = struct.Struct("<QQQBB")
-
-
 _NUMBER: Final = struct.Struct("<Q")
 
 
@@ -593,7 +576,7 @@ def encode_packed(head: list[Any], buffers: Sequence[Any]) -> bytes | None:
         text = orjson.dumps(head)
     except TypeError:
         return None
-    packet = b"".join((_PACKED, len(text).to_bytes(_LENGTH_BYTES_packets, "little"), text, *buffers))
+    packet = b"".join((_PACKED, len(text).to_bytes(_HEAD_LENGTH_BYTES, "little"), text, *buffers))
     return packet if len(packet) <= MAX_PACKET_BYTES else None
 
 
@@ -757,8 +740,8 @@ class MessagePackets:
 def _read_packed(rest: memoryview) -> Message:
     import orjson  # noqa: PLC0415 - may be missing, as in encode_packed
 
-    text_ends = _LENGTH_BYTES_packets + int.from_bytes(rest[:_LENGTH_BYTES_packets], "little")
-    return Message(orjson.loads(rest[_LENGTH_BYTES_packets:text_ends]), tail=rest[text_ends:])
+    text_ends = _HEAD_LENGTH_BYTES + int.from_bytes(rest[:_HEAD_LENGTH_BYTES], "little")
+    return Message(orjson.loads(rest[_HEAD_LENGTH_BYTES:text_ends]), tail=rest[text_ends:])
 
 
 def _pop_descriptor(files: list[int]) -> int | None:
