@@ -18,7 +18,7 @@ from dataclasses import fields
 from functools import cached_property, partial
 from time import perf_counter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 import orjson
 import trio
@@ -283,17 +283,12 @@ def no_chat_message(graph: str) -> str:
     )
 
 
-class _OpenTextStream(Protocol):
-    """Function that opens a stream of output texts; see ``GraphServable.open_stream``."""
-
-    def __call__(
-        self, first: InferRequest, *, parameters: Mapping[str, ParameterValue]
-    ) -> AbstractAsyncContextManager[GraphStream[OutputText]]: ...
-
-
 @asynccontextmanager
 async def generate_text(
-    graph: str, roles: ChatRoles, open_texts: _OpenTextStream, generation: GenerationRequest
+    graph: str,
+    roles: ChatRoles,
+    open_texts: Callable[..., AbstractAsyncContextManager[GraphStream[OutputText]]],
+    generation: GenerationRequest,
 ) -> AsyncIterator[GraphGeneration]:
     """Generate one text; leaving the block stops the instance."""
     first = _create_request(graph, roles, generation)
@@ -462,24 +457,16 @@ _MAX_BUFFERED_REPLIES: Final = 32
 
 # Raw HTTP requests
 
-if TYPE_CHECKING:
-
-    class OpenDocuments(Protocol):
-        """Function that opens a stream of HTTP documents; see ``GraphServable``."""
-
-        def __call__(
-            self, first: InferRequest, *, packets: Sequence[tuple[str, Any]], http: HttpRequest
-        ) -> AbstractAsyncContextManager[GraphStream[RawDocument]]:
-            """Open the stream with ``packets`` in place of the inputs of ``first``."""
-            ...
-
-
 _BINARY = "application/octet-stream"
 
 
 @asynccontextmanager
 async def _open_document_stream(
-    graph: str, name: str, open_: OpenDocuments, request: HttpRequest, deadline: float
+    graph: str,
+    name: str,
+    open_: Callable[..., AbstractAsyncContextManager[GraphStream[RawDocument]]],
+    request: HttpRequest,
+    deadline: float,
 ) -> AsyncIterator[DocumentStream]:
     """Process an HTTP request with a graph whose input is ``name``; see ``PayloadService.open_payload``."""
     first = InferRequest(graph, id=request.header("x-request-id") or "", deadline=deadline)
@@ -527,7 +514,7 @@ def _document_of_packet(_: int, packet: Packet) -> RawDocument:
 
 _PLATFORM: Final = "OpenVINO"
 _NOT_ALL_INPUTS: Final = "Invalid number of inputs - Not all input packets created"
-_NO_PARAMETERS_servable: Final[Mapping[str, ParameterValue]] = MappingProxyType({})
+_NO_EXTRA_PARAMETERS: Final[Mapping[str, ParameterValue]] = MappingProxyType({})
 _NO_OUTPUT: Final = "Mediapipe execution failed. MP status - Unknown error during mediapipe execution"
 
 
@@ -658,7 +645,7 @@ class GraphServable:
         self,
         first: InferRequest,
         convert: Callable[[int, Packet], _T],
-        parameters: Mapping[str, ParameterValue] = _NO_PARAMETERS_servable,
+        parameters: Mapping[str, ParameterValue] = _NO_EXTRA_PARAMETERS,
         packets: Iterable[tuple[str, Any]] | None = None,
         http: HttpRequest | None = None,
     ) -> AsyncIterator[GraphStream[_T]]:
@@ -740,7 +727,7 @@ class GraphServable:
         self,
         request: InferRequest,
         sink: OutputSink,
-        parameters: Mapping[str, ParameterValue] = _NO_PARAMETERS_servable,
+        parameters: Mapping[str, ParameterValue] = _NO_EXTRA_PARAMETERS,
         http: HttpRequest | None = None,
     ) -> GraphInstance:
         side = self._loaded.side

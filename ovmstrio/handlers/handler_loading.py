@@ -1,27 +1,27 @@
-"""Loading of a project's handler: class checks, construction in the handler's threads, and batching."""
+"""Loaded handlers, and their loading: class checks, construction in the handler's threads, and batching."""
 
 from __future__ import annotations
 
 import copy
 import difflib
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from types import ModuleType, TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
 
 import structlog
 import trio
 
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.hooks import NULL_BATCH_HOOKS, BatchHooks
+from ovmstrio.core.http_messages import AfterResponse, HttpAnswer, HttpRequest
 from ovmstrio.handlers.batches import BatchedMethod, BatchItem, QueueTimeouts, batch_options
 from ovmstrio.handlers.config.project_spec import ProjectBatching, ProjectSpec
 from ovmstrio.handlers.error_reporter import ErrorReporter
-from ovmstrio.handlers.handler import LoadedHandler
-from ovmstrio.handlers.handler_calls import DRAIN_SECONDS, Callbacks, call_method
+from ovmstrio.handlers.handler_calls import DRAIN_SECONDS, Callbacks, HandlerCalls, call_method
 from ovmstrio.handlers.handler_class import (
     GRPC_ARGUMENTS,
     HTTP_ARGUMENTS,
@@ -31,6 +31,7 @@ from ovmstrio.handlers.handler_class import (
     load_handler_class,
     on_sys_path,
 )
+from ovmstrio.handlers.http_values import http_arguments, to_response
 from ovmstrio.isolation.handler_imports import HandlerPackage
 from ovmstrio.isolation.thread_pool import WorkerThreads
 from ovmstrio.isolation.user_code import (
@@ -44,6 +45,63 @@ from ovmstrio.isolation.user_code import (
     missing_module_hint,
 )
 from ovmstrio.serving.batching import Batcher
+
+if TYPE_CHECKING:
+    from ovmstrio.handlers.grpc.call import RpcCall
+    from ovmstrio.handlers.grpc.proto_compiler import Rpc
+
+# ----------------------------------------------------------------------
+# Loaded handlers
+# ----------------------------------------------------------------------
+
+
+class LoadedHandler(HandlerCalls):
+    """A handler in this process, with its HTTP answers and RPCs."""
+
+    async def answer(self, name: str, request: HttpRequest) -> HttpAnswer:
+        """Answer a request; see :class:`HttpHandler`."""
+        result = await self.call(name, **await http_arguments(self.methods[name].arguments, request))
+        return await to_response(result, self, name)
+
+    async def answer_rpc(self, rpc: Rpc, call: RpcCall) -> None:
+        """Answer a call over gRPC; see :class:`RpcHandler`."""
+        from ovmstrio.handlers.grpc.call import CallExecution  # noqa: PLC0415 - not imported for HTTP handlers
+
+        await CallExecution(rpc, call, self).run()
+
+
+class HttpHandler(Protocol):
+    """Handler called over HTTP, in this process or in worker processes."""
+
+    @property
+    def methods(self) -> Mapping[str, HandlerMethod]:
+        """Methods by name."""
+        ...
+
+    @property
+    def obstacle(self) -> str:
+        """Reason why calls fail now; empty if the handler is ready."""
+        ...
+
+    async def answer(self, name: str, request: HttpRequest) -> HttpAnswer:
+        """Call a method for a request and return the response; the caller closes a streamed body.
+
+        Raises:
+            MalformedPayload: the body does not match its content type.
+            UserCodeError: the method raised, which has been logged, or its process exited.
+            HTTPError: raised by the method, or converted from Starlette's ``HTTPException``.
+            ServerError: raised by the method, or the call cannot run now.
+        """
+        ...
+
+    def run_after(self, callbacks: Iterable[AfterResponse]) -> None:
+        """Run the callbacks of a sent response in the background."""
+        ...
+
+
+# ----------------------------------------------------------------------
+# Loading
+# ----------------------------------------------------------------------
 
 LOAD_MODEL: Final = "load_model"
 _KEYWORD_KINDS: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

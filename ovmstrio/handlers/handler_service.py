@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.limits import ConcurrencyLimit
     from ovmstrio.core.service import Service
     from ovmstrio.handlers.grpc.proto_compiler import UserProto
-    from ovmstrio.handlers.handler import HttpHandler
+    from ovmstrio.handlers.handler_loading import HttpHandler
     from ovmstrio.handlers.models.library import ModelInfoSource
     from ovmstrio.serving.kind import LoadContext
 

@@ -28,8 +28,7 @@ from ovmstrio.handlers.config.project_file import read_project
 from ovmstrio.handlers.config.project_spec import ProjectSpec
 from ovmstrio.handlers.error_reporter import INTERNAL_ERROR, ErrorReporter
 from ovmstrio.handlers.grpc.call import CallExecution
-from ovmstrio.handlers.handler import LoadedHandler
-from ovmstrio.handlers.handler_loading import HandlerDependencies, open_handler
+from ovmstrio.handlers.handler_loading import HandlerDependencies, LoadedHandler, open_handler
 from ovmstrio.handlers.http_responses import HTTPError, convert_starlette_error
 from ovmstrio.handlers.http_values import http_arguments, to_response
 from ovmstrio.handlers.models.library import ProjectModels, open_models
@@ -41,22 +40,6 @@ from ovmstrio.isolation.user_code import UserCodeRaisedError, is_async
 if TYPE_CHECKING:
     from ovmstrio.core.http_messages import Headers
     from ovmstrio.handlers.grpc.proto_compiler import Rpc, UserProto
-
-__all__ = [
-    "CANCEL",
-    "ENDED",
-    "HEADERS",
-    "LOG",
-    "RAISED",
-    "REPLY",
-    "REQUEST_TAKEN",
-    "STATUS",
-    "TRAILERS",
-    "CallEvents",
-    "HostedRpcs",
-    "ServerErrorReporter",
-    "host_handler",
-]
 
 # ----------------------------------------------------------------------
 # Requests and responses as plain data

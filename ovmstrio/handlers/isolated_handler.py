@@ -32,7 +32,7 @@ from ovmstrio.handlers.handler_calls import DRAIN_SECONDS
 from ovmstrio.handlers.handler_class import HandlerMethod
 from ovmstrio.handlers.handler_loading import drain_batcher, start_batcher
 from ovmstrio.handlers.hosted_handler import MethodRow, ResponseHead, decode_refusal, encode_request
-from ovmstrio.isolation.code_host import RAISED
+from ovmstrio.isolation import code_host
 from ovmstrio.isolation.generators import End, Failed
 from ovmstrio.isolation.isolated_code import CodeWorker, IsolatedCode, Isolation, RemoteGenerator
 from ovmstrio.isolation.messages import decode_error
@@ -190,7 +190,7 @@ class IsolatedHandler:
         return [self._outcome(name, worker, each) for each in result]
 
     def _outcome(self, name: str, worker: CodeWorker, result: list[Any]) -> HttpAnswer | Exception:
-        if result[0] == RAISED:
+        if result[0] == code_host.RAISED:
             return self._failure(decode_error(result[1]), name)
         return decode_refusal(result) or _buffered_answer(worker, result)
 
@@ -399,7 +399,7 @@ class RemoteRpc:
                 self._call.cancel()
             case events.LOG:
                 self._code.report(decode_error(result[1]), result[0])
-            case events.STATUS | events.RAISED:
+            case events.STATUS | code_host.RAISED:
                 raise _failure(*result)
         return kind == events.ENDED
 

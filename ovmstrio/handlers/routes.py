@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from ovmstrio.auth.revocable_streams import RevocableStream
     from ovmstrio.core.http_messages import ByteStream, Headers, HttpRequest
     from ovmstrio.core.service import HttpRoutes
-    from ovmstrio.handlers.handler import HttpHandler
     from ovmstrio.handlers.handler_class import HandlerMethod
+    from ovmstrio.handlers.handler_loading import HttpHandler
 
 
 class LeasedStream:

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-import array
 import os
 import select
 import socket
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from ovmstrio.isolation.log_records import LOG_LEVELS, RecordForwarder, apply_log_levels
-from ovmstrio.isolation.messages import MAX_PACKET_BYTES, MAX_PACKET_DESCRIPTORS, Message, MessagePackets
-from ovmstrio.isolation.stack_requests import SAMPLING_REQUEST, is_marked, sample_in_thread
+from ovmstrio.isolation.messages import (
+    ANCILLARY_BYTES,
+    MAX_PACKET_BYTES,
+    Message,
+    MessagePackets,
+    decode_descriptors,
+    encode_descriptors,
+)
+from ovmstrio.isolation.side_messages import (
+    LOG_LEVELS,
+    SAMPLING_REQUEST,
+    RecordForwarder,
+    apply_log_levels,
+    sample_in_thread,
+    side_message_kind,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection
-
-_DESCRIPTOR: Final = "i"
-_ANCILLARY_BYTES: Final = socket.CMSG_SPACE(MAX_PACKET_DESCRIPTORS * array.array(_DESCRIPTOR).itemsize)
 
 
 class ChannelClosedByUserCode(Exception):
@@ -59,10 +68,9 @@ class BlockingChannel:
         self._packets.sent(message)
 
     def _send(self, packet: bytes | bytearray, files: list[int]) -> None:
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array(_DESCRIPTOR, files))] if files else []
         try:
             self._check()
-            self._end.sendmsg([packet], rights)
+            self._end.sendmsg([packet], encode_descriptors(files))
         except OSError as error:
             raise ChannelClosedByUserCode(str(error)) from error
 
@@ -102,26 +110,23 @@ class BlockingChannel:
 
     def _receive_one(self) -> None:
         try:
-            packet, ancillary, _, _ = self._end.recvmsg(MAX_PACKET_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+            packet, ancillary, _, _ = self._end.recvmsg(MAX_PACKET_BYTES, ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
         except OSError as error:
             raise ChannelClosedByUserCode(str(error)) from error
         if not packet:
             self._received.append(None)
             return
-        files = array.array(_DESCRIPTOR)
-        for _, _, data in ancillary:
-            files.frombytes(data)
         with self._packets_lock:
-            message = self._packets.read(packet, files.tolist())
+            message = self._packets.read(packet, decode_descriptors(ancillary))
         if message is None:
             return
-        if is_marked(message.value, SAMPLING_REQUEST):
+        kind = side_message_kind(message.value)
+        if kind == SAMPLING_REQUEST:
             sample_in_thread(message.value, self.send)
-            return
-        if is_marked(message.value, LOG_LEVELS):
+        elif kind == LOG_LEVELS:
             apply_log_levels(message.value[1])
-            return
-        self._received.append(message)
+        else:
+            self._received.append(message)
 
     def wait(self, descriptors: Collection[int], seconds: float | None = None) -> None:
         """Wait until :meth:`has_message` may be true, another descriptor is readable, or ``seconds`` have passed."""

@@ -3,7 +3,7 @@
 ::
 
     i | value                                           small message
-    s | length of JSON | JSON | bytes                   small message on the packed fast path, see Swift
+    s | length of JSON | JSON | bytes                   small message on the packed fast path, see PackedMessage
     f | number, region, size | ...                      large message in a region of the sender
     r | number                                          memory of that message released
     d | region                                          region dropped by the sender
@@ -14,7 +14,6 @@ message's arrays refer to, then the one that the sender passes on.
 
 from __future__ import annotations
 
-import array
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
@@ -22,17 +21,21 @@ from typing import Any, Final
 
 import trio
 
-from ovmstrio.isolation.log_records import RecordForwarder
-from ovmstrio.isolation.messages import MAX_PACKET_BYTES, MAX_PACKET_DESCRIPTORS, Message, MessagePackets
+from ovmstrio.isolation.messages import (
+    ANCILLARY_BYTES,
+    MAX_PACKET_BYTES,
+    Message,
+    MessagePackets,
+    decode_descriptors,
+    encode_descriptors,
+)
+from ovmstrio.isolation.side_messages import RecordForwarder
 
 # -- Socket ------------------------------------------------------------------------------------------------------------
 
-_DESCRIPTOR: Final = "i"
-_DESCRIPTOR_BYTES: Final = array.array(_DESCRIPTOR).itemsize
 _FLAGS: Final = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
 _PACKETS_PER_CHECKPOINT: Final = 16
 """Packets received between checkpoints."""
-_ANCILLARY_BYTES: Final = socket.CMSG_SPACE(MAX_PACKET_DESCRIPTORS * _DESCRIPTOR_BYTES)
 
 
 def packet_pair() -> tuple[socket.socket, socket.socket]:
@@ -54,9 +57,8 @@ class PacketSocket:
         Raises:
             BrokenResourceError: the peer has exited, or this end is closed.
         """
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array(_DESCRIPTOR, files))] if files else []
         try:
-            await self._socket.sendmsg([packet], rights)
+            await self._socket.sendmsg([packet], encode_descriptors(files))
         except (OSError, trio.ClosedResourceError) as error:
             raise trio.BrokenResourceError("the peer has closed the channel") from error
 
@@ -89,7 +91,7 @@ class PacketSocket:
         try:
             while True:
                 with suppress(BlockingIOError):
-                    packet, ancillary, _, _ = self._end.recvmsg(most, _ANCILLARY_BYTES, _FLAGS)
+                    packet, ancillary, _, _ = self._end.recvmsg(most, ANCILLARY_BYTES, _FLAGS)
                     break
                 self._packets_since_checkpoint = 0
                 if (number := self._end.fileno()) < 0:
@@ -99,10 +101,7 @@ class PacketSocket:
             return None
         if not packet:
             return None
-        files = array.array(_DESCRIPTOR)
-        for _, _, data in ancillary:
-            files.frombytes(data)
-        return packet, files.tolist()
+        return packet, decode_descriptors(ancillary)
 
     def finish(self) -> None:
         """Shut down sending; the peer's packets can still be received."""
@@ -159,7 +158,7 @@ class MessageChannel:
         self._packets.sent(message)
 
     async def send_packet(self, packet: bytes) -> None:
-        """Send a packet of :func:`swift_packet`; raises ``BrokenResourceError`` if the peer has exited."""
+        """Send a packet of :func:`encode_packed`; raises ``BrokenResourceError`` if the peer has exited."""
         if not self.try_send_packet(packet):
             await self._send(packet)
 
@@ -201,7 +200,7 @@ class MessageChannel:
             self._send_lock.release()
 
     async def receive(self) -> Message | None:
-        """Wait for a message; None when the peer has closed. Raises ``NO_MESSAGE`` errors if malformed."""
+        """Wait for a message; None when the peer has closed. Raises ``MALFORMED_MESSAGE_ERRORS`` if malformed."""
         while (received := await self._socket.receive(MAX_PACKET_BYTES)) is not None:
             message = self._packets.read(*received)
             if message is not None:

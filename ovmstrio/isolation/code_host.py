@@ -77,7 +77,10 @@ class Invocation:
 
 
 class HostedObject(Protocol):
-    """The user's object in a worker process."""
+    """The user's object in a worker process.
+
+    A function with one argument creates it; anything that may fail or block belongs into the methods.
+    """
 
     def invoke(self, method: str, value: Any) -> Invocation:
         """Return the call for a request; an exception counts as raised by the method."""
@@ -86,10 +89,6 @@ class HostedObject(Protocol):
     def forget(self, value: Any) -> None:
         """Drop state kept between calls; must not take long."""
         ...
-
-
-MakeHosted = Callable[[Any], HostedObject]
-"""Creates the object from the server's argument; anything that may fail or block belongs into its methods."""
 
 
 # ----------------------------------------------------------------------

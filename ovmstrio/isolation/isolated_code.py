@@ -4,7 +4,7 @@
 
     server                                          worker process, optionally with its own interpreter
     IsolatedCode: slots of processes                bootstrap ── CodeHost: threads, and a loop for async code
-      KeptProcess ── WorkerProcess ── calls ──────>   Hosted: the user's object, one per process
+      RestartedProcess ── WorkerProcess ── calls ─>   HostedObject: the user's object, one per process
       RemoteGenerator <── values, by credit ───────   GeneratorHost
 
 The worker needs only the dependencies of :mod:`ovmstrio.isolation.messages`.
@@ -151,7 +151,7 @@ class CodeWorker:
 
         Raises:
             UserCodeRaisedError: the method raised.
-            WorkerEnded: the process exited before it answered, or takes no more.
+            WorkerExited: the process exited before it answered, or takes no more.
             OSError: out of memory.
 
         Cancellation: the code is notified; if it does not end in time, the process is replaced.
@@ -187,7 +187,7 @@ class IsolatedCode:
 
     Args:
         isolation: number of processes, interpreter and limits.
-        hosted: ``module:name`` of the function that creates the object; see :mod:`hosted`.
+        hosted: ``module:name`` of the function that creates the object; see :class:`HostedObject`.
         argument: its argument; plain data.
         prepare: initialises a created object; if it raises, the process is not used.
         names: log fields of the code and of its output.
@@ -226,7 +226,7 @@ class IsolatedCode:
 
         Raises:
             UserCodeRaisedError: the object cannot be initialised.
-            WorkerEnded: a process exited before it was ready.
+            WorkerExited: a process exited before it was ready.
             OSError: a process cannot be started.
             Exception: raised by ``prepare``.
         """

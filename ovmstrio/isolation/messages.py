@@ -16,9 +16,11 @@ import json
 import math
 import mmap
 import os
+import socket
 import struct
 import sys
 import weakref
+from array import array as int_array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -110,7 +112,7 @@ def _frames(traceback: TracebackType | None) -> list[list[Any]]:
 
 
 def decode_error(data: dict[str, Any]) -> BaseException:
-    """Recreate an error from the data of :func:`encode_error`; raises ``NO_MESSAGE`` exceptions if it is malformed."""
+    """Recreate an error of :func:`encode_error`; raises ``MALFORMED_MESSAGE_ERRORS`` if it is malformed."""
     if data["members"]:
         error: BaseException = BaseExceptionGroup(data["text"], [decode_error(one) for one in data["members"]])
     else:
@@ -437,7 +439,7 @@ def _name(value: Any) -> str:
 
 
 def decode(source: memoryview, shared: Sequence[memoryview] = ()) -> Any:
-    """Deserialise a value; its arrays are views of ``source`` or ``shared``. Raises ``NO_MESSAGE`` exceptions."""
+    """Deserialise a value; its arrays are views of ``source`` or ``shared``. Raises ``MALFORMED_MESSAGE_ERRORS``."""
     length = int.from_bytes(source[:_LENGTH_BYTES], "little")
     tree, rows = json.loads(bytes(source[_LENGTH_BYTES : _LENGTH_BYTES + length]))
     base = _aligned(_LENGTH_BYTES + length)
@@ -508,41 +510,43 @@ def _as_array(buffer: memoryview, kind: str, shape: list[int]) -> Array:
 
 _PACKED: Final = b"s"
 
-
 MAX_INLINE_BYTES: Final = 64 * 1024
 """Maximum size of a message inside a packet."""
-
 
 MAX_PACKET_BYTES: Final = MAX_INLINE_BYTES + 1
 """Maximum packet size."""
 
-
 MAX_PACKET_DESCRIPTORS: Final = 16
 """Maximum number of descriptors per packet."""
+
+_DESCRIPTOR: Final = "i"
+
+ANCILLARY_BYTES: Final = socket.CMSG_SPACE(MAX_PACKET_DESCRIPTORS * int_array(_DESCRIPTOR).itemsize)
+"""Maximum size of the descriptors of a packet, as ancillary data of its socket."""
+
+
+def encode_descriptors(files: Sequence[int]) -> list[tuple[int, int, Any]]:
+    """Return the ancillary data of a packet with these descriptors."""
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, int_array(_DESCRIPTOR, files))] if files else []
+
+
+def decode_descriptors(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:
+    """Return the descriptors in the ancillary data of a packet."""
+    files = int_array(_DESCRIPTOR)
+    for _, _, data in ancillary:
+        files.frombytes(data)
+    return files.tolist()
 
 
 MALFORMED_MESSAGE_ERRORS: Final = (ValueError, LookupError, TypeError, OSError, RecursionError)
 """Exceptions raised for a packet of a process with corrupted memory."""
 
-
 _INLINE: Final = b"i"
-
-
-_LENGTH_BYTES_packets: Final = 4
-
-
+_HEAD_LENGTH_BYTES: Final = 4
 _IN_FILE: Final = b"f"
-
-
 _RELEASED: Final = b"r"
-
-
 _DROPPED: Final = b"d"
-
-
 _HEAD: Final = struct.Struct("<QQQBB")
-
-
 _NUMBER: Final = struct.Struct("<Q")
 
 
@@ -572,7 +576,7 @@ def encode_packed(head: list[Any], buffers: Sequence[Any]) -> bytes | None:
         text = orjson.dumps(head)
     except TypeError:
         return None
-    packet = b"".join((_PACKED, len(text).to_bytes(_LENGTH_BYTES_packets, "little"), text, *buffers))
+    packet = b"".join((_PACKED, len(text).to_bytes(_HEAD_LENGTH_BYTES, "little"), text, *buffers))
     return packet if len(packet) <= MAX_PACKET_BYTES else None
 
 
@@ -632,7 +636,7 @@ class MessagePackets:
         self._backlog: deque[bytes] = deque()
 
     def prepare(self, value: Any, descriptor: int | None = None) -> PreparedMessage:
-        """Prepare a message; the caller must call :meth:`sent` or :meth:`withdrawn` for it."""
+        """Prepare a message; the caller must call :meth:`sent` or :meth:`withdraw` for it."""
         encoded = Encoded(value, shares_above=MAX_INLINE_BYTES, shares_most=MAX_PACKET_DESCRIPTORS - 2)
         if encoded.size <= MAX_INLINE_BYTES and not encoded.shared:
             return PreparedMessage(encoded, 0, None, descriptor)
@@ -734,10 +738,10 @@ class MessagePackets:
 
 
 def _read_packed(rest: memoryview) -> Message:
-    import orjson  # noqa: PLC0415 - may be missing, as in swift_packet
+    import orjson  # noqa: PLC0415 - may be missing, as in encode_packed
 
-    text_ends = _LENGTH_BYTES_packets + int.from_bytes(rest[:_LENGTH_BYTES_packets], "little")
-    return Message(orjson.loads(rest[_LENGTH_BYTES_packets:text_ends]), tail=rest[text_ends:])
+    text_ends = _HEAD_LENGTH_BYTES + int.from_bytes(rest[:_HEAD_LENGTH_BYTES], "little")
+    return Message(orjson.loads(rest[_HEAD_LENGTH_BYTES:text_ends]), tail=rest[text_ends:])
 
 
 def _pop_descriptor(files: list[int]) -> int | None:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import structlog
 
-from ovmstrio.isolation.log_records import decode_record
+from ovmstrio.isolation.side_messages import decode_record
 from ovmstrio.util.stdio import STREAM_NAMES, LineStream, StreamName, code_names
 
 log = structlog.get_logger("ovmstrio.printed")

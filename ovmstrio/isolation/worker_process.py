@@ -24,10 +24,9 @@ from ovmstrio.core.resource_registry import current_owner, current_resource_regi
 from ovmstrio.core.service import SampledThreads, notify_readiness_changed
 from ovmstrio.isolation.channel import MessageChannel, packet_pair
 from ovmstrio.isolation.exit_status import EXIT_DESCRIPTIONS
-from ovmstrio.isolation.log_records import LOG_LEVELS, LOG_RECORD
 from ovmstrio.isolation.messages import MALFORMED_MESSAGE_ERRORS, Message
 from ovmstrio.isolation.print_capture import log_forwarded_record, log_printed_line
-from ovmstrio.isolation.stack_requests import SAMPLING_REQUEST, decode_samples
+from ovmstrio.isolation.side_messages import LOG_LEVELS, LOG_RECORD, SAMPLING_REQUEST, decode_samples
 from ovmstrio.telemetry.log_levels import LOG_LEVEL
 from ovmstrio.util.backoff import Backoff
 from ovmstrio.util.stdio import StreamName, whole_lines
@@ -329,7 +328,7 @@ class WorkerProcess:
 
         Raises:
             OSError: the process cannot be started.
-            WorkerEnded: the process exited before it answered.
+            WorkerExited: the process exited before it answered.
         """
         await nursery.start(self._run_process, buried)
         self._send_log_levels()
@@ -509,7 +508,7 @@ class WorkerProcess:
         """Send a message that has no answer, completely or not at all, with an optional file descriptor (copied).
 
         Raises:
-            WorkerEnded: the process takes no more.
+            WorkerExited: the process takes no more.
             TypeError: the value cannot be sent.
             OSError: out of memory.
         """
@@ -529,7 +528,7 @@ class WorkerProcess:
         After ``limit_seconds`` the process takes no more requests, as ``grace_seconds`` after a cancellation.
 
         Raises:
-            WorkerEnded: the process exited before it answered, timed out, or takes no more.
+            WorkerExited: the process exited before it answered, timed out, or takes no more.
             TypeError: the value cannot be sent; nothing was sent.
             OSError: out of memory.
         """
@@ -555,7 +554,7 @@ class WorkerProcess:
         """Sample the stacks of the threads for ``seconds`` at ``rate`` per second, concurrently with the requests.
 
         Raises:
-            WorkerEnded: the process has exited.
+            WorkerExited: the process has exited.
             TimeoutError: no answer: the process reads no messages, or its code holds the GIL.
             ValueError: the answer is malformed, or is an error of the process.
         """

@@ -14,13 +14,15 @@ import trio
 
 from ovmstrio.isolation.channel import MessageChannel
 from ovmstrio.isolation.exit_status import ignore_stop_signals
-from ovmstrio.isolation.log_records import LOG_LEVELS, RecordForwarder, apply_log_levels
 from ovmstrio.isolation.messages import Message
-from ovmstrio.isolation.stack_requests import (
+from ovmstrio.isolation.side_messages import (
+    LOG_LEVELS,
     SAMPLING_REQUEST,
+    RecordForwarder,
+    apply_log_levels,
     create_process_sampler,
     encode_samples,
-    is_marked,
+    side_message_kind,
 )
 from ovmstrio.util.stdio import ignore_failed_writes
 
@@ -63,9 +65,10 @@ class WorkRequests:
     async def next(self) -> WorkRequest | None:
         """Wait for a request; None at the end."""
         while (message := await self._channel.receive()) is not None:
-            if is_marked(message.value, SAMPLING_REQUEST):
+            kind = side_message_kind(message.value)
+            if kind == SAMPLING_REQUEST:
                 self._tasks.start_soon(self._sample, *message.value[1])
-            elif is_marked(message.value, LOG_LEVELS):
+            elif kind == LOG_LEVELS:
                 apply_log_levels(message.value[1])
             else:
                 return WorkRequest(self._channel, message)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 from grpclib.const import Cardinality
 
 from ovmstrio.config.specs import OpPipelineSpec
 from ovmstrio.core.errors import InvalidRequest, NotSupported, Overloaded, ServerError
-from ovmstrio.core.service import Service
 from ovmstrio.encoding.json_reader import MAX_MEMBERS
 from ovmstrio.encoding.messages import METHOD, decode_request, name_in
 from ovmstrio.ops.http_routes import record_failure
-from ovmstrio.ops.op_service import unknown_service_response
+from ovmstrio.ops.op_service import OpService, unknown_service_response
 from ovmstrio.ops.values import PipelineResponse, request_from_message, response_to_message
 from ovmstrio.serving.admission import release_unless_named
 from ovmstrio.serving.interfaces import PADDLE_GRPC
@@ -29,17 +28,6 @@ if TYPE_CHECKING:
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.serving.registry import Registry
     from ovmstrio.transport.grpc.call import Call
-
-
-@runtime_checkable
-class AnsweringService(Service, Protocol):
-    """Loaded pipeline with the name of its configuration."""
-
-    name: str
-
-    async def answer(self, request: PipelineRequest, deadline: float) -> PipelineResponse:
-        """Run one request; raises only cancellation."""
-        ...
 
 
 class PipelineEntries:
@@ -63,13 +51,13 @@ class PipelineEntries:
             service = self._registry.peek(entry)
         except ServerError:
             return ""
-        return service.name if isinstance(service, AnsweringService) else ""
+        return service.name if isinstance(service, OpService) else ""
 
 
 async def run_pipeline(call: ObservedCall, request: PipelineRequest, deadline: float) -> PipelineResponse:
     """Run a request on a call's pipeline and record its failure in the event; NotSupported for other services."""
     service = call.service
-    if not isinstance(service, AnsweringService):
+    if not isinstance(service, OpService):
         raise NotSupported(f'"{call.event.name}" is not an Op pipeline')
     response = await service.answer(request, deadline)
     record_failure(response)

@@ -18,7 +18,7 @@ from ovmstrio.core.limits import make_local_limit
 from ovmstrio.handlers.config.project_file import read_project
 from ovmstrio.handlers.grpc.project import GrpcProject, open_project_proto, open_rpc_handler
 from ovmstrio.handlers.grpc.proto_compiler import UserService
-from ovmstrio.handlers.handler import LoadedHandler
+from ovmstrio.handlers.handler_loading import LoadedHandler
 from ovmstrio.handlers.handler_service import HandlerService
 from ovmstrio.handlers.isolated_handler import open_isolated_handler
 from ovmstrio.isolation.isolated_code import Isolation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -23,6 +24,9 @@ async def _obey(request: WorkRequest) -> None:
             await request.answer(value)
         case ["write", descriptor, text]:
             os.write(descriptor, text.encode())
+            await request.answer(None)
+        case ["log", level, text, fields]:
+            logging.getLogger("worker.code").log(level, text, extra=fields)
             await request.answer(None)
         case ["hang"]:
             await trio.sleep_forever()
@@ -46,6 +50,7 @@ async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
         sys.exit(3)
     if first.descriptor is not None:
         os.close(first.descriptor)
+    logging.getLogger().addHandler(requests.log_forwarder())
     await first.answer([what, os.getpid(), os.getpgid(0)])
     await requests.handle_all(_obey)
 

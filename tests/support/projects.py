@@ -14,8 +14,7 @@ import yaml
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.handlers.config.project_file import read_project
 from ovmstrio.handlers.config.project_spec import ProjectSpec
-from ovmstrio.handlers.handler import LoadedHandler
-from ovmstrio.handlers.handler_loading import open_handler
+from ovmstrio.handlers.handler_loading import LoadedHandler, open_handler
 
 
 def write_project(folder: Path, code: str, **keys: Any) -> Path:

@@ -203,7 +203,7 @@ class NodeCode(Protocol):
 
         Raises:
             UserCodeRaisedError: the user code raised or is missing (a ``ConfigError``).
-            WorkerEnded: the worker process ended.
+            WorkerExited: the worker process ended.
             OSError: no worker process can be started.
         """
         ...

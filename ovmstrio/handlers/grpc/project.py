@@ -12,8 +12,7 @@ from ovmstrio.handlers.config.project_spec import ProjectSpec
 from ovmstrio.handlers.error_reporter import ErrorReporter
 from ovmstrio.handlers.grpc.call import NON_FAILURES, RpcCall
 from ovmstrio.handlers.grpc.proto_compiler import Rpc, UserProto, open_proto
-from ovmstrio.handlers.handler import LoadedHandler
-from ovmstrio.handlers.handler_loading import HandlerDependencies, open_handler
+from ovmstrio.handlers.handler_loading import HandlerDependencies, LoadedHandler, open_handler
 
 
 class RpcHandler(Protocol):

@@ -20,13 +20,15 @@ from ovmstrio.core.tensor import Tensor
 from ovmstrio.handlers.config.project_spec import ModelsSpec, ProjectBatching, ProjectSpec
 from ovmstrio.handlers.models.client import (
     Array,
+    LoadModel,
     ModelClient,
+    ModelLoader,
     ModelNames,
+    StorageThreads,
     normalize_version,
     to_flat_list,
     to_input_arrays,
 )
-from ovmstrio.handlers.models.loader import LoadModel, ModelLoader, StorageThreads
 from ovmstrio.handlers.models.model_cache import ModelCache, StorageSync, Validate, WatchOptions, lease_models
 from ovmstrio.handlers.models.saved_model import SavedModel, choose_signature, read_saved_model
 from ovmstrio.handlers.models.storage import (

@@ -34,9 +34,8 @@ from ovmstrio.ops.config_file import resolve_op_settings
 from ovmstrio.ops.executor import failures
 from ovmstrio.ops.executor.channel import Channel, Result, Sample, StageCallback, StallDetector, Ticket
 from ovmstrio.ops.executor.failures import OpFailure
-from ovmstrio.ops.executor.op_instance import init_error
+from ovmstrio.ops.executor.op_instance import init_error, make_channel_data
 from ovmstrio.ops.executor.pipeline_source import PipelineSource
-from ovmstrio.ops.executor.stages import make_channel_data
 from ovmstrio.ops.executor.workers import GRACE_SECONDS, InstanceWorker, ProcessWorker, WorkerPool
 from ovmstrio.ops.graph import OpGraph
 from ovmstrio.ops.observing.hooks import NULL_HOOKS, ChannelState, OpHooks

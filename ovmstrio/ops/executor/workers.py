@@ -23,7 +23,7 @@ from ovmstrio.isolation.worker_process import WorkerExited, WorkerProcess
 from ovmstrio.ops.executor import failures
 from ovmstrio.ops.executor.channel import Result, Sample, StageCallback, Worker
 from ovmstrio.ops.executor.failures import OpFailure
-from ovmstrio.ops.executor.op_instance import OpInstance, start_instance
+from ovmstrio.ops.executor.op_instance import OpInstance, report_stages, run_batch, start_instance
 from ovmstrio.ops.executor.pipeline_source import (
     RECOVER,
     PipelineSource,
@@ -31,7 +31,6 @@ from ovmstrio.ops.executor.pipeline_source import (
     encode_batch,
     unsendable_failure,
 )
-from ovmstrio.ops.executor.stages import report_stages, run_batch
 from ovmstrio.ops.observing.hooks import OpHooks
 from ovmstrio.ops.observing.log_files import log_fields_of
 from ovmstrio.ops.op import Op

@@ -13,8 +13,7 @@ import trio
 
 from ovmstrio.config.specs import HandlerSpec
 from ovmstrio.core.limits import LocalLimit
-from ovmstrio.handlers.handler import LoadedHandler
-from ovmstrio.handlers.handler_loading import open_handler
+from ovmstrio.handlers.handler_loading import LoadedHandler, open_handler
 from ovmstrio.handlers.handler_service import HandlerService
 from ovmstrio.handlers.models.library import open_models
 from ovmstrio.server.front_ends import RestFrontEnd

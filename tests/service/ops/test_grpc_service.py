@@ -13,8 +13,10 @@ import pytest
 import trio
 
 from ovmstrio.config.specs import OpPipelineSpec, ServableSpec
-from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata
+from ovmstrio.core.request import ServableMetadata
 from ovmstrio.encoding.messages import METHOD, REQUEST, RESPONSE
+from ovmstrio.ops.op_service import OpService
+from ovmstrio.ops.settings import PipelineSettings
 from ovmstrio.ops.values import PipelineRequest, PipelineResponse
 from tests.service.protocols.kserve.grpc.servers import KeptCalls, serving_grpc
 from tests.support.api_clients import call, with_channel
@@ -169,8 +171,9 @@ async def test_a_request_has_at_most_16384_members(field: str) -> None:
     assert caught.value.details() == f"{field}: expected at most 16384, got 16385"
 
 
-class _NamedPipeline:
+class _NamedPipeline(OpService):
     def __init__(self, entry: str, name: str) -> None:
+        super().__init__(name, EchoExecutor(), None, PipelineSettings())
         self.metadata = ServableMetadata(entry, "test", (), ())
         self.name = name
 
@@ -178,9 +181,6 @@ class _NamedPipeline:
         del deadline
         await trio.lowlevel.checkpoint()
         return PipelineResponse(int("".join(request.values) or 0), "", ["entry"], [self.metadata.name])
-
-    async def infer(self, request: InferRequest) -> InferResponse:
-        raise NotImplementedError
 
     async def aclose(self) -> None:
         pass

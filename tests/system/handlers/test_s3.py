@@ -17,8 +17,7 @@ from trio.testing import MockClock
 
 from cortex_internal.lib.exceptions import UserRuntimeException
 from ovmstrio.core.errors import StorageFailure, UserCodeError
-from ovmstrio.handlers.handler import LoadedHandler
-from ovmstrio.handlers.handler_loading import HandlerDependencies, open_handler
+from ovmstrio.handlers.handler_loading import HandlerDependencies, LoadedHandler, open_handler
 from ovmstrio.handlers.models.library import LibraryOptions, ModelLibrary, open_library, open_models
 from ovmstrio.handlers.models.model_cache import WatchOptions, lease_models
 from ovmstrio.handlers.models.storage import open_storage

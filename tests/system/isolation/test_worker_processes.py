@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -19,8 +20,9 @@ import trio
 import trio.testing
 from structlog.testing import capture_logs
 
-from ovmstrio.isolation.stack_requests import decode_samples
+from ovmstrio.isolation.side_messages import decode_samples
 from ovmstrio.isolation.worker_process import RestartedProcess, WorkerExited, WorkerProcess
+from ovmstrio.telemetry.log_levels import LOG_LEVEL
 from ovmstrio.util.backoff import Backoff
 from tests.support.obedient_program import PROGRAM
 from tests.support.waits import WAIT_SECONDS, until_async
@@ -343,6 +345,51 @@ async def test_output_of_a_crashed_process_is_logged_before_its_end_is_reported(
 async def test_long_output_is_cut_and_delays_no_answer_forever() -> None:
     said = await _log_of(["write", 1, "x" * 50_000 + "\n"], ["write", 1, "y\n" * 10_000], ["echo", 1])
     assert [len(said), said[0][1][:4], len(said[0][1]) < 4200] == [10_001, "xxxx", True]
+
+
+class _Records(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+@pytest.fixture
+def records() -> Iterator[list[logging.LogRecord]]:
+    root, handler = logging.getLogger(), _Records()
+    level = root.level
+    LOG_LEVEL.set(logging.INFO)
+    root.addHandler(handler)
+    yield handler.records
+    root.removeHandler(handler)
+    LOG_LEVEL.set(level)
+
+
+async def test_log_records_arrive_with_their_fields_also_before_a_crash(records: list[logging.LogRecord]) -> None:
+    fields = {"size": 7, "path": ["/data", None]}
+    await _log_of(["log", logging.ERROR, "last words", fields], ["die", signal.SIGKILL])
+    (record,) = records
+    assert (record.name, record.levelname, record.getMessage()) == ("worker.code", "ERROR", "last words")
+    assert (record.filename, record.funcName) == ("obedient_program.py", "_obey")
+    assert {name: vars(record)[name] for name in fields} == fields
+
+
+async def test_a_log_record_larger_than_a_packet_loses_its_fields(records: list[logging.LogRecord]) -> None:
+    fields = {f"field{number}": "x" * 4000 for number in range(50)}
+    await _log_of(["log", logging.INFO, "large", fields])
+    assert [record.getMessage() for record in records] == ["large"]
+    assert not fields.keys() & vars(records[0]).keys()
+
+
+async def test_log_levels_of_the_server_apply_to_running_processes(records: list[logging.LogRecord]) -> None:
+    async with _started_worker(names=NAMES) as process:
+        for level in (logging.INFO, logging.DEBUG, logging.ERROR):
+            LOG_LEVEL.set(level)
+            for number in (logging.DEBUG, logging.WARNING):
+                await process.call(["log", number, f"{number} at {level}", {}])
+    assert [record.getMessage() for record in records] == ["30 at 20", "10 at 10", "30 at 10"]
 
 
 @pytest.mark.parametrize("names", [None, NAMES])

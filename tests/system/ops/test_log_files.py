@@ -53,7 +53,7 @@ async def test_lines_of_hooks_in_worker_processes_have_their_ids(directory: Path
         found,
     )
     (failure,) = [line for line in lines if "hook raised" in line]
-    assert re.match(r"ERROR \S+ \S+ \[stages\.py:\d+\] \(data_id=1 log_id=44\) hook raised", failure)
+    assert re.match(r"ERROR \S+ \S+ \[op_instance\.py:\d+\] \(data_id=1 log_id=44\) hook raised", failure)
     warnings = (directory / "pipeline.log.wf").read_text()
     assert warnings.count("hook raised") == 1
     assert f'File "{__file__}", line {_preprocess.__code__.co_firstlineno + 3}, in _preprocess' in warnings

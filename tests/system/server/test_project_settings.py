@@ -18,7 +18,7 @@ import trustme
 from google.protobuf.wrappers_pb2 import StringValue
 from structlog.testing import capture_logs
 
-from ovmstrio.handlers.handler import LoadedHandler
+from ovmstrio.handlers.handler_loading import LoadedHandler
 from ovmstrio.handlers.handler_service import HandlerService
 from ovmstrio.server.plan import plan_project
 from ovmstrio.server.running import Running

@@ -20,7 +20,7 @@ from ovmstrio.core.limits import LocalLimit
 from ovmstrio.ext.handlers import HTTPError
 from ovmstrio.handlers.batches import log_request_ids
 from ovmstrio.handlers.error_reporter import ErrorReporter
-from ovmstrio.handlers.handler import LoadedHandler
+from ovmstrio.handlers.handler_loading import LoadedHandler
 from ovmstrio.isolation.generators import CREDIT
 from ovmstrio.workers.shared_state import ProjectLimit, SharedState
 from tests.support.projects import opened

@@ -15,7 +15,7 @@ from ovmstrio.core.callers import Caller, Scopes
 from ovmstrio.core.errors import MalformedPayload, NotReady, ServerError, Unauthenticated, UserCodeError
 from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.ext.handlers import HTTPError, JSONResponse, Response, StreamingResponse
-from ovmstrio.handlers.handler import LoadedHandler
+from ovmstrio.handlers.handler_loading import LoadedHandler
 from ovmstrio.handlers.http_values import error_response, to_response, wants_json
 from ovmstrio.handlers.routes import LeasedStream
 from tests.support.projects import opened

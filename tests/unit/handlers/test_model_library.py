@@ -20,10 +20,9 @@ from trio.testing import MockClock
 from cortex_internal.lib.exceptions import UserRuntimeException
 from ovmstrio.core.errors import Overloaded, StorageFailure, UserCodeError
 from ovmstrio.handlers.config.project_spec import DEFAULT_MODEL
-from ovmstrio.handlers.handler import LoadedHandler
-from ovmstrio.handlers.handler_loading import HandlerDependencies, open_handler
+from ovmstrio.handlers.handler_loading import HandlerDependencies, LoadedHandler, open_handler
+from ovmstrio.handlers.models.client import MAX_WAITING, StorageThreads
 from ovmstrio.handlers.models.library import LibraryOptions, ModelLibrary, ProjectModels, open_models
-from ovmstrio.handlers.models.loader import MAX_WAITING, StorageThreads
 from ovmstrio.handlers.models.model_cache import lease_models
 from ovmstrio.handlers.models.storage import Copy, CopyMaker
 from ovmstrio.handlers.models.version_index import ModelKey, StoredFile, VersionFiles
