@@ -51,7 +51,6 @@ from ovmstrio.server.command_line import cache_directory, metric_families, probe
 from ovmstrio.server.credentials import CredentialStore, open_credentials
 from ovmstrio.server.kinds import KINDS, Kinds
 from ovmstrio.server.listeners import HTTP, HTTP2, Certificates, open_server_listeners
-from ovmstrio.server.memory_limit import make_send_budgets, memory_limit
 from ovmstrio.server.plan import Plan, read_plan
 from ovmstrio.server.readiness_file import ReadinessFile
 from ovmstrio.server.reload import Reloader
@@ -81,6 +80,8 @@ from ovmstrio.telemetry.recent_history import RecentHistory
 from ovmstrio.telemetry.recent_traces import RecentTraces
 from ovmstrio.telemetry.spans import ALWAYS, sampler_from_environ, unrecorded_span_factory, warn_unsupported_propagators
 from ovmstrio.telemetry.trace_context import is_export_configured
+from ovmstrio.transport.send_budget import SendBudget
+from ovmstrio.util.container_limits import memory_limit
 from ovmstrio.util.cores import CORES
 from ovmstrio.util.deadline_sweeper import watch_overdue
 from ovmstrio.util.extras import Extra, way_to_install
@@ -125,6 +126,17 @@ _PIN_AFTER_SECONDS: Final = 120.0
 """Time with one busy model before it is pinned again: other models may return, and the gain is small."""
 _COPIES: Final = 2
 """Free memory required for a recompilation, in multiples of the weights."""
+
+
+_SEND_BUDGET_DIVISOR: Final = 4
+
+
+def make_send_budgets(settings: ServerSettings, processes: int = 1) -> SendBudget:
+    """Create the send budgets of one of several processes that share the memory."""
+    quota = settings.grpc_memory_quota or memory_limit() // _SEND_BUDGET_DIVISOR
+    return SendBudget(
+        quota / processes if quota else math.inf, settings.max_pending_response_bytes, settings.stalled_client_seconds
+    )
 
 
 def _free_memory() -> float:

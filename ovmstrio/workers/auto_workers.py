@@ -11,8 +11,8 @@ import trio
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.isolation.worker_process import WorkerExited, WorkerProcess
 from ovmstrio.models.sequences.store import stored_worker_counts
-from ovmstrio.server.memory_limit import memory_limit
 from ovmstrio.server.worker_count import MeasuredCall, WorkerChoice, choose_count, models_to_measure
+from ovmstrio.util.container_limits import memory_limit
 from ovmstrio.util.cores import usable_cores
 
 if TYPE_CHECKING:

@@ -11,12 +11,13 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from ovmstrio.server import memory_limit as module
+from ovmstrio.server import server as module
 from ovmstrio.server.gc_tuning import freeze_gc
 from ovmstrio.server.malloc_trim import TrimPolicy, trim_freed_memory
-from ovmstrio.server.memory_limit import make_send_budgets, memory_limit
+from ovmstrio.server.server import make_send_budgets
 from ovmstrio.server.settings import ServerSettings
 from ovmstrio.serving.registry import Registry
+from ovmstrio.util.container_limits import memory_limit
 from tests.support.waits import WAIT_SECONDS
 
 MIB = 2**20
