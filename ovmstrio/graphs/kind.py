@@ -154,7 +154,7 @@ class GraphKind(Kind[GraphSpec]):
 
 
 async def _load_text(context: LoadContext, spec: TextModelSpec) -> TextGenerator:
-    from ovmstrio.text.loading import load_task  # noqa: PLC0415 - as in `load`
+    from ovmstrio.text.kind import load_task  # noqa: PLC0415 - as in `load`
 
     return cast("TextGenerator", await load_task(spec, context))
 

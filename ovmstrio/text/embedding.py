@@ -1,52 +1,583 @@
-"""Embedding and rerank services, which run on OpenVINO in the server process.
+"""Embedding and rerank models, which run on OpenVINO in the server process, with dynamic batching of token rows.
 
-::
-
-    texts ─> TextTokens (tokenizer, an OpenVINO model) ─> token rows ─> RowEncoder (shared batches) ─> output rows
+Rows of similar length share an inference, to limit padding.  A request with many rows joins several batches, a few at a
+time, so that later requests are not blocked.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import accumulate, chain
+from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import trio
 
 from ovmstrio.config.specs import ModelSpec
-from ovmstrio.core.errors import ConfigError, InvalidField, Problem
-from ovmstrio.core.generation import Embeddings, Task
+from ovmstrio.core.errors import ConfigError, ContextExceeded, ErrorList, InvalidField, Overloaded, Problem
+from ovmstrio.core.generation import Embeddings, Padding, Task, TokenIds
+from ovmstrio.core.hooks import NULL_BATCH_HOOKS, BatchHooks
 from ovmstrio.core.request import ServableMetadata
+from ovmstrio.core.tensor import Array
 from ovmstrio.inference.compile import ModelFile
 from ovmstrio.inference.compiled import Compiled
 from ovmstrio.inference.crash_probe import CrashProbe, probe_model_of
 from ovmstrio.inference.network import Network
-from ovmstrio.inference.text_models import CompiledTokenizer, compile_embedder, compile_scorer, compile_tokenizer
-from ovmstrio.text.embedding_rows import (
-    AsyncTokenizer,
-    Row,
-    RowBuilder,
-    RowEncoder,
-    TextFolder,
-    TokenArray,
-    add_special_tokens_to,
-    read_text_folder,
-    split_by_size,
-    token_types,
+from ovmstrio.inference.text_models import (
+    CompiledTokenizer,
+    SpecialTokens,
+    SpecialTokenTemplate,
+    compile_embedder,
+    compile_scorer,
+    compile_tokenizer,
 )
+from ovmstrio.serving.batching import Batcher, BatchOptions
 from ovmstrio.util.load_limit import run_load
-from ovmstrio.util.truncation import MAX_TOKENIZED_CHARACTERS, has_enough_tokens, max_characters, weight_of
+from ovmstrio.util.regular_files import read_regular_text
+from ovmstrio.util.truncation import (
+    AT_ONCE,
+    MAX_TOKENIZED_CHARACTERS,
+    encode_text,
+    has_enough_tokens,
+    max_characters,
+    prefix_lengths,
+    weight_of,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable
 
     from ovmstrio.config.specs import TextModelSpec
-    from ovmstrio.core.generation import Padding, TokenIds, TokenRow
+    from ovmstrio.core.generation import TokenRow
     from ovmstrio.core.hooks import ServableHooks
-    from ovmstrio.inference.text_models import SpecialTokenTemplate
     from ovmstrio.serving.kind import LoadContext
+
+# ----------------------------------------------------------------------
+# Tokenizer
+# ----------------------------------------------------------------------
+
+TokenArray = npt.NDArray[np.int64]
+"""Token ids of one text."""
+
+_NO_TOKENS: Final = np.empty(0, np.int64)
+
+
+class AsyncTokenizer:
+    """Tokenizer of a model; runs on OpenVINO's threads, not on the event loop.
+
+    Args:
+        network: the compiled ragged tokenizer.
+        special_tokens: templates of special tokens.
+        pad_id: padding token.
+    """
+
+    def __init__(self, network: Network, special_tokens: SpecialTokens, pad_id: int) -> None:
+        self.special_tokens = special_tokens
+        self.pad_id = pad_id
+        self._network = network
+
+    async def encode(self, texts: Sequence[str]) -> list[TokenArray]:
+        """Return the tokens of each text, without special tokens.
+
+        Raises:
+            ModelFailure: OpenVINO failed.
+        """
+        result: list[TokenArray] = [_NO_TOKENS] * len(texts)
+        for part in split_by_size(texts):
+            # The tokenizer takes no empty texts.
+            numbers = [number for number in part if texts[number]]
+            encoded = await self._encode_batch([texts[number] for number in numbers]) if numbers else []
+            for number, tokens in zip(numbers, encoded, strict=True):
+                result[number] = tokens
+        return result
+
+    async def encode_within(self, texts: Sequence[str], most: int, *, cuts_left: bool = False) -> list[TokenArray]:
+        """Return the tokens of each text, or of a prefix if the text clearly has more than ``most`` tokens.
+
+        The first ``most`` tokens of the result are those of the text, and the result has at most ``most`` tokens only
+        if the text does.  So the work is bounded by ``most`` and not by the length of a text.  With ``cuts_left``, the
+        same holds for suffixes and last tokens.
+
+        Raises:
+            ModelFailure: OpenVINO failed.
+        """
+        made: list[TokenArray] = [_NO_TOKENS] * len(texts)
+        lengths = [prefix_lengths(len(text), most) for text in texts]
+        left = list(range(len(texts)))
+        while left:
+            sizes = [next(lengths[number]) for number in left]
+            cut_texts = [
+                texts[number][-size:] if cuts_left and size else texts[number][:size]
+                for number, size in zip(left, sizes, strict=True)
+            ]
+            for number, tokens in zip(left, await self.encode(cut_texts), strict=True):
+                made[number] = tokens
+            left = [
+                number
+                for number, size in zip(left, sizes, strict=True)
+                if size < len(texts[number]) and not has_enough_tokens(len(made[number]), most)
+            ]
+        return made
+
+    async def _encode_batch(self, texts: Sequence[str]) -> list[TokenArray]:
+        is_large = sum(map(len, texts)) > AT_ONCE
+        join = partial(_concatenate, texts)
+        inputs = await trio.to_thread.run_sync(join) if is_large else join()
+        first, last, tokens = await self._network.infer(inputs)
+        if not tokens.size:
+            # The tokenizer returns one row if all texts are empty after normalization.
+            return [_NO_TOKENS] * len(texts)
+        wide = tokens[0].astype(np.int64)
+        return [wide[begin:end] for begin, end in zip(first.tolist(), last.tolist(), strict=True)]
+
+    def padded(self, rows: Sequence[TokenArray], length: int, side: Padding) -> list[TokenArray]:
+        """Pad rows shorter than ``length``."""
+        made = []
+        for row in rows:
+            missing = max(0, length - len(row))
+            where = (missing, 0) if side is Padding.LEFT else (0, missing)
+            made.append(np.pad(row, where, constant_values=self.pad_id))
+        return made
+
+
+def _concatenate(texts: Sequence[str]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
+    """Return the begins and ends of texts in their concatenated bytes, and the bytes."""
+    # JSON can contain lone surrogates, which are not encodable.
+    written = [encode_text(text) for text in texts]
+    ends = np.fromiter(accumulate(map(len, written)), np.int32, len(written))
+    begins = np.concatenate((np.zeros(1, np.int32), ends[:-1]))
+    return begins, ends, np.frombuffer(b"".join(written), np.uint8)
+
+
+def split_by_size(texts: Sequence[str]) -> Iterator[list[int]]:
+    """Divide texts among tokenizer calls, by position."""
+    part: list[int] = []
+    size = 0
+    for number, text in enumerate(texts):
+        if part and size + len(text) > AT_ONCE:
+            yield part
+            part, size = [], 0
+        part.append(number)
+        size += len(text)
+    if part:
+        yield part
+
+
+def add_special_tokens_to(template: SpecialTokenTemplate, *texts: TokenArray) -> TokenArray:
+    """Return the tokens of texts with a template's special tokens."""
+    parts: list[Any] = [template.marks[0]]
+    for text, suffix in zip(texts, template.marks[1:], strict=True):
+        parts += [text, suffix]
+    return np.concatenate([np.asarray(part, np.int64) for part in parts])
+
+
+def token_types(template: SpecialTokenTemplate, *texts: TokenArray) -> TokenArray:
+    """Return the token types for :func:`add_special_tokens_to`."""
+    parts: list[TokenArray] = [np.array(template.special_token_types[0], np.int64)]
+    for text, kind, suffix in zip(texts, template.types, template.special_token_types[1:], strict=True):
+        parts += [np.full(len(text), kind, np.int64), np.array(suffix, np.int64)]
+    return np.concatenate(parts)
+
+
+def truncate_tokens(tokens: TokenArray, room: int, *, left: bool) -> TokenArray:
+    """Truncate tokens to ``room``, at the left or right end."""
+    if len(tokens) <= room:
+        return tokens
+    return tokens[len(tokens) - room :] if left else tokens[:room]
+
+
+# ----------------------------------------------------------------------
+# Row batching
+# ----------------------------------------------------------------------
+
+_BATCH_TOKENS: Final = 1024
+"""From about 500 tokens on, joining rows gains nothing on a CPU, and other requests wait longer."""
+_MIN_WIDTH: Final = 16
+
+
+class Row(NamedTuple):
+    """Token ids of one model input, and their types (None: all 0)."""
+
+    ids: TokenArray
+    types: TokenArray | None = None
+
+
+class RowEncoder:
+    """Runs one model on rows in batches, while :meth:`serve` runs.
+
+    Args:
+        network: takes ``input_ids`` and the other usual transformer inputs, INT64 [rows, tokens]; returns one output
+            per row.
+        pad_id: padding token.
+        max_queue: how many requests may wait, in addition to the running ones.
+        hooks: batch metrics.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        pad_id: int,
+        max_queue: int,
+        hooks: BatchHooks = NULL_BATCH_HOOKS,
+    ) -> None:
+        self._network: Network | None = network
+        self._inputs = [spec.name for spec in network.signature.inputs]
+        self._pad_id = pad_id
+        # One part more than can run; further ones would only keep other requests from sharing the next batches.
+        self._concurrent_parts = network.side_by_side + 1
+        self._max_requests = max_queue + network.side_by_side
+        self._open_requests = 0
+        # Requests run as soon as the device is free; more requests join while it is busy.
+        options = BatchOptions(
+            _BATCH_TOKENS, 0.0, max_waiting=max(1, self._max_requests * self._concurrent_parts), eager=True
+        )
+        self._batcher: Batcher[Sequence[Row], Array] = Batcher(
+            self._run, options, concurrency=network.side_by_side, retry_singly=True, hooks=hooks
+        )
+
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run batches until the encoder is closed; see :meth:`Batcher.serve`."""
+        await self._batcher.serve(task_status=task_status)
+
+    async def aclose(self) -> None:
+        """Unload the model; to be called once, when no call is in flight."""
+        await self._batcher.aclose()
+        self._network = None
+
+    async def encode(self, rows: Sequence[Row]) -> npt.NDArray[np.float32]:
+        """Return the output of each row, float32 [rows, features]; needs one row at least, and none empty.
+
+        Raises:
+            Overloaded: the queue is full.
+            ModelFailure: OpenVINO failed.
+            NotReady: the server is shutting down.
+        """
+        if self._open_requests >= self._max_requests:
+            raise Overloaded(
+                f"{self._open_requests} requests are being answered or wait, as many as may; try again later"
+            )
+        self._open_requests += 1
+        try:
+            return await self._encode_parts(rows, list(_parts(rows)))
+        finally:
+            self._open_requests -= 1
+
+    async def _encode_parts(self, rows: Sequence[Row], parts: Sequence[_Part]) -> npt.NDArray[np.float32]:
+        if len(parts) == 1:
+            made = await self._submit(rows, parts[0])
+            return _reorder(parts, [made])
+        results: list[Array] = [np.empty(0)] * len(parts)
+        left = iter(range(len(parts)))
+        failures: list[Exception] = []
+
+        async def work() -> None:
+            for number in left:
+                try:
+                    results[number] = await self._submit(rows, parts[number])
+                except Exception as error:  # noqa: BLE001 - raised outside the nursery, to avoid an exception group
+                    failures.append(error)
+                    nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(min(self._concurrent_parts, len(parts))):
+                nursery.start_soon(work)
+        if failures:
+            raise failures[0]
+        return _reorder(parts, results)
+
+    async def _submit(self, rows: Sequence[Row], part: _Part) -> Array:
+        own = [rows[number] for number in part.numbers]
+        return await self._batcher.submit(own, key=part.width, size=part.width * len(own))
+
+    async def _run(self, items: Sequence[Sequence[Row]]) -> list[Array | Exception]:
+        network = self._network
+        if network is None:
+            raise trio.ClosedResourceError
+        rows = [row for item in items for row in item]
+        shape = len(rows), max(len(row.ids) for row in rows)
+        (output,) = await network.infer([self._input(name, rows, shape) for name in self._inputs])
+        ends = np.cumsum([len(item) for item in items])
+        return list(np.split(output, ends[:-1]))
+
+    def _input(self, name: str, rows: Sequence[Row], shape: tuple[int, int]) -> Array:
+        """Return one input of the model, by its usual transformer name."""
+        if name == "position_ids":
+            return np.ascontiguousarray(np.broadcast_to(np.arange(shape[1], dtype=np.int64), shape))
+        made = np.full(shape, self._pad_id if name == "input_ids" else 0, np.int64)
+        for into, row in zip(made, rows, strict=True):
+            if name == "input_ids":
+                into[: len(row.ids)] = row.ids
+            elif name == "attention_mask":
+                into[: len(row.ids)] = 1
+            elif row.types is not None:
+                into[: len(row.types)] = row.types
+        return made
+
+
+class _Part(NamedTuple):
+    """Row positions of one request that run together, and their width class."""
+
+    numbers: Sequence[int]
+    width: int
+
+
+def _parts(rows: Sequence[Row]) -> Iterator[_Part]:
+    """Divide rows into batches of similar lengths, short ones first."""
+    numbers: list[int] = []
+    width = 0
+    for number in sorted(range(len(rows)), key=lambda each: len(rows[each].ids)):
+        own = _width_class(len(rows[number].ids))
+        if numbers and (own != width or width * (len(numbers) + 1) > _BATCH_TOKENS):
+            yield _Part(numbers, width)
+            numbers = []
+        width = own
+        numbers.append(number)
+    if numbers:
+        yield _Part(numbers, width)
+
+
+def _width_class(length: int) -> int:
+    return max(_MIN_WIDTH, 1 << max(0, length - 1).bit_length())
+
+
+def _reorder(parts: Sequence[_Part], results: Sequence[Any]) -> npt.NDArray[np.float32]:
+    made = np.empty((sum(len(part.numbers) for part in parts), *results[0].shape[1:]), np.float32)
+    for part, result in zip(parts, results, strict=True):
+        made[list(part.numbers)] = result
+    return made
+
+
+# ----------------------------------------------------------------------
+# Rows of request inputs
+# ----------------------------------------------------------------------
+
+
+class RowBuilder:
+    """Converts request inputs to rows.
+
+    Args:
+        tokens: the tokenizer.
+        folder: limits of the model.
+        truncate: truncate long inputs instead of refusing them.
+    """
+
+    def __init__(self, tokens: AsyncTokenizer, folder: TextFolder, *, truncate: bool) -> None:
+        self.tokens = tokens
+        self.max_length = folder.max_length
+        self._vocabulary_size = folder.vocabulary_size
+        self._cuts_left = folder.cuts_left
+        self._truncate = truncate
+
+    async def rows_of(self, inputs: Sequence[str | TokenIds]) -> list[Row]:
+        """Return a row for each input; token ids are used unchanged.
+
+        Raises:
+            InvalidRequest: an input is too long, empty, or has unknown token ids.
+            ModelFailure: the tokenizer failed.
+        """
+        texts = [each for each in inputs if isinstance(each, str)]
+        self._check_characters(inputs)
+        written = iter(await self._encoded(texts))
+        rows: list[Row] = []
+        errors = ErrorList()
+        for number, each in enumerate(inputs):
+            field = "input" if len(inputs) == 1 else f"input[{number}]"
+            ids = self._with_special_tokens(next(written)) if isinstance(each, str) else self._truncate_ids(each)
+            with errors:
+                self._check(ids, field)
+            rows.append(Row(ids))
+        errors.tell()
+        return rows
+
+    async def _encoded(self, texts: Sequence[str]) -> list[TokenArray]:
+        """Tokenize texts, long ones only as far as needed."""
+        if self.max_length is None:
+            return await self.tokens.encode(texts)
+        if self._truncate:
+            most = max_characters(self.max_length)
+            texts = [text[-most:] if self._cuts_left else text[:most] for text in texts]
+        return await self.tokens.encode_within(texts, self.max_length, cuts_left=self._cuts_left and self._truncate)
+
+    def _check_characters(self, inputs: Sequence[str | TokenIds]) -> None:
+        """Refuse texts that are too long by their number of characters."""
+        if self.max_length is None:
+            size = sum(weight_of(each) for each in inputs if isinstance(each, str))
+            if size > MAX_TOKENIZED_CHARACTERS:
+                message = f"input: expected at most {MAX_TOKENIZED_CHARACTERS} bytes in one request"
+                raise InvalidField(message, field="input", got=str(size))
+        elif not self._truncate:
+            most, errors = max_characters(self.max_length), ErrorList()
+            for number, each in enumerate(inputs):
+                if len(each) > (most if isinstance(each, str) else self.max_length):
+                    errors.add(self._too_long(each, "input" if len(inputs) == 1 else f"input[{number}]"))
+            errors.tell()
+
+    def _too_long(self, each: str | TokenIds, field: str) -> ContextExceeded:
+        what, length = "", len(each)
+        if isinstance(each, str) and self.max_length is not None:
+            what, length = "of at least ", length * self.max_length // max_characters(self.max_length)
+        return ContextExceeded(f"Input length {what}{length} longer than allowed {self.max_length}", field=field)
+
+    def _with_special_tokens(self, text: TokenArray) -> TokenArray:
+        single = self.tokens.special_tokens.single
+        if self._truncate and self.max_length is not None:
+            text = truncate_tokens(text, max(0, self.max_length - single.added), left=self._cuts_left)
+        return add_special_tokens_to(single, text)
+
+    def _truncate_ids(self, ids: TokenIds) -> TokenArray:
+        given = np.array(ids, np.int64)
+        if self._truncate and self.max_length is not None:
+            given = truncate_tokens(given, self.max_length, left=self._cuts_left)
+        return given
+
+    def _check(self, ids: TokenArray, field: str) -> None:
+        if self.max_length is not None and len(ids) > self.max_length:
+            # Only the beginning of a much longer text was tokenized.
+            at_least = "of at least " if has_enough_tokens(len(ids), self.max_length) else ""
+            message = f"Input length {at_least}{len(ids)} longer than allowed {self.max_length}"
+            raise ContextExceeded(message, field=field)
+        if not len(ids):
+            raise InvalidField(f"{field} has no tokens; send a text that is not empty", field=field)
+        known = self._vocabulary_size
+        if known is not None and not 0 <= ids.min() <= ids.max() < known:
+            unknown = ids[(ids < 0) | (ids >= known)][0]
+            raise InvalidField(
+                f"{field}: token {unknown} is none of the model's, which are 0 to {known - 1}; send texts, or the "
+                "tokens of this model's own tokenizer",
+                field=field,
+            )
+
+    async def tokenize(
+        self,
+        texts: Sequence[str],
+        *,
+        add_special_tokens: bool = True,
+        max_length: int | None = None,
+        padding: Padding | None = None,
+    ) -> list[TokenArray]:
+        """Tokenize texts; implements :class:`ovmstrio.core.generation.Tokenizer`.
+
+        Raises:
+            InvalidRequest: ``max_length`` is less than the special tokens, or the padded rows are too large.
+            ModelFailure: the tokenizer failed.
+        """
+        single = self.tokens.special_tokens.single
+        added = single.added if add_special_tokens else 0
+        if max_length is not None and max_length < added:
+            message = f"max_length must be {added} or more, for the tokens around a text"
+            raise InvalidField(message, field="max_length", got=str(max_length))
+        made: list[TokenArray] = []
+        if max_length is None:
+            encoded = await self.tokens.encode(texts)
+        else:
+            encoded = await self.tokens.encode_within(texts, max_length, cuts_left=self._cuts_left)
+        for text in encoded:
+            kept = text if max_length is None else truncate_tokens(text, max_length - added, left=self._cuts_left)
+            made.append(add_special_tokens_to(single, kept) if add_special_tokens else kept)
+        if padding is None:
+            return made
+        length = max(map(len, made), default=0) if max_length is None else max_length
+        if length * len(made) > MAX_TOKENIZED_CHARACTERS:
+            message = f"pad_to_max_length: expected at most {MAX_TOKENIZED_CHARACTERS} tokens with the padding"
+            raise InvalidField(message, field="pad_to_max_length", got=str(length * len(made)))
+        return self.tokens.padded(made, length, padding)
+
+
+# ----------------------------------------------------------------------
+# Model folder
+# ----------------------------------------------------------------------
+
+MODEL: Final = "openvino_model.xml"
+TOKENIZER: Final = "openvino_tokenizer.xml"
+_CONFIG: Final = "config.json"
+_TOKENIZER_CONFIG: Final = "tokenizer_config.json"
+_EXPORT_HINT: Final = (
+    "export the model with optimum-intel, which writes it, or convert the tokenizer with openvino_tokenizers"
+)
+_NO_LIMIT_ABOVE: Final = 2**20
+"""Larger limits in the files mean "no limit"."""
+_RESERVES_PADDING_POSITIONS: Final = frozenset({"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "mpnet"})
+"""Architectures that reserve two positions for padding."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextFolder:
+    """Files and limits of a model.
+
+    Attributes:
+        max_length: maximum tokens of a text, with special tokens; None if unknown.
+        vocabulary_size: None if unknown.
+        cuts_left: truncate at the start instead of the end.
+    """
+
+    model: Path
+    tokenizer: Path
+    max_length: int | None
+    vocabulary_size: int | None
+    cuts_left: bool
+
+
+def read_text_folder(folder: Path) -> TextFolder:
+    """Read a model folder written by Optimum; blocking.
+
+    Raises:
+        ConfigError: files are missing or invalid; all problems are listed.
+    """
+    problems = [
+        Problem(f"{name} is missing", file=str(folder), suggestion=_EXPORT_HINT)
+        for name in (MODEL, TOKENIZER)
+        if not (folder / name).is_file()
+    ]
+    config = _read(folder / _CONFIG, problems)
+    tokenizer = _read(folder / _TOKENIZER_CONFIG, problems)
+    if problems:
+        raise ConfigError(problems)
+    return TextFolder(
+        folder / MODEL,
+        folder / TOKENIZER,
+        _max_length(config, tokenizer),
+        _positive_int(config.get("vocab_size")),
+        tokenizer.get("truncation_side") == "left",
+    )
+
+
+def _read(path: Path, problems: list[Problem]) -> Mapping[str, Any]:
+    """Read an optional JSON file."""
+    try:
+        read = json.loads(read_regular_text(path))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        problems.append(Problem(f"the file cannot be read: {error}", file=str(path)))
+        return {}
+    if isinstance(read, dict):
+        return read
+    problems.append(Problem("the file holds something else", file=str(path), expected="a JSON object"))
+    return {}
+
+
+def _max_length(config: Mapping[str, Any], tokenizer: Mapping[str, Any]) -> int | None:
+    positions = _positive_int(config.get("max_position_embeddings"))
+    if positions is not None and config.get("model_type") in _RESERVES_PADDING_POSITIONS:
+        positions = max(1, positions - 2)
+    known = [each for each in (positions, _positive_int(tokenizer.get("model_max_length"))) if each is not None]
+    return min(known, default=None)
+
+
+def _positive_int(value: Any) -> int | None:
+    is_size = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= _NO_LIMIT_ABOVE
+    return int(value) if is_size else None
+
+
+# ----------------------------------------------------------------------
+# Services
+# ----------------------------------------------------------------------
 
 MAX_DOCUMENTS: Final = 500
 """Maximum texts per request, as in OVMS."""

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
     from ovmstrio.config.specs import TextModelSpec
     from ovmstrio.core.generation import GenerationRequest, Padding, TokenRow
+    from ovmstrio.text.engine_client import OutputChunk
     from ovmstrio.text.engine_sharing import Engine
     from ovmstrio.text.grammars import ForcedCalls
     from ovmstrio.text.model_swap import ModelSwap
-    from ovmstrio.text.output_buffer import OutputChunk
 
 # ----------------------------------------------------------------------
 # Output parsing

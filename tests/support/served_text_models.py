@@ -16,7 +16,7 @@ from ovmstrio.config.specs import TextModelSpec
 from ovmstrio.core.errors import ServerError
 from ovmstrio.core.generation import GenerationChunk, GenerationRequest, Prompt, Sampling
 from ovmstrio.serving.kind import LoadContext, lease_nothing
-from ovmstrio.text.loading import load_task
+from ovmstrio.text.kind import load_task
 from ovmstrio.text.text_model import TextModel
 
 PROMPTS: Final = [f"number {number} of the men" for number in range(8)]

@@ -12,11 +12,10 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.request_router import LocalityMixin, RequestRouter
 
 from ovmstrio.cluster.layout import INGRESS, drain_seconds, make_layout, shard_names
-from ovmstrio.cluster.ray.autoscaling import desired_replicas
+from ovmstrio.cluster.ray.controller import desired_replicas, replica_of
 from ovmstrio.cluster.ray.group_server import ReplicaPlan
 from ovmstrio.cluster.ray.ingress import ClusterIngress
 from ovmstrio.cluster.ray.replica import GroupReplica
-from ovmstrio.cluster.ray.stream_keys import replica_of
 from ovmstrio.config.config_file import parse_config
 from ovmstrio.config.documents import to_short_json
 from ovmstrio.config.schema import expected_text

@@ -9,7 +9,7 @@ import trio
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
-from ovmstrio.cluster.ray.grpc_paths import CALLS, STREAM
+from ovmstrio.cluster.ray.grpc_services import CALLS, STREAM
 from ovmstrio.protocols.admin.changes import AdminChanges
 from ovmstrio.protocols.grpc_codec import Codec
 from ovmstrio.protocols.kserve.grpc_service import InferenceService

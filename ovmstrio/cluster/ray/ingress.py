@@ -23,11 +23,10 @@ from starlette.responses import Response, StreamingResponse
 
 from ovmstrio.cluster.layout import shard_names
 from ovmstrio.cluster.ray.grpc import GrpcResult
-from ovmstrio.cluster.ray.grpc_paths import CALLS, INDEX, READY, STREAM
+from ovmstrio.cluster.ray.grpc_services import CALLS, INDEX, READY, STREAM
 from ovmstrio.cluster.ray.replica import GroupReplica, HttpParts
 from ovmstrio.cluster.ray.request_streams import answer_stream, pass_stream
-from ovmstrio.cluster.ray.shards import grpc_shard, http_shard
-from ovmstrio.cluster.ray.targets import grpc_target, http_target, is_openai, plain_path
+from ovmstrio.cluster.ray.targets import grpc_shard, grpc_target, http_shard, http_target, is_openai, plain_path
 from ovmstrio.core.connection import UNKNOWN, Peer, socket_address
 from ovmstrio.core.errors import NotReady, NotSupported, ServerError
 from ovmstrio.core.http_messages import STATUSES_WITHOUT_BODY, HttpRequest

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 from ray.serve import get_replica_context
 
-from ovmstrio.cluster.ray.autoscaling import DESIRED_REPLICAS
+from ovmstrio.cluster.ray.controller import DESIRED_REPLICAS
 from ovmstrio.cluster.ray.group_server import GroupServer, ReplicaPlan
 from ovmstrio.cluster.ray.linked_services import answer_linked, describe_linked
 from ovmstrio.cluster.ray.links import GroupLink

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import trio
 
+from ovmstrio.cluster.ray.controller import make_key, replica_of
 from ovmstrio.cluster.ray.grpc import GrpcResult
-from ovmstrio.cluster.ray.grpc_paths import STREAM
-from ovmstrio.cluster.ray.stream_keys import make_key, replica_of
+from ovmstrio.cluster.ray.grpc_services import STREAM
 from ovmstrio.core.errors import NotReady, Overloaded, ServerError
 
 if TYPE_CHECKING:

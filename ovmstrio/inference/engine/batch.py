@@ -640,7 +640,8 @@ class Batch:
         """
         unproven = [text.asked for text in texts if not text.asked.is_grammar_proven]
         if unproven:
-            return [(unproven[0], InvalidField(f"response_format: {reason}", field="response_format"))]
+            why = f"response_format: {reason}"
+            return [(unproven[0], InvalidField(why, field="response_format", code="invalid_grammar"))]
         if newcomers:
             blamed = newcomers if len(newcomers) == 1 else []
             return [(queued, ModelFailure(f"the model failed on this request: {reason}")) for queued in blamed]

@@ -270,7 +270,8 @@ class GrammarQueue:
             error = done.exception()
         if isinstance(error, RuntimeError):
             why = f"response_format: {library_error_message(error)}"
-            return None if queued is None else (queued, InvalidField(why, field="response_format"))
+            refused = InvalidField(why, field="response_format", code="invalid_grammar")
+            return None if queued is None else (queued, refused)
         if error is None:
             self._known[form] = None
             self._known.move_to_end(form)

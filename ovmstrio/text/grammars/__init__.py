@@ -10,7 +10,7 @@ The engine compiles a grammar before its request joins the batch, and refuses wh
 
 from ovmstrio.text.grammars.checking import check_grammar
 from ovmstrio.text.grammars.compact_json import to_compact_json
-from ovmstrio.text.grammars.errors import GrammarRefused
+from ovmstrio.text.grammars.limits import GrammarRefused
 from ovmstrio.text.grammars.tool_calls import ForcedCalls, tool_call_grammar
 
 __all__ = ["ForcedCalls", "GrammarRefused", "check_grammar", "to_compact_json", "tool_call_grammar"]

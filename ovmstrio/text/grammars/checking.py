@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn
 
 from ovmstrio.core.generation import Grammar, GrammarKind
-from ovmstrio.text.grammars.errors import GrammarRefused
+from ovmstrio.text.grammars.limits import GrammarRefused, check_ebnf, check_pattern
 from ovmstrio.text.grammars.schemas import check_schema, read_json
-from ovmstrio.text.grammars.syntax_limits import check_ebnf, check_pattern
 
 _MAX_DEPTH: Final = 16
 _MAX_PARTS: Final = 1000

@@ -9,8 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
-from ovmstrio.text.grammars.errors import MAX_GRAMMAR_CHARACTERS, GrammarRefused
-from ovmstrio.text.grammars.syntax_limits import check_pattern, check_repetition
+from ovmstrio.text.grammars.limits import MAX_GRAMMAR_CHARACTERS, GrammarRefused, check_pattern, check_repetition
 from ovmstrio.util.truncation import cut
 
 _MAX_SHOWN_CHARACTERS: Final = 60

@@ -11,7 +11,7 @@ from typing import Any, Final
 from ovmstrio.core.errors import InvalidField
 from ovmstrio.core.generation import Conversation, Grammar, GrammarKind
 from ovmstrio.text.grammars.compact_json import compact_json_rules
-from ovmstrio.text.grammars.errors import MAX_GRAMMAR_CHARACTERS, GrammarRefused
+from ovmstrio.text.grammars.limits import MAX_GRAMMAR_CHARACTERS, GrammarRefused
 from ovmstrio.text.grammars.schemas import check_schema, without_wide_bounds
 from ovmstrio.util.truncation import size_of
 

@@ -13,13 +13,13 @@ import pytest
 import trio
 from grpclib.const import Status
 
+from ovmstrio.cluster.ray.controller import replica_of
 from ovmstrio.cluster.ray.group_server import GroupServer, ReplicaPlan
 from ovmstrio.cluster.ray.grpc import GrpcResult
-from ovmstrio.cluster.ray.grpc_paths import INFER
+from ovmstrio.cluster.ray.grpc_services import INFER
 from ovmstrio.cluster.ray.http import HttpHead
 from ovmstrio.cluster.ray.linked_services import answer_linked, describe_linked
 from ovmstrio.cluster.ray.request_streams import OpenStreams, answer_stream, pass_stream
-from ovmstrio.cluster.ray.stream_keys import replica_of
 from ovmstrio.cluster.ray.trio_guest import TrioGuest
 from ovmstrio.config.specs import ModelSpec, NodeInput, NodeOutput, PipelineNode, PipelineSpec
 from ovmstrio.core.errors import ConfigError, NotReady, NotSupported, ServerError

@@ -20,7 +20,7 @@ from ovmstrio.core.generation import Padding, Task
 from ovmstrio.core.hooks import NULL_METERS, Meters
 from ovmstrio.inference.network import Network
 from ovmstrio.serving.kind import LoadContext, lease_nothing
-from ovmstrio.text.loading import load_task
+from ovmstrio.text.kind import load_task
 from ovmstrio.util.truncation import MAX_TOKENIZED_CHARACTERS, max_characters
 from tests.support.servables import RecordingHooks
 from tests.support.tiny_encoders import LONGEST, VOCABULARY, TinyEncoder, word_pieces, write_embedder, write_reranker

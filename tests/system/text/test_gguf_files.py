@@ -13,7 +13,7 @@ import trio
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.core.generation import Task
 from ovmstrio.inference.engine.gguf import GgufError, read_header
-from ovmstrio.text.loading import LOADERS
+from ovmstrio.text.kind import LOADERS
 from tests.support.served_text_models import greedy, made, text_of
 from tests.support.tiny_llm import CONTEXT, write_tiny_gguf
 from tests.support.waits import WAIT_SECONDS

@@ -487,8 +487,9 @@ async def test_engine_refuses_a_grammar_with_the_place_of_its_error(model: TextM
         (GrammarKind.REGEX, "a(b", "response_format: .*parenthesis is not closed"),
         (GrammarKind.EBNF, 'root ::= "a"\nx ::= y', 'response_format: .*at line 2, column 7: Rule "y" is not defined'),
     ):
-        with pytest.raises(InvalidField, match=expected):
+        with pytest.raises(InvalidField, match=expected) as refused:
             await made(model, _request(Grammar(kind, text)))
+        assert (refused.value.field, refused.value.code) == ("response_format", "invalid_grammar")
     assert text_of(await made(model, _request(_saying("fine")))) == "fine"
 
 

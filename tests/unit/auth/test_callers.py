@@ -125,7 +125,7 @@ def _entries(draw: Any) -> CallerEntry:
         "tokens_per_minute": draw(st.integers(0, 10**9)),
     }
     expires = draw(st.one_of(st.just(""), st.dates().map(str)))
-    name = draw(st.from_regex(r"[\w.@:/-]{1,20}", fullmatch=True))
+    name = draw(st.text(st.characters(categories=["L", "N"], include_characters="_.@:/-"), min_size=1, max_size=20))
     return CallerEntry(name, Scopes.parse(draw(_SCOPES)), **draw(_PROOFS), **limits, expires=expires)
 
 

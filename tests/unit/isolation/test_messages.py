@@ -385,7 +385,9 @@ def test_number_of_regions_is_that_of_views_held_at_once() -> None:
     kept: list[Any] = []
     for number in range(300):
         kept = [*kept[-2:], ends.send(np.full(_LARGE + number, number % 256, np.uint8))]
-        assert [set(each) for each in kept] == [{(number - back) % 256} for back in range(len(kept))][::-1]
+        assert [np.unique(each).tolist() for each in kept] == [[(number - back) % 256] for back in range(len(kept))][
+            ::-1
+        ]
     del kept
     gc.collect()
     assert _open_files() <= before + 4 * _FILES_PER_REGION

@@ -520,8 +520,9 @@ class _Shown(EngineServer):
     async def ready(self) -> WorkerProcess:
         return cast("WorkerProcess", self._process)
 
-    async def cancel_abandoned(self) -> None:
+    async def cancel_abandoned(self, *, task_status: trio.TaskStatus[None]) -> None:
         self._abandoned, abandoned = trio.open_memory_channel[tuple[int, int]](math.inf)
+        task_status.started()
         await self._cancel_abandoned(abandoned)
 
     def send_step(self, frame: Any) -> None:
@@ -547,7 +548,7 @@ async def test_requests_that_wait_for_room_end_with_their_worker() -> None:
     process = _Process(has_room=False)
     engine = _Shown(process)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(engine.cancel_abandoned)
+        await nursery.start(engine.cancel_abandoned)
         session = await engine.listen(0)
         for number in (2, 4):
             nursery.start_soon(engine.call, 0, ["add", number, {"n": 1}])
@@ -564,7 +565,7 @@ async def test_request_whose_call_is_cancelled_is_cancelled_in_the_engine() -> N
     process = _Process(has_room=False)
     engine = _Shown(process)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(engine.cancel_abandoned)
+        await nursery.start(engine.cancel_abandoned)
         await engine.listen(0)
         with trio.CancelScope() as scope:
             nursery.start_soon(_cancel_when_blocked, scope)
@@ -584,7 +585,7 @@ async def test_stream_of_a_new_worker_begins_without_requests_of_its_predecessor
     process = _Process()
     engine = _Shown(process)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(engine.cancel_abandoned)
+        await nursery.start(engine.cancel_abandoned)
         old = await engine.listen(0)
         assert await engine.call(0, ["add", 2, {"n": 1}]) == [ANSWERED, ["accepted"]]
         with trio.fail_after(MOCK_SECONDS):
@@ -605,7 +606,7 @@ async def test_worker_that_does_not_read_loses_its_requests_and_little_is_kept_f
     engine = _Shown(process)
     text = "x" * 2**20
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(engine.cancel_abandoned)
+        await nursery.start(engine.cancel_abandoned)
         session = await engine.listen(0)
         assert await engine.call(0, ["add", 2, {"n": 1}]) == [ANSWERED, ["accepted"]]
         for _ in range(16):

@@ -14,8 +14,7 @@ from ovmstrio.core.generation import Conversation, Finish
 from ovmstrio.core.tracing import current_span
 from ovmstrio.telemetry.recent_traces import RecentTraces
 from ovmstrio.telemetry.spans import RecordedSpan
-from ovmstrio.text.engine_client import GenerationSpan
-from ovmstrio.text.output_buffer import OutputChunk
+from ovmstrio.text.engine_client import GenerationSpan, OutputChunk
 from ovmstrio.text.parsing import (
     REASONING_PARSERS,
     TOOL_PARSERS,
