@@ -634,7 +634,6 @@ class _Server:
         """Load the configuration; failures are states of the registry and do not stop the server."""
         if self._store is not None:
             await self._store.restore()
-        self._registry.context.shared(SequenceManagers).settle()
         await sync_regions(self._plane)
         await sync_loaded_models(self._plane)
         try:

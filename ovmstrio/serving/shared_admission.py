@@ -41,7 +41,7 @@ class SharedAdmission(Admission):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._reclaim_offered)
             while True:
-                await self._counters.rung()
+                await self._counters.wait()
                 self._admit_waiting()
 
     async def _reclaim_offered(self) -> None:
@@ -74,7 +74,7 @@ class SharedAdmission(Admission):
         key = f"service {gate.name}" if gate.name else "server"
         known = self._rows.get(key)
         if known is None and gate.limit.max_concurrency:
-            known = self._rows[key] = self._counters.account(key)
+            known = self._rows[key] = self._counters.row(key)
         return known
 
     def _waiting_since(self, gate: ServiceQueue) -> float:
@@ -102,7 +102,7 @@ class SharedAdmission(Admission):
         theirs = (gate.elsewhere, self._server.elsewhere)
         rows = tuple({row for each in theirs for row in each.rows})
         if rows:
-            self._counters.ring(rows)
+            self._counters.notify(rows)
         if not self._busy:
             return
         if rows and min(each.since for each in theirs) < min(self._waiting_since(each) for each in self._busy.values()):

@@ -82,7 +82,7 @@ def error_status(error: errors.ServerError) -> StatusPair:
 
 def to_grpc_error(error: Exception) -> GRPCError | None:
     """Return the gRPC error of a server error; None for any other."""
-    if isinstance(error, errors.Overloaded):
+    if isinstance(error, (errors.Overloaded, errors.WorkerRestarting)):
         return RetryableError(error_status(error).grpc, error.message, max(1.0, error.retry_after_seconds))
     if isinstance(error, ServerError):
         status = error_status(error).grpc

@@ -18,6 +18,7 @@ from ovmstrio.core.errors import (
     PayloadTooLarge,
     RequestTooSlow,
     ServerError,
+    WorkerRestarting,
 )
 from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.transport.statuses import error_status, www_authenticate_value
@@ -92,8 +93,8 @@ def error_response(error: Exception) -> HttpAnswer:
 
 
 def retry_after_headers(error: ServerError) -> Headers:
-    """Return the ``retry-after`` header of an overload error; no headers for other errors."""
-    if not isinstance(error, Overloaded):
+    """Return the ``retry-after`` header of an overloaded server or a restarting worker; none for other errors."""
+    if not isinstance(error, (Overloaded, WorkerRestarting)):
         return ()
     return (("retry-after", str(max(1, ceil(error.retry_after_seconds)))),)
 
