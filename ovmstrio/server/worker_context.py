@@ -4,25 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
-
-import trio
+from typing import TYPE_CHECKING, Any
 
 from ovmstrio.serving.kind import LoadContext
 
 if TYPE_CHECKING:
     from ovmstrio.core.events import CallObserver
     from ovmstrio.core.worker_peers import Counters, WorkerPeers
-    from ovmstrio.server.reload import Reloader
-    from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.transport.listeners import Listener
-
-
-class RpcServer(Protocol):
-    """RPC server of a worker; runs until cancelled."""
-
-    async def __call__(self, plane: DataPlane, reloading: Reloader, *, task_status: trio.TaskStatus[None]) -> None:
-        """Report the start once other workers can connect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +25,7 @@ class WorkerProcessContext:
         warned: returns shortly before ``until``.
         observers: call observers that precede the server's own.
         watches: polls of further files.
-        serve_peers: RPC server, started with the data plane and reloads.
+        serve_peers: RPC server, started with ``nursery.start`` and the data plane and reloads; runs until cancelled.
         leave: runs after all connections have ended, before sequences are saved.
     """
 
@@ -47,7 +36,7 @@ class WorkerProcessContext:
     wait_drain_warning: Callable[[], Awaitable[None]] | None = None
     observers: Sequence[CallObserver] = ()
     watches: Sequence[Callable[[], Awaitable[bool]]] = ()
-    serve_peers: RpcServer | None = None
+    serve_peers: Callable[..., Awaitable[Any]] | None = None
     leave: Callable[[], Awaitable[None]] | None = None
     ledger: Counters | None = None
     siblings: WorkerPeers | None = None

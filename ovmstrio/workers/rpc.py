@@ -121,7 +121,7 @@ class _PeerLink:
                 waiting.wake()
 
     async def acknowledge(self) -> None:
-        """Tell a leaving worker that it has received all calls."""
+        """Acknowledge the goodbye of a worker, which has received all calls."""
         if self.must_acknowledge:
             self.must_acknowledge = False
             with suppress(trio.BrokenResourceError):

@@ -154,7 +154,7 @@ def test_a_starting_process_ends_with_its_killed_parent(tmp_path: Path) -> None:
         known = psutil.Process(server.process.pid).children()
         known[0].kill()
         (started,) = until(lambda: set(psutil.Process(server.process.pid).children()) - {*known})
-        until(lambda: any("board" in each for each in _open_files(started)))
+        until(lambda: any("ovmstrio-state" in each for each in _open_files(started)))
         server.process.kill()
         assert server.wait_end() == -signal.SIGKILL
 
