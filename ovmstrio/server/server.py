@@ -671,8 +671,10 @@ class _Server:
 
     def _begin_drain(self) -> None:
         self._plan.notifier.stop()
-        self._plane.begin_drain()
-        self._registry.begin_drain()
+        is_restart = self._hosting.is_restart()
+        self._plane.begin_drain(is_restart=is_restart)
+        if not is_restart:
+            self._registry.begin_drain()
         for front_end in self._front_ends.values():
             front_end.begin_drain()
 

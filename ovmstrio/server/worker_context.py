@@ -23,6 +23,7 @@ class WorkerProcessContext:
         obstacle: returns why the server as a whole is not ready, or an empty text.
         until: returns when the server must drain.
         warned: returns shortly before ``until``.
+        is_restart: returns whether only this worker drains, so that the server stays ready and refuses no queued calls.
         observers: call observers that precede the server's own.
         watches: polls of further files.
         serve_peers: RPC server, started with ``nursery.start`` and the data plane and reloads; runs until cancelled.
@@ -34,6 +35,7 @@ class WorkerProcessContext:
     obstacle: Callable[[], str] | None = None
     until: Callable[[], Awaitable[None]] | None = None
     wait_drain_warning: Callable[[], Awaitable[None]] | None = None
+    is_restart: Callable[[], bool] = lambda: False
     observers: Sequence[CallObserver] = ()
     watches: Sequence[Callable[[], Awaitable[bool]]] = ()
     serve_peers: Callable[..., Awaitable[Any]] | None = None

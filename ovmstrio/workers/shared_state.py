@@ -470,9 +470,9 @@ class SharedState:
         """Return the running calls of a worker."""
         return self._cells[row * _COLUMNS + _IN_FLIGHT]
 
-    def add_in_flight(self, row: int, change: int) -> None:
-        """Change the running calls; called by the row's worker."""
-        self._cells[row * _COLUMNS + _IN_FLIGHT] += change
+    def set_in_flight(self, row: int, count: int) -> None:
+        """Set the number of running calls; called by the row's worker."""
+        self._cells[row * _COLUMNS + _IN_FLIGHT] = count
 
     def closed_connections(self, row: int) -> int:
         """Return the number of handed-off connections that a worker has closed."""

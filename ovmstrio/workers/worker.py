@@ -35,6 +35,8 @@ from ovmstrio.workers.rpc import WorkerRpc
 from ovmstrio.workers.shared_state import ServiceLimit, SharedCounters, SharedState, WorkerWakeups
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ovmstrio.core.events import CallEvent
     from ovmstrio.core.limits import ConcurrencyLimit
     from ovmstrio.core.service import ServableLookup
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from ovmstrio.server.reload import Reloader
     from ovmstrio.server.running import Running
     from ovmstrio.serving.data_plane import DataPlane
+    from ovmstrio.serving.registry import Registry
     from ovmstrio.transport.listeners import Listener
 
 _LIFE_SECONDS: Final = 1.0
@@ -103,6 +106,7 @@ class _Worker:
         # Separate, as steps wait until their owner takes them, and other calls do not.
         self._step_rpc = WorkerRpc(task.secret, task.rows, row, "steps")
         wait = OwnerWait(state, settings.worker_wait_seconds)
+        self._calls = _CallsInFlight(state, row)
         self._engines = WorkerEngines(self._rpc, wait)
         self._sequences = WorkerSequences(self._step_rpc, state, wait)
         self._group = WorkerGroup(self._rpc, self._engines, state.metrics)
@@ -116,7 +120,7 @@ class _Worker:
     def hosting(self, requests: WorkRequests) -> WorkerProcessContext:
         listeners = {name: [self._tls_listener(name, inbox)] for name, inbox in self._inboxes.items()}
         until = partial(self._handle_messages, requests)
-        observers, watches = (_WorkerCallObserver(self._state, self._row),), (self._certificates.look,)
+        observers, watches = (self._calls,), (self._certificates.look,)
         wait_drain_warning = self._warned.wait
         return WorkerProcessContext(
             listeners=listeners,
@@ -124,6 +128,7 @@ class _Worker:
             obstacle=self._unready_reason,
             until=until,
             wait_drain_warning=wait_drain_warning,
+            is_restart=lambda: not self._state.is_draining,
             observers=observers,
             watches=watches,
             serve_peers=self._serve_peers,
@@ -137,9 +142,16 @@ class _Worker:
             await nursery.start(self._group.run, plane, reloading)
             task_status.started()
             # Until the sequences are restored and their models loaded, steps wait in their workers, in order.
-            answer, wait_usable = partial(answer_step, plane.registry), plane.registry.wait_loaded
+            answer, wait_usable = partial(self._answer_step, plane.registry), plane.registry.wait_loaded
             await nursery.start(partial(self._step_rpc.run, answer, wait_usable=wait_usable))
             self._takes_steps.set()
+
+    async def _answer_step(self, registry: Registry, call: Sequence[Any]) -> Any:
+        self._calls.add(call)
+        try:
+            return await answer_step(registry, call)
+        finally:
+            self._calls.discard(call)
 
     def _limit(self, maximum: int, name: str) -> ConcurrencyLimit | None:
         return ServiceLimit(self._counters, name, maximum) if maximum else None
@@ -215,21 +227,29 @@ class _Worker:
         return "" if self._state.all_ready() else "not all workers are ready"
 
 
-class _WorkerCallObserver(CallObserver):
-    """Counts calls in flight, which the parent logs if this worker dies, and follows the log level of all workers."""
+class _CallsInFlight(CallObserver):
+    """Calls in flight, whose number the parent logs if this worker dies; also follows the log level of all workers."""
 
     def __init__(self, state: SharedState, row: int) -> None:
         self._state = state
         self._row = row
+        self._calls: set[int] = set()
 
     def call_started(self, event: CallEvent) -> None:
-        del event
         LOG_LEVEL.follow()
-        self._state.add_in_flight(self._row, 1)
+        self.add(event)
 
     def call_finished(self, event: CallEvent) -> None:
-        del event
-        self._state.add_in_flight(self._row, -1)
+        # Queries, such as for metadata, have an end only.
+        self.discard(event)
+
+    def add(self, call: object) -> None:
+        self._calls.add(id(call))
+        self._state.set_in_flight(self._row, len(self._calls))
+
+    def discard(self, call: object) -> None:
+        self._calls.discard(id(call))
+        self._state.set_in_flight(self._row, len(self._calls))
 
 
 def main() -> int:

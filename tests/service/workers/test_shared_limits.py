@@ -214,9 +214,9 @@ from ovmstrio.workers.shared_state import SharedState
 state = SharedState(int(sys.argv[1]), 2)
 with state.locked():
     os.kill(os.getpid(), signal.SIGSTOP)
-    state.add_in_flight(1, 1)
+    state.set_in_flight(1, 1)
 with state.locked():
-    state.add_in_flight(1, 1)
+    state.set_in_flight(1, state.in_flight(1) + 1)
 """
 
 

@@ -133,6 +133,9 @@ def test_log_of_a_killed_worker_counts_its_calls(recovering: OvmsProcess, tmp_pa
     with each_worker(recovering) as (victim, _):
         before = recovering.printed_so_far().count("requests_lost=1")
         pid = pid_of(victim)
+        # Queries are no calls.
+        assert victim.get("/v2/models/dummy").status_code == victim.get("/v2/models/dummy/ready").status_code == 200
+        assert _infer_by_rest(victim) == [2.0] * 10
 
         def hold() -> None:
             with suppress(httpx.TransportError):
