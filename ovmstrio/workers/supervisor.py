@@ -180,8 +180,8 @@ class _Parent:
         """Restart the workers one after the other with the current configuration.
 
         A worker is stopped before its replacement starts, and the next one only after the replacement is ready.
-        Nothing is done
-        with an invalid configuration, and the restart stops at the first worker that does not become ready.
+        Nothing is done with an invalid configuration, and the restart stops at the first worker that does not become
+        ready.
         """
         if self._draining.is_set():
             return
