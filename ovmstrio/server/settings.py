@@ -121,7 +121,7 @@ class ServerSettings(BaseModel):
         1, SERVER, "Number of worker processes; auto (0) measures the models and decides."
     )
     worker_wait_seconds: Annotated[float, Field(gt=0)] = _setting(
-        5, SERVER, "Longest wait in seconds of a sequence or text call for its worker, which is restarting; then 503."
+        5, SERVER, "Longest wait in seconds for a restarting worker that owns a sequence or text engine; then 503."
     )
 
     model_name: str | None = _setting(None, MODEL, "Name of the model or graph.")

@@ -47,6 +47,7 @@ ERROR_STATUSES: Final[Mapping[type[errors.ServerError], StatusPair]] = {
     errors.FailedPrecondition: StatusPair(Status.FAILED_PRECONDITION, 412),
     errors.SequenceEnding: StatusPair(Status.FAILED_PRECONDITION, 412),
     errors.NotReady: StatusPair(Status.UNAVAILABLE, 503),
+    errors.WorkerRestarting: StatusPair(Status.UNAVAILABLE, 503),
     errors.VersionLoading: StatusPair(Status.UNAVAILABLE, 404),
     errors.ServiceLoading: StatusPair(Status.UNAVAILABLE, 503),
     errors.TooManySequences: StatusPair(Status.UNAVAILABLE, 503),
