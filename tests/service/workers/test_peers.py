@@ -319,7 +319,9 @@ async def test_leaving_peer_answers_what_it_received_and_its_successor_the_rest(
             await until_async(lambda: len(results) == 7)
     assert blocking.begun == [0, 1]
     assert received == [[number, size] for number in range(2, 7)]
-    assert results == [1, 0, *(f"successor {number}" for number in range(2, 7))]
+    # The tasks of callers whose results have arrived continue in any order.
+    assert results[:2] == [1, 0]
+    assert sorted(results[2:]) == [f"successor {number}" for number in range(2, 7)]
 
 
 async def test_no_call_is_lost_while_peers_replace_each_other() -> None:
