@@ -51,8 +51,9 @@ def seen() -> KeptCalls:
 
 
 @pytest.fixture
-async def doors(tmp_path: Path, seen: KeptCalls) -> AsyncIterator[BothDoors]:
-    spec = ModelSpec(name="add", base_path=ir.save(ir.dummy(), tmp_path, "add"))
+async def doors(tmp_path: Path, seen: KeptCalls, request: pytest.FixtureRequest) -> AsyncIterator[BothDoors]:
+    path, limit = ir.save(ir.dummy(), tmp_path, "add"), getattr(request, "param", 0)
+    spec = ModelSpec(name="add", base_path=path, max_concurrency=limit)
     async with serving_both([spec], gate=gate_of(SCOPES), observers=(CallerRecorder(), seen)) as both:
         yield both
 
@@ -77,6 +78,7 @@ QUESTIONS: Final[dict[str, tuple[Callable[..., Any], set[str]]]] = {
 }
 
 
+@pytest.mark.parametrize("doors", [0, 4], ids=["unlimited", "limited"], indirect=True)
 @pytest.mark.parametrize("door", DOORS)
 async def test_tritonclient_may_call_what_its_scopes_allow_and_is_refused_otherwise(
     doors: BothDoors, door: str
