@@ -1,20 +1,16 @@
-"""Configuration documents with source positions: JSON and YAML parsers, and diagnostics."""
+"""Configuration documents with source positions: JSON parser, located values, and diagnostics."""
 
 from __future__ import annotations
 
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
-import yaml
-
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.util.regular_files import read_regular_bytes
 
 # Values
 
@@ -239,7 +235,7 @@ def sorted_by_line(problems: Iterable[Problem]) -> tuple[Problem, ...]:
 
 _BLANK: Final = re.compile(r"[ \t\r\n]*")
 _NEWLINE: Final = re.compile(r"\n")
-_MAX_DEPTH: Final = 100
+MAX_DEPTH: Final = 100
 
 _REASONS: Final = {
     "Unterminated string starting at": "this string has no closing quote",
@@ -276,8 +272,8 @@ class _JsonScanner:
         return root
 
     def _value(self, path: str, line: int, depth: int) -> Located:
-        if depth > _MAX_DEPTH:
-            raise self._error(f"more than {_MAX_DEPTH} levels of nesting")
+        if depth > MAX_DEPTH:
+            raise self._error(f"more than {MAX_DEPTH} levels of nesting")
         self._skip_blank()
         if self._accept("{"):
             return Located(self._members(path, depth), line, path)
@@ -371,116 +367,6 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a number of JSON")
 
 
-# YAML
-
-_MERGE: Final = "tag:yaml.org,2002:merge"
-_CONTAINER_TAGS: Final = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
-_MAX_VALUES: Final = 100_000
-
-
-def parse_yaml(text: str) -> Document:
-    """Parse a YAML text; an empty text is null.
-
-    Raises:
-        InvalidSyntax: not YAML, unknown tags, or too large.
-    """
-    try:
-        return _parse(yaml.SafeLoader(text))
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        suggestion = "indent with spaces" if "'\\t'" in str(error.problem) else ""
-        message = " ".join(part for part in (error.context, error.problem) if part)
-        raise InvalidSyntax(message, mark.line + 1 if mark else None, suggestion) from None
-    except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
-        raise InvalidSyntax(f"the character {error.character:#x} is not allowed", line) from None
-    except RecursionError:
-        raise InvalidSyntax(f"more than {_MAX_DEPTH} levels of nesting", None) from None
-
-
-def _parse(loader: yaml.SafeLoader) -> Document:
-    node = loader.get_single_node()
-    if node is None:
-        return Document(Located(None, 1, ""))
-    reader = _YamlReader(loader)
-    return Document(reader.read(node, "", _yaml_line(node)), tuple(reader.repeated))
-
-
-@dataclass(slots=True)
-class _YamlReader:
-    """Converter of YAML nodes; counts values, so that nested aliases cannot explode."""
-
-    loader: yaml.SafeLoader
-    repeated: list[Located] = field(default_factory=list)
-    _values: int = 0
-
-    def read(self, node: yaml.Node, path: str, line: int, depth: int = 0) -> Located:
-        self._values += 1
-        if depth > _MAX_DEPTH:
-            raise InvalidSyntax(f"more than {_MAX_DEPTH} levels of nesting", _yaml_line(node))
-        if self._values > _MAX_VALUES:
-            raise InvalidSyntax(f"more than {_MAX_VALUES} values, aliases counted each time", _yaml_line(node))
-        if not isinstance(node, yaml.ScalarNode) and node.tag not in _CONTAINER_TAGS:
-            raise InvalidSyntax(f"unknown tag {node.tag!r}", _yaml_line(node), "remove it")
-        if isinstance(node, yaml.MappingNode):
-            return Located(self._members(node, path, depth), line, path)
-        if isinstance(node, yaml.SequenceNode):
-            items = enumerate(node.value)
-            return Located(
-                [self.read(each, f"{path}[{i}]", _yaml_line(each), depth + 1) for i, each in items], line, path
-            )
-        return Located(self._scalar(node), line, path, node.value)
-
-    def _members(self, node: yaml.MappingNode, path: str, depth: int) -> dict[Any, Located]:
-        members: dict[Any, Located] = {}
-        merged: list[yaml.MappingNode] = []
-        for key_node, value_node in node.value:
-            if key_node.tag == _MERGE:
-                merged += _merged(value_node)
-                continue
-            key = self._key(key_node)
-            member = self.read(value_node, member_path(path, str(key)), _yaml_line(key_node), depth + 1)
-            if key in members:
-                self.repeated.append(member)
-            members.setdefault(key, member)
-        for mapping in merged:
-            for key, member in self._members(mapping, path, depth + 1).items():
-                members.setdefault(key, member)
-        return members
-
-    def _key(self, node: yaml.Node) -> Any:
-        if not isinstance(node, yaml.ScalarNode):
-            raise InvalidSyntax("a key is a list or a mapping", _yaml_line(node), "write a text")
-        key = self._scalar(node)
-        return key if isinstance(key, str | int | float | None) else node.value
-
-    def _scalar(self, node: yaml.Node) -> Any:
-        try:
-            value = self.loader.construct_object(node)
-            if isinstance(value, str):
-                value.encode()
-        except UnicodeEncodeError:
-            raise InvalidSyntax("incomplete surrogate escape", _yaml_line(node), "write the character") from None
-        except ValueError as error:  # such as the date 2020-13-45
-            raise InvalidSyntax(
-                f"invalid value {node.value!r}: {error}", _yaml_line(node), "put it in quotes"
-            ) from None
-        return value
-
-
-def _merged(node: yaml.Node) -> Iterator[yaml.MappingNode]:
-    """Yield the mappings of a merge key ``<<``; earlier ones have precedence."""
-    for each in node.value if isinstance(node, yaml.SequenceNode) else [node]:
-        if not isinstance(each, yaml.MappingNode):
-            raise InvalidSyntax("only a mapping, or a list of them, can be merged", _yaml_line(each))
-        yield each
-
-
-def _yaml_line(node: yaml.Node) -> int:
-    line: int = node.start_mark.line
-    return line + 1
-
-
 # Files
 
 
@@ -499,23 +385,3 @@ def load_document(content: bytes, file: str) -> Document:
     except InvalidSyntax as error:
         message = f"The file is not valid json - {error.message}"
         raise ConfigError([Problem(message, file, error.line, suggestion=error.suggestion)]) from None
-
-
-def load_yaml(file: Path, subject: str = "the file ") -> Document:
-    """Parse a YAML file; blocking.  ``subject`` starts the message for an unreadable file.
-
-    Raises:
-        ConfigError: the file cannot be read, is not UTF-8, or not usable YAML.
-    """
-    try:
-        return parse_yaml(read_regular_bytes(file).decode("utf-8-sig"))
-    except OSError as error:
-        suggestion = "" if file.is_absolute() else f"relative to the current directory, {Path.cwd()}"
-        problem = Problem(f"{subject}cannot be read: {error.strerror or error}", str(file), suggestion=suggestion)
-    except UnicodeDecodeError as error:
-        message = f"the file is not UTF-8: {error.reason} at byte {error.start}"
-        problem = Problem(message, str(file), suggestion="save it as UTF-8")
-    except InvalidSyntax as error:
-        message = f"the file is not usable YAML: {error.message}"
-        problem = Problem(message, str(file), error.line, suggestion=error.suggestion)
-    raise ConfigError([problem])

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
-from ovmstrio.config.documents import Findings, InvalidSyntax, Located, load_yaml, parse_yaml, with_paths
+from ovmstrio.config.documents import Findings, InvalidSyntax, Located, with_paths
 from ovmstrio.config.schema import Reader
+from ovmstrio.config.yaml_documents import load_yaml, parse_yaml
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.ops.settings import OpSettings, PipelineSettings
 

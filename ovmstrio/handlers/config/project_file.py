@@ -12,8 +12,9 @@ from urllib.parse import unquote, urlsplit
 import structlog
 import yaml
 
-from ovmstrio.config.documents import Document, Findings, Located, load_yaml
+from ovmstrio.config.documents import Document, Findings, Located
 from ovmstrio.config.schema import OPTIONAL, Key, NoEffect, Reader, keys_of
+from ovmstrio.config.yaml_documents import load_yaml
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.handlers.config.dotenv import parse_dotenv
 from ovmstrio.handlers.config.project_spec import (

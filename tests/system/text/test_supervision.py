@@ -117,7 +117,7 @@ async def test_shared_engine_is_identified_by_its_load_settings_and_its_failure_
         shown.append(key)
         return nullcontext()
 
-    sharing.shown = show
+    sharing.exported = show
     spec = TextModelSpec(name="m", base_path=Path("/m"), path=Path("/m"))
     for each in (spec, spec.model_copy(update={"max_concurrency": 3}), spec.model_copy(update={"device": "GPU"})):
         engine = create_engine(sharing, each, {}, lambda _: None, lambda _: None, program="ovmstrio.no_such_program")

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, BeforeValidator, Field, field_validator
 
-from ovmstrio.config.documents import Findings, InvalidSyntax, parse_json, parse_yaml, with_paths
+from ovmstrio.config.documents import Findings, InvalidSyntax, parse_json, with_paths
 from ovmstrio.config.proto_text import parse_proto
 from ovmstrio.config.schema import (
     OPTIONAL,
@@ -27,6 +27,7 @@ from ovmstrio.config.schema import (
     unquoted,
 )
 from ovmstrio.config.tensor_mapping import MAPPING_FILE, NO_MAPPING, TensorMapping, read_mapping
+from ovmstrio.config.yaml_documents import parse_yaml
 from ovmstrio.core.errors import ConfigError
 
 _JSON_VALUES = st.recursive(
