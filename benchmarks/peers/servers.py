@@ -57,8 +57,8 @@ class Peer:
     @property
     def proportional_mb(self) -> float:
         """Return the memory of all its processes, with shared pages counted once."""
-        everybody = [self.process, *self.process.children(recursive=True)]
-        return float(sum(each.memory_full_info().pss for each in everybody) / 1e6)
+        processes = [self.process, *self.process.children(recursive=True)]
+        return float(sum(each.memory_full_info().pss for each in processes) / 1e6)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A blocking HTTP/2 client on a bare socket, which sends whatever it is told: calls of gRPC, floods, nonsense."""
+"""Blocking HTTP/2 client on a raw socket: gRPC calls, floods and malformed frames."""
 
 from __future__ import annotations
 

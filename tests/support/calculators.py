@@ -1,4 +1,4 @@
-"""Calculators for tests of the engine: they record what is delivered, take their time, and fail when told to."""
+"""Calculators for tests of the engine that record inputs, delay, or fail on request."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Recorder:
             for _ in range(self.pauses[turn % len(self.pauses)] if self.pauses else 0):
                 await trio.lowlevel.checkpoint()
             if delivery.timestamp == self.fail_at:
-                raise NodeFailure(f"told to fail at {delivery.timestamp}")
+                raise NodeFailure(f"set to fail at {delivery.timestamp}")
             for port, value, timestamp in self.rule(delivery):
                 context.emit(port, value, timestamp)
         finally:

@@ -1,4 +1,4 @@
-"""Callers by keys that a test can spell, and peers of connections without a socket."""
+"""API-key callers with fixed keys, and peer addresses of connections without a socket."""
 
 from __future__ import annotations
 

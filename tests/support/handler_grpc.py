@@ -1,4 +1,4 @@
-"""Projects with services of users, served on the test's own event loop and called by grpcio."""
+"""Projects with user-defined gRPC services, served on the test's event loop and called by grpcio."""
 
 from __future__ import annotations
 

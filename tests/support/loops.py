@@ -64,7 +64,7 @@ COINS = ("forward", "backward", "both")
 
 
 class _Coin(Random):
-    """Falls as it is told; what else trio asks of it is as ever."""
+    """Random source of trio whose order of tasks is fixed by the test."""
 
     def __init__(self, coin: str) -> None:
         super().__init__(5)

@@ -1,4 +1,4 @@
-"""A pipeline that answers with what it was asked, and servers of pipelines on free ports."""
+"""An echo pipeline, and servers of pipelines on free ports."""
 
 from __future__ import annotations
 

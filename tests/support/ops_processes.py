@@ -1,4 +1,4 @@
-"""Pipelines of one Op that runs in processes, by the names under which their workers make them."""
+"""Pipelines of one Op in processes, by the import names that their workers use."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ async def hosting() -> AsyncIterator[trio.Nursery]:
     async with trio.open_nursery() as nursery:
         try:
             yield nursery
-        except Exception as error:  # noqa: BLE001 - it is raised below
+        except Exception as error:  # noqa: BLE001 - raised below
             failure = error
     if failure is not None:
         raise failure
@@ -120,7 +120,7 @@ ARITHMETIC = '''
         constant = np.float32(params.get("constant", 0))
         total = sum(array * np.float32(index + 1) for index, (_, array) in enumerate(sorted(inputs.items())))
         if params["op"] == "fail":
-            raise ValueError("told to fail")
+            raise ValueError("set to fail")
         if params["op"] == "gather":
             return {"y": total.sum(axis=0) + constant}
         if params["op"] == "split":

@@ -1,4 +1,4 @@
-"""HTTP servers in threads and a TCP relay, which stand for other servers than this one."""
+"""HTTP servers in threads and a TCP relay, as substitutes for external servers."""
 
 from __future__ import annotations
 

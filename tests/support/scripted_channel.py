@@ -1,4 +1,4 @@
-"""The server's end of a program's channel, with messages that a test has written down."""
+"""Server's end of a program's channel with scripted messages."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ class ScriptedChannel:
         return bool(self._messages)
 
     def send(self, value: Any) -> None:
-        number, said = value
-        self.sent[number] = said
+        number, message = value
+        self.sent[number] = message

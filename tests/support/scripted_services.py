@@ -1,4 +1,4 @@
-"""Services of texts, speech and vectors that answer as a test has written down, and record their requests."""
+"""Text, speech and embedding services with scripted answers that record their requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Imports and docstrings of a source file, which several tests read."""
+"""Imports, docstrings and comments of a source file."""
 
 from __future__ import annotations
 

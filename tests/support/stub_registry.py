@@ -290,9 +290,9 @@ class StubLoader:
         return self._gates.setdefault((name, version), trio.Event())
 
     def fail(self, name: str, version: int, error: Exception | None = None) -> None:
-        self.failing[name, version] = error or ModelFailure("the stub was told to fail")
+        self.failing[name, version] = error or ModelFailure("the stub is set to fail")
 
-    def mend(self, name: str, version: int) -> None:
+    def recover(self, name: str, version: int) -> None:
         self.failing.pop((name, version), None)
 
     async def wait_attempts(self, count: int) -> None:

@@ -428,11 +428,11 @@ async def test_cancelled_call_does_not_delay_the_return_of_streams(
     running = _shared_out(monkeypatch, tmp_path, ir.matmul(), RecordingHooks(), plugin_config=settings)
     running.tuner._clock = lambda: now
     await _fails(running)
-    stopped, mend = [], running._recover
+    stopped, recover = [], running._recover
 
     async def note(*args: Any, is_stopped: bool = False) -> None:
         stopped.append(is_stopped)
-        await mend(*args, is_stopped=is_stopped)
+        await recover(*args, is_stopped=is_stopped)
 
     monkeypatch.setattr(running, "_recover", note)
     now = 30.0

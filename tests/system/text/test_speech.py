@@ -21,7 +21,7 @@ from ovmstrio.text.speech import SpeechModel
 from ovmstrio.text.transcription import TranscriptionModel
 from tests.support.recordings import wave_file
 from tests.support.served_text_models import server_of
-from tests.support.tiny_speakers import (
+from tests.support.tiny_speech_models import (
     PIPER_RATE,
     T5_RATE,
     T5_SAMPLES,

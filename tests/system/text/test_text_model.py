@@ -521,11 +521,11 @@ def odd_model(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory, host_
 @on_model_loop
 async def test_template_that_loops_or_refuses_fails_its_request(odd_model: TextModel) -> None:
     asked = _request(_saying("fine"))
-    for messages, said in (
+    for messages, text in (
         (({"role": "user", "content": "loop"},), "line 1: too many loop iterations"),
         (_HELLO * 2, "line 2: one is enough"),
     ):
-        with pytest.raises(InvalidRequest, match=said):
+        with pytest.raises(InvalidRequest, match=text):
             await made(odd_model, GenerationRequest(Conversation(messages), asked.sampling))
     assert text_of(await made(odd_model, asked)) == "fine"
 

@@ -227,7 +227,7 @@ class ModelRun:
             self._settle()
 
     def _settle(self) -> None:
-        while any([self._advance(state) for state in self._states]):  # noqa: C419 - each of them has its turn
+        while any([self._advance(state) for state in self._states]):  # noqa: C419 - all are evaluated
             pass
 
     def _advance(self, state: _State) -> bool:

@@ -131,7 +131,7 @@ def test_problems_have_file_line_and_suggestion() -> None:
     assert problems[0].suggestion == "did you mean 'request'?"
 
 
-def test_dynamic_entry_beside_another_demultiplexer_is_refused() -> None:
+def test_dynamic_entry_with_another_demultiplexer_is_refused() -> None:
     assert _codes([SPLIT], {"o": "split.y"}, demultiply_count=-1) == ["NOT_IMPLEMENTED"]
 
 

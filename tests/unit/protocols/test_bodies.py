@@ -28,7 +28,7 @@ from ovmstrio.protocols.kserve.rest_routes import encode_infer_response
 from ovmstrio.protocols.tensorflow.rest_routes import encode_predict_response
 from ovmstrio.serving import ovms_errors as refusals
 from ovmstrio.serving.ovms_errors import decompressed_body
-from tests.support.kept_by_errors import bytes_kept_by
+from tests.support.error_memory import bytes_referenced_by
 
 NOISE = random.Random(1).randbytes(10_000)
 
@@ -82,7 +82,7 @@ def test_a_refusal_does_not_keep_the_inflated_bytes() -> None:
             trio.run(decompressed_body, _request(gzip.compress(bytes(5 * 2**20))), 4 * 2**20)
         return caught.value
 
-    assert bytes_kept_by(refused) < 2**19
+    assert bytes_referenced_by(refused) < 2**19
 
 
 Array = np.ndarray[Any, Any]

@@ -21,7 +21,7 @@ from ovmstrio.isolation.isolated_code import CodeWorker, IsolatedCode, Isolation
 from ovmstrio.isolation.worker_process import WorkerExited
 from tests.support.graph_nodes import Node, Nodes, Opened, make_node, nodes
 from tests.support.graphs import handler
-from tests.support.obedient_program import PROGRAM
+from tests.support.scripted_worker import PROGRAM
 from tests.support.waits import WAIT_SECONDS, until_async
 
 MEMORY_LIMIT = 400 * 2**20
