@@ -115,7 +115,13 @@ def _command(name: str, config: Path, folder: Path, launch: dict[str, Any]) -> l
         _write_mlserver(folder, launch)
         return [str(python.with_name("mlserver")), "start", str(folder)]
     if name == "bentoml":
-        return [str(python.with_name("bentoml")), "serve", "bentoml_program:Served", "--port", str(launch["rest"])]
+        return [
+            str(python.with_name("bentoml")),
+            "serve",
+            "bentoml_program:ModelService",
+            "--port",
+            str(launch["rest"]),
+        ]
     return [str(python), str(_PROGRAMS / f"{name}_program.py")]
 
 
@@ -126,7 +132,7 @@ def _write_mlserver(folder: Path, launch: dict[str, Any]) -> None:
     (folder / "settings.json").write_text(json.dumps({**ports, **chosen}))
     for name in launch["models"]:
         (folder / name).mkdir()
-        about = {"name": name, "implementation": "mlserver_program.Served"}
+        about = {"name": name, "implementation": "mlserver_program.ServedModel"}
         (folder / name / "model-settings.json").write_text(json.dumps(about))
 
 

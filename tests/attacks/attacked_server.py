@@ -23,7 +23,7 @@ class Ports(NamedTuple):
 INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
 TRIVIAL: Final = "trivial"
 BIG: Final = "big"
-"""A model whose answer has :data:`BIG_BYTES`, whatever it is asked."""
+"""A model whose answer has :data:`BIG_BYTES` for any request."""
 BIG_BYTES: Final = 16 * 2**20
 SLEEPER: Final = "sleeper"
 """A handler that takes a tenth of a second, four calls at once."""

@@ -128,7 +128,7 @@ def _was_refused(connection: BareConnection, stream: int) -> bool:
 
 
 class SequenceCaller(GrpcCaller):
-    """A client whose sequence adds up what it sends; it begins another one when it does not know where it is."""
+    """Client whose sequence sums its inputs; it begins a new sequence when the state is unknown."""
 
     def __init__(self, name: str, port: int, sequence: int) -> None:
         super().__init__(name, port, self._make_step)

@@ -33,7 +33,7 @@ SECONDS: Final = 120
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A program of ours that makes the calls of a package's users; on Node where ``runs_on`` says so."""
+    """Client program for a package, in Python or, by ``runs_on``, Node."""
 
     package: str
     program: str

@@ -259,7 +259,7 @@ def _note(outcome: Outcome, answer: Answer) -> None:
 
 
 def exchange_raw_http2(port: int, data: bytes) -> Outcome:
-    """Send bytes on a connection of their own, and read until the server has closed it."""
+    """Send bytes on a separate connection, and read until the server has closed it."""
     outcome = Outcome()
     connection = BareConnection(port, timeout=SECONDS, greets=False)
     connection.answers = _Answers()

@@ -68,7 +68,7 @@ def call_headers(path: str, further: Sequence[tuple[str, str]] = ()) -> list[tup
 
 
 class BareConnection:
-    """One connection, which acknowledges SETTINGS and PINGs that it reads; ``window`` bounds what the server sends."""
+    """Connection that acknowledges SETTINGS and PING frames; ``window`` is the initial flow-control window."""
 
     def __init__(
         self,

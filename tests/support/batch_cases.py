@@ -22,7 +22,7 @@ _ROUNDS: Final = 4
 
 
 class Texts:
-    """Texts of one batch, compared with what ``alone``, an idle batch without a cache of prefixes, makes of each."""
+    """Texts of one batch, compared with the texts of ``alone``, an idle batch without a prefix cache."""
 
     def __init__(self, options: PipelineOptions, alone: Batch) -> None:
         self.batch = Batch(Pipeline(options))

@@ -113,7 +113,7 @@ _MESSAGES: Final = [{"role": "user", "content": "x"}]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A route, or several with one reader of their bodies.
+    """Route or routes with a common body parser.
 
     Attributes:
         patterns: paths of the route in which ``<model>`` stands for a name and so on; the first is called.

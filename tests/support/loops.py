@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class TrioThread:
-    """Runs one call at a time, with everything that it sets in motion, and then stands still."""
+    """Thread with a trio loop that runs one call at a time until all its tasks are blocked."""
 
     def __init__(self) -> None:
         self._started = threading.Event()

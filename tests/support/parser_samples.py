@@ -10,7 +10,7 @@ from typing import Any, Final
 
 @dataclass(frozen=True)
 class Sample:
-    """A text, its parsers, and what comes of it; calls are names and arguments as they are written."""
+    """Text of a model, its parsers and the expected result; calls are names and raw arguments."""
 
     name: str
     tools: str

@@ -116,7 +116,7 @@ def chat_server() -> Iterator[ChatServer]:
 
 
 class Relay:
-    """Passes bytes between its own port and a server, until it is held or cut."""
+    """TCP relay between its own port and a server that tests hold or cut."""
 
     def __init__(self, target: str) -> None:
         host, _, port = target.rpartition(":")

@@ -9,7 +9,7 @@ from ovmstrio.isolation.messages import Message
 
 
 class ScriptedChannel:
-    """Returns the messages of a server, numbered from 2, and records the answers to them."""
+    """Channel with scripted messages of a server, numbered from 2, that records the answers."""
 
     def __init__(self, *messages: list[Any], has_end: bool = False) -> None:
         self._messages = deque[Message | None](Message(list(each)) for each in enumerate(messages, start=2))

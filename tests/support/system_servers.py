@@ -276,7 +276,7 @@ class _Started:
 
 
 class SystemServers:
-    """The shared servers of one process of tests; a server that has ended is started again when it is needed."""
+    """Shared servers of one test process; an exited server is restarted on demand."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

@@ -75,7 +75,7 @@ def test_calls_after_a_window_are_not_excused(monkeypatch: pytest.MonkeyPatch) -
     assert ledger.violations() == []
     now = 113.5
     ledger.note("a", CallOutcome.UNREACHED, now, "refused")
-    assert ledger.violations() == ["13.50 to 13.50 s: a: not accepted: refused (meanwhile: nothing)"]
+    assert ledger.violations() == ["13.50 to 13.50 s: a: connection refused: refused (meanwhile: nothing)"]
 
 
 def test_equal_violations_are_counted_in_one_text() -> None:

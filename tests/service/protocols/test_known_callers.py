@@ -78,9 +78,7 @@ QUESTIONS: Final[dict[str, tuple[Callable[..., Any], set[str]]]] = {
 
 
 @pytest.mark.parametrize("interface", INTERFACES)
-async def test_tritonclient_may_call_what_its_scopes_allow_and_is_refused_otherwise(
-    interfaces: BothInterfaces, interface: str
-) -> None:
+async def test_tritonclient_calls_are_allowed_or_refused_by_scope(interfaces: BothInterfaces, interface: str) -> None:
     def work(client: Any, module: Any) -> None:
         assert client.is_server_live()
         assert client.is_server_ready()

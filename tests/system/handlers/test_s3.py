@@ -151,7 +151,7 @@ async def test_models_serve_while_their_server_is_away(monkeypatch: pytest.Monke
 
 
 class _Relay:
-    """Passes connections on to a server, or keeps their data once it ``hangs``."""
+    """TCP relay to a server that holds data while it ``hangs``."""
 
     def __init__(self, endpoint: str) -> None:
         parts = urlsplit(endpoint)

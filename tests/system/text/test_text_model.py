@@ -531,7 +531,7 @@ async def test_template_that_loops_or_refuses_fails_its_request(odd_model: TextM
 
 
 @on_model_loop
-async def test_other_requests_go_on_while_a_template_runs_too_long(odd_model: TextModel) -> None:
+async def test_other_requests_continue_while_a_template_runs_too_long(odd_model: TextModel) -> None:
     hostile = GenerationRequest(
         Conversation(({"role": "user", "content": "hostile"},)), _request(_saying("fine")).sampling
     )

@@ -536,7 +536,7 @@ async def test_a_project_sets_the_folder_interval_and_number_of_versions(
 
 
 class _StuckStorage(CountingStorage):
-    """Blocks the fetches of one location until the test releases them."""
+    """Storage that blocks the fetches of one location until the test releases them."""
 
     def __init__(self, stuck: str) -> None:
         super().__init__()
@@ -581,7 +581,7 @@ async def test_the_old_model_serves_while_the_new_one_is_fetched(
 
 
 class _StuckMaker(CopyMaker):
-    """Blocks until the test releases it, and records the copies that are removed."""
+    """Factory that blocks until the test releases it, and records the removed copies."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root, [])

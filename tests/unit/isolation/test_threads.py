@@ -362,7 +362,7 @@ async def test_cancelled_start_needs_no_close() -> None:
 
 
 class _Storage:
-    """Blocks calls, which lend their places meanwhile, and keeps their names as they go on."""
+    """Storage that blocks calls, which release their slots meanwhile, and records their names when they continue."""
 
     def __init__(self) -> None:
         self.answers = threading.Event()

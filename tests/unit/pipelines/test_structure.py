@@ -146,7 +146,7 @@ SPEC = make_pipeline(
 )
 
 
-def test_boxes_have_what_they_call_and_their_level() -> None:
+def test_boxes_have_their_callees_and_level() -> None:
     drawing = draw_pipeline(SPEC)
     boxes = [[(box.title, box.subtitle, *box.notes) for box in layer] for layer in drawing.layers]
     library = "library arithmetic (sums.py)"

@@ -40,12 +40,12 @@ def _request(body: bytes) -> HttpRequest:
 async def test_only_large_bodies_are_inflated_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[int] = []
 
-    class Noted(Inflation):
+    class RecordingInflation(Inflation):
         def finish(self) -> bytes:
             threads.append(threading.get_ident())
             return super().finish()
 
-    monkeypatch.setattr(refusals, "Inflation", Noted)
+    monkeypatch.setattr(refusals, "Inflation", RecordingInflation)
     for body in (b"small", NOISE):
         assert await decompressed_body(_request(gzip.compress(body)), 2**20) == body
     assert [thread == threading.get_ident() for thread in threads] == [True, False]
@@ -59,13 +59,13 @@ async def test_a_body_above_the_limit_is_refused() -> None:
 async def test_one_body_is_inflated_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     gate, running = threading.Event(), threading.Semaphore(0)
 
-    class Waiting(Inflation):
+    class BlockingInflation(Inflation):
         def finish(self) -> bytes:
             running.release()
             gate.wait(20)
             return super().finish()
 
-    monkeypatch.setattr(refusals, "Inflation", Waiting)
+    monkeypatch.setattr(refusals, "Inflation", BlockingInflation)
     body = gzip.compress(NOISE)
     async with trio.open_nursery() as nursery:
         for _ in range(6):

@@ -103,7 +103,7 @@ async def test_a_call_waits_for_a_load_within_the_bound(
             assert lease.version == "1"
 
 
-async def test_callers_load_after_what_they_call_and_are_known_meanwhile(
+async def test_callers_load_after_their_callees_and_are_known_meanwhile(
     tmp_path: Path, loader: StubLoader, loading: Loading, registry: Registry
 ) -> None:
     async with loading(graph_calling(tmp_path, "s"), _pipeline(tmp_path, "m"), _model(tmp_path, 1), name="s"):
@@ -584,7 +584,7 @@ class _ClosingLoader(StubLoader):
 
 
 @pytest.mark.parametrize("end", ["retired", "shut down"])
-async def test_callers_close_before_what_they_call(tmp_path: Path, end: str) -> None:
+async def test_callers_close_before_their_callees(tmp_path: Path, end: str) -> None:
     loader = _ClosingLoader()
     async with running(registry_of(loader, poll_seconds=0)) as registry:
         await registry.apply(

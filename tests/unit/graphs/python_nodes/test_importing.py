@@ -42,7 +42,7 @@ async def texts_of(folder: Path, files: dict[str, str], *handlers: str) -> list[
         ("import between", "between.NAME"),
     ],
 )
-async def test_handlers_import_modules_of_their_own_folder(tmp_path: Path, imports: str, expression: str) -> None:
+async def test_handlers_import_modules_of_their_folder(tmp_path: Path, imports: str, expression: str) -> None:
     files: dict[str, str] = {}
     for folder in ("a", "b"):
         files |= {

@@ -123,7 +123,7 @@ class Hostile(Op):
 
 
 class AsyncHostile(Hostile):
-    """Does the same on the loop, and ignores its cancellation where it waits."""
+    """Op that does the same on the loop, and ignores cancellation where it waits."""
 
     async def _wait(self, hook: str, values: Any) -> None:
         waits = isinstance(values, dict) and values.get("x") == "wait"

@@ -279,7 +279,7 @@ async def test_a_unary_call_of_a_graph_is_answered_with_the_raw_output(streaming
 Request = message_class("inference.ModelInferRequest")
 
 
-class Gated(PassThrough):
+class GatedServable(PassThrough):
     def __init__(self, spec: ModelSpec, version: int) -> None:
         super().__init__(spec, version)
         self.gates: dict[Any, trio.Event] = defaultdict(trio.Event)
@@ -306,8 +306,8 @@ class Gated(PassThrough):
 
 @pytest.fixture
 async def served(tmp_path: Path) -> AsyncIterator[Serving]:
-    async def load(spec: ModelSpec, version: int, directory: Path) -> Gated:
-        return Gated(spec, version)
+    async def load(spec: ModelSpec, version: int, directory: Path) -> GatedServable:
+        return GatedServable(spec, version)
 
     (tmp_path / "echo" / "1").mkdir(parents=True)
     async with serving_grpc(load, [ModelSpec(name="echo", base_path=tmp_path / "echo")]) as server:
