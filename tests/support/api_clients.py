@@ -99,7 +99,7 @@ async def serving_both(
     gate: Gate | None = None,
     **options: Any,
 ) -> AsyncIterator[BothInterfaces]:
-    """Serve as long as the block lasts; ``options`` are those of the data plane."""
+    """Serve until the block ends; ``options`` configure the data plane."""
     registry = registry_of(load, poll_seconds=0)
     plane = (DataPlane if gate is None else AuthorizingDataPlane)(registry, **options)
     grpc = GrpcFrontEnd(plane, ["127.0.0.1:0"], allows_remote_admin=allows_remote_admin, gate=gate)

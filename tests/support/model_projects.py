@@ -127,7 +127,7 @@ async def next_look(library: ModelLibrary, clock: MockClock, seconds: float = 10
 
 
 def paths_below(root: Path, pattern: str) -> set[Path]:
-    """List what is below a folder while others remove it, for which ``Path.glob`` fails."""
+    """List paths below a folder during their removal, where ``Path.glob`` fails."""
     return {root / path for path in glob(pattern, root_dir=root)}  # noqa: PTH207 - see above
 
 

@@ -1,5 +1,5 @@
-# ruff: noqa: E501, RUF001 -- texts are written as models write them
-"""Texts as models write them, and what they mean."""
+# ruff: noqa: E501, RUF001 -- texts have the form of model output
+"""Texts of models and their parsed results."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def dag_entry(name: str, model: str, item: tuple[str, str], result: tuple[str, s
 
 
 def pipeline_entry(name: str, called: str, item: str = "b", output: str = "a", **options: Any) -> dict[str, Any]:
-    """Return the entry of a pipeline whose input and output have the names of those of the service that it calls."""
+    """Return the entry of a pipeline whose input and output have the same names as those of the called service."""
     return dag_entry(name, called, (item, item), (output, output), **options)
 
 

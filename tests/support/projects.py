@@ -1,4 +1,4 @@
-"""Projects of handlers: their files, what is read from them, and opened handlers."""
+"""Handler projects: files, parsed configuration and opened handlers."""
 
 from __future__ import annotations
 
