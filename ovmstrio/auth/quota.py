@@ -141,7 +141,7 @@ class SharedQuota(CallerQuota):
         super().__init__(entry.name, *limits, clock=time.monotonic)
         self._ledger = ledger
         # The key contains all settings, so that counts continue only while a caller is unchanged.
-        self._counters = ledger.account(f"caller {entry!r}")
+        self._counters = ledger.row(f"caller {entry!r}")
 
     @contextmanager
     def _synchronized(self) -> Iterator[None]:

@@ -192,6 +192,14 @@ class NotReady(ServerError):
     """The server or servable cannot answer now; the same request may succeed later."""
 
 
+class WorkerRestarting(NotReady):
+    """The worker that owns a sequence or a text engine is restarting; ``retry_after_seconds`` as for ``Overloaded``."""
+
+    def __init__(self, message: str, *, retry_after_seconds: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
 class VersionLoading(NotReady):
     """The version is loading or ``has_failed`` to load; ``why`` is the reason, set for some kinds."""
 

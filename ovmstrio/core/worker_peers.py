@@ -1,4 +1,4 @@
-"""Protocols between the worker processes of a server: sequences, RPC, shared counters and shared engines."""
+"""Protocols between the worker processes of a server: sequences, RPC, shared counters and text engines."""
 
 from __future__ import annotations
 
@@ -32,54 +32,35 @@ class ForwardedStep:
     most_bytes: float
 
 
-class SequenceMoved(Exception):
-    """The sequence id belongs to another worker; look up its owner again."""
+class SequenceOwners(Protocol):
+    """Sequences of all workers: the worker that owns an id, calls to it, and counts over all workers.
 
-
-class SequenceDirectory(Protocol):
-    """Directory of the sequences of all workers.
-
-    All sequences of a model with the same id, in any version, are in one worker.
+    A hash of the model's name and the id selects the owner, in any version of the model.
     """
 
-    def begin(self, model: str, version: int, identity: int | str, most: float) -> None:
-        """Register a sequence of this worker.
-
-        Raises:
-            SequenceElsewhere: another worker owns the id.
-            TooManySequences: the version has ``most`` sequences in all workers together.
-        """
-
-    def end(self, model: str, version: int, identity: int | str) -> None:
-        """Unregister a sequence of this worker."""
-
-    def count(self, model: str, version: int) -> int:
-        """Return the number of sequences of a version in all workers."""
-
-    def next_id(self, least: int) -> int:
-        """Return a number, at least ``least``, that no worker was given before."""
-
-    def settle(self, next_id: int) -> None:
-        """Drop entries of this worker's predecessor that were not registered again.
-
-        Args:
-            next_id: ids below it were used in an earlier run and are not given again.
-        """
-
-
-class SequenceOwners(Protocol):
-    """Lookup and forwarding of sequences of other workers."""
+    last_id: int
+    """Last id that this worker, or a predecessor, has generated for any model."""
 
     def owner(self, model: str, identity: int | str) -> int | None:
-        """Return the worker that owns an id; None if this worker or none does."""
+        """Return the worker that owns an id; None if this worker does."""
 
     async def run_step(self, owner: int, step: ForwardedStep) -> list[Tensor | RawTensor]:
         """Run a sequence request on another worker, in the order of the calls.
 
         Raises:
-            SequenceElsewhere: the worker does not own the sequence any more, or cannot be reached.
+            WorkerRestarting: the worker cannot be reached in time; the request has not run.
+            NotReady: the worker exited after it received the request.
             ServerError: the request failed there.
         """
+
+    def begin(self, model: str, version: int, most: float) -> None:
+        """Count a sequence of this worker; raises TooManySequences if the version has ``most`` in all workers."""
+
+    def end(self, model: str, version: int) -> None:
+        """Count the end of a sequence of this worker."""
+
+    def count(self, model: str, version: int) -> int:
+        """Return the number of sequences of a version in all workers."""
 
 
 # Worker RPC
@@ -113,13 +94,13 @@ class WorkerPeers(Protocol):
             ServerError: a worker failed or timed out; the message names it.
         """
 
-    def leave_figures(self, text: bytes, *, is_open: bool) -> None:
+    def save_metrics(self, text: bytes, *, is_open: bool) -> None:
         """Save metrics that are retained after this worker exits, in one of two text formats."""
 
-    def past_changes(self, *, is_open: bool) -> int | None:
+    def metrics_generation(self, *, is_open: bool) -> int | None:
         """Return the generation of the retained metrics; None while they are updated."""
 
-    def past_figures(self, answered: Iterable[int], *, is_open: bool) -> list[bytes]:
+    def retained_metrics(self, answered: Iterable[int], *, is_open: bool) -> list[bytes]:
         """Return metrics retained from exited workers that are not among ``answered``."""
 
     async def in_turn(self, work: Callable[[], Awaitable[_T]]) -> _T:
@@ -177,13 +158,13 @@ class Counters(Protocol):
     def locked(self) -> AbstractContextManager[None]:
         """Hold the inter-process lock within the block, which must not wait."""
 
-    def account(self, name: str) -> CounterRow:
+    def row(self, name: str) -> CounterRow:
         """Return the counter row of a name, shared by all workers; raises NotSupported if the table is full."""
 
-    def ring(self, rows: tuple[int, ...]) -> None:
+    def notify(self, rows: tuple[int, ...]) -> None:
         """Wake up other workers with waiting calls; costs a system call each."""
 
-    async def rung(self) -> None:
+    async def wait(self) -> None:
         """Wait for a wake-up by another worker."""
 
 
@@ -235,7 +216,7 @@ class EngineDirectory(Protocol):
     def owner(self, name: str) -> int | None:
         """Return the worker that owns a model's engine; None if this worker does."""
 
-    def shown(self, key: str, engine: ExportedEngine) -> AbstractContextManager[None]:
+    def exported(self, key: str, engine: ExportedEngine) -> AbstractContextManager[None]:
         """Export an engine to other workers within the block, under a key that all workers compute."""
 
     def refuse(self, key: str, error: ServerError) -> None:
@@ -245,7 +226,8 @@ class EngineDirectory(Protocol):
         """Call the engine of another worker.
 
         Raises:
-            NotReady: the worker cannot be reached, exited, or has no such engine.
+            WorkerRestarting: the worker cannot be reached; the call was not sent.
+            NotReady: the worker exited, or has no such engine.
             ServerError: the call failed there.
         """
 
@@ -261,3 +243,6 @@ class EngineDirectory(Protocol):
 
     async def wait_change(self) -> None:
         """Wait, for a bounded time, until another worker has started or exited."""
+
+    def wait_seconds(self, owner: int) -> float:
+        """Return how long a call may wait for a worker that is restarting."""

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import trio
 
-from ovmstrio.core.errors import ConfigError, Problem, SequenceExists
+from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.request import SEQUENCE_ID, InferRequest, InferResponse
 from ovmstrio.core.tensor import BY_NAME, BYTES, Tensor
-from ovmstrio.core.worker_peers import ForwardedStep, SequenceMoved
+from ovmstrio.core.worker_peers import ForwardedStep
 from ovmstrio.inference.tensors import StateChange
-from ovmstrio.models.sequences.manager import SEQUENCE_EXISTS
 from ovmstrio.models.sequences.requests import SPECIAL_INPUTS, SequenceControl, read_control
 from ovmstrio.models.servable import NetworkServable, model_metadata, named_outputs
 from ovmstrio.models.validation import Validator
@@ -77,28 +75,18 @@ class StatefulServable(NetworkServable):
         self, control: SequenceControl, arrays: Mapping[str, Array], request: InferRequest
     ) -> list[Tensor | RawTensor]:
         by_default = not request.model_version.strip("0")
-        owners, identity = self._owners, control.id
-        if owners is None:
+        owners = self._owners
+        owner = owners.owner(self.name, control.id) if owners is not None and control.id else None
+        if owners is None or owner is None:
             return await self._run(control, arrays, request, by_default=by_default)
-        while True:
-            with suppress(SequenceMoved):
-                if not identity or identity in self._manager:
-                    return await self._run(control, arrays, request, by_default=by_default)
-                owner = owners.owner(self.name, identity)
-                if owner is None:
-                    return await self._run(control, arrays, request, by_default=by_default)
-                asked = "" if by_default else self.version, identity, control.start, control.end
-                return await owners.run_step(owner, ForwardedStep(self.name, *asked, arrays, request.most_bytes))
+        version = "" if by_default else self.version
+        return await owners.run_step(owner, ForwardedStep(self.name, version, *control, arrays, request.most_bytes))
 
     async def run_step(self, step: ForwardedStep) -> list[Tensor | RawTensor]:
         """Run a request forwarded by another worker; see :meth:`infer`."""
         request = InferRequest(self.name, step.version, most_bytes=step.most_bytes)
         control = SequenceControl(step.id, step.start, step.end)
-        try:
-            return await self._run(control, step.arrays, request, by_default=not step.version)
-        except SequenceMoved:
-            # The sequence ended during forwarding, and another worker has started a new one.
-            raise SequenceExists(SEQUENCE_EXISTS) from None
+        return await self._run(control, step.arrays, request, by_default=not step.version)
 
     async def _run(
         self, control: SequenceControl, arrays: Mapping[str, Array], request: InferRequest, *, by_default: bool

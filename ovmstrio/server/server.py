@@ -585,7 +585,6 @@ class _Server:
         """Load the configuration; failures are states of the registry and do not stop the server."""
         if self._store is not None:
             await self._store.restore()
-        self._registry.context.shared(SequenceManagers).settle()
         await sync_regions(self._plane)
         await sync_loaded_models(self._plane)
         try:
@@ -623,8 +622,10 @@ class _Server:
 
     def _begin_drain(self) -> None:
         self._plan.notifier.stop()
-        self._plane.begin_drain()
-        self._registry.begin_drain()
+        is_restart = self._hosting.is_restart()
+        self._plane.begin_drain(is_restart=is_restart)
+        if not is_restart:
+            self._registry.begin_drain()
         for front_end in self._front_ends.values():
             front_end.begin_drain()
 

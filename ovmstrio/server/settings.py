@@ -126,6 +126,9 @@ class ServerSettings(BaseModel):
     workers: Annotated[int, Field(ge=0, le=256), BeforeValidator(_auto_as_zero)] = _setting(
         1, SERVER, "Number of worker processes; auto (0) measures the models and decides."
     )
+    worker_wait_seconds: Annotated[float, Field(gt=0)] = _setting(
+        5, SERVER, "Longest wait in seconds for a restarting worker that owns a sequence or text engine; then 503."
+    )
 
     model_name: str | None = _setting(None, MODEL, "Name of the model or graph.")
     model_path: Path | None = _setting(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ovmstrio.serving.kind import LoadContext
 
@@ -23,6 +23,7 @@ class WorkerProcessContext:
         obstacle: returns why the server as a whole is not ready, or an empty text.
         until: returns when the server must drain.
         warned: returns shortly before ``until``.
+        is_restart: returns whether only this worker drains, so that the server stays ready and refuses no queued calls.
         observers: call observers that precede the server's own.
         watches: polls of further files.
         serve_peers: RPC server, started with ``nursery.start``, the data plane and the reloads; runs until cancelled.
@@ -34,9 +35,10 @@ class WorkerProcessContext:
     obstacle: Callable[[], str] | None = None
     until: Callable[[], Awaitable[None]] | None = None
     wait_drain_warning: Callable[[], Awaitable[None]] | None = None
+    is_restart: Callable[[], bool] = lambda: False
     observers: Sequence[CallObserver] = ()
     watches: Sequence[Callable[[], Awaitable[bool]]] = ()
-    serve_peers: Callable[..., Awaitable[None]] | None = None
+    serve_peers: Callable[..., Awaitable[Any]] | None = None
     leave: Callable[[], Awaitable[None]] | None = None
     ledger: Counters | None = None
     siblings: WorkerPeers | None = None

@@ -418,13 +418,13 @@ _OFFER_SECONDS: Final = 0.01
 
 
 class SharedAdmission(Admission):
-    """Admission of one of several worker processes; ``ledger`` is the shared counter table."""
+    """Admission of one of several worker processes, with their shared counter table."""
 
     def __init__(
-        self, ledger: Counters, server: Limit = NO_LIMIT, limit_of: Callable[[str], Limit] = lambda _: NO_LIMIT
+        self, counters: Counters, server: Limit = NO_LIMIT, limit_of: Callable[[str], Limit] = lambda _: NO_LIMIT
     ) -> None:
         super().__init__(server, limit_of)
-        self._counters = ledger
+        self._counters = counters
         self._rows: dict[str, CounterRow] = {}
         self._has_offered = trio.Event()
 
@@ -433,7 +433,7 @@ class SharedAdmission(Admission):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._reclaim_offered)
             while True:
-                await self._counters.rung()
+                await self._counters.wait()
                 self._admit_waiting()
 
     async def _reclaim_offered(self) -> None:
@@ -447,26 +447,26 @@ class SharedAdmission(Admission):
     @contextmanager
     def _synchronized(self, *gates: ServiceQueue) -> Iterator[None]:
         """Hold the table's lock, read the other workers' counts on entry, and write this worker's on exit."""
-        accounts = [(gate, self._row_of(gate)) for gate in gates]
-        if all(account is None for _, account in accounts):
+        rows = [(gate, self._row_of(gate)) for gate in gates]
+        if all(row is None for _, row in rows):
             yield
             return
         with self._counters.locked():
-            for gate, account in accounts:
-                gate.elsewhere = NO_PEER_COUNTERS if account is None else account.elsewhere()
+            for gate, row in rows:
+                gate.elsewhere = NO_PEER_COUNTERS if row is None else row.elsewhere()
             try:
                 yield
             finally:
-                for gate, account in accounts:
-                    if account is not None:
+                for gate, row in rows:
+                    if row is not None:
                         queued = self._queued if gate is self._server else gate.queued
-                        account.write(gate.under_way, queued, self._waiting_since(gate))
+                        row.write(gate.under_way, queued, self._waiting_since(gate))
 
     def _row_of(self, gate: ServiceQueue) -> CounterRow | None:
         key = f"service {gate.name}" if gate.name else "server"
         known = self._rows.get(key)
         if known is None and gate.limit.max_concurrency:
-            known = self._rows[key] = self._counters.account(key)
+            known = self._rows[key] = self._counters.row(key)
         return known
 
     def _waiting_since(self, gate: ServiceQueue) -> float:
@@ -494,7 +494,7 @@ class SharedAdmission(Admission):
         theirs = (gate.elsewhere, self._server.elsewhere)
         rows = tuple({row for each in theirs for row in each.rows})
         if rows:
-            self._counters.ring(rows)
+            self._counters.notify(rows)
         if not self._busy:
             return
         if rows and min(each.since for each in theirs) < min(self._waiting_since(each) for each in self._busy.values()):

@@ -39,12 +39,12 @@ async def aggregate_metrics(
     if own is None or plane.siblings is None:
         return own
     for _ in range(_ATTEMPTS):
-        begun = plane.siblings.past_changes(is_open=is_open)
+        begun = plane.siblings.metrics_generation(is_open=is_open)
         questions = {row: ["metrics", list(families), is_open] for row in plane.siblings.others}
         others = await plane.siblings.ask_soon(questions, _METRICS_TIMEOUT_SECONDS)
-        past = plane.siblings.past_figures(others, is_open=is_open)
+        past = plane.siblings.retained_metrics(others, is_open=is_open)
         # A worker that exited meanwhile would be counted twice, or not at all.
-        if begun is not None and plane.siblings.past_changes(is_open=is_open) == begun:
+        if begun is not None and plane.siblings.metrics_generation(is_open=is_open) == begun:
             break
     _save_metrics(plane, own, families, is_open=is_open)
     texts = [own, *filter(None, others.values())]
@@ -59,7 +59,7 @@ def _sum(texts: list[bytes], past: list[bytes], families: Sequence[str]) -> byte
 def _save_metrics(plane: DataPlane, own: bytes, families: Sequence[str], *, is_open: bool) -> None:
     """Save a worker's metrics for the time after its exit; a partial text is not saved."""
     if plane.siblings is not None and not families:
-        plane.siblings.leave_figures(own, is_open=is_open)
+        plane.siblings.save_metrics(own, is_open=is_open)
 
 
 def save_final_metrics(plane: DataPlane) -> None:

@@ -50,7 +50,7 @@ def _call_scope(*_: Any, is_free: bool = False, **_options: Any) -> Permission:
 OPERATION_SCOPES: Final[Mapping[str, Permission | Callable[..., Permission]]] = {
     # Health, which is public
     "is_live": Permission.NOTHING,
-    "is_draining": Permission.NOTHING,
+    "is_shutting_down": Permission.NOTHING,
     "readiness": Permission.NOTHING,
     "wait_change": Permission.NOTHING,
     # Queries
@@ -65,6 +65,7 @@ OPERATION_SCOPES: Final[Mapping[str, Permission | Callable[..., Permission]]] = 
     "has_limits": Permission.NOTHING,
     "takes_streams": Permission.INFER,
     "admit": Permission.INFER,
+    "call_admitted": Permission.NOTHING,  # Uses ``admit``
     "infer": Permission.INFER,
     "open_stream": Permission.INFER,
     "call": _call_scope,

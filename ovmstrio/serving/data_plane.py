@@ -266,6 +266,7 @@ class DataPlane:
 
     Attributes:
         siblings: the other worker processes; None with a single one.
+        is_draining: whether this process drains.
         workers_reason: why the server chose its number of workers; empty if the user did.
         denials: log of denied admin changes.
     """
@@ -291,6 +292,7 @@ class DataPlane:
         self.control = control
         self.regions = regions or ClientRegions()
         self.siblings: WorkerPeers | None = None
+        self.is_draining = False
         self.workers_reason = ""
         self.denials = DeniedChangeLog()
         self._renderer = ResponseRenderer(most_answer_bytes)
@@ -323,8 +325,8 @@ class DataPlane:
         return Readiness(ready=False, reason=reason) if reason else self.registry.readiness
 
     @property
-    def is_draining(self) -> bool:
-        """Whether shutdown has begun."""
+    def is_shutting_down(self) -> bool:
+        """Whether the server drains, and not only this worker of it."""
         return self._not_serving == DRAINING
 
     def begin_serving(self) -> None:
@@ -332,9 +334,14 @@ class DataPlane:
         self._not_serving = ""
         self.announce()
 
-    def begin_drain(self) -> None:
-        """Mark the server as shutting down; it is not ready from now on."""
-        self._not_serving = DRAINING
+    def begin_drain(self, *, is_restart: bool = False) -> None:
+        """Mark the server as shutting down; it is not ready from now on.
+
+        In a rolling restart of workers, the server stays ready.
+        """
+        self.is_draining = True
+        if not is_restart:
+            self._not_serving = DRAINING
         self.announce()
 
     async def wait_change(self) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import trio
 
-from ovmstrio.core.errors import ModelFailure, NotReady, ServerError
+from ovmstrio.core.errors import ModelFailure, NotReady, ServerError, WorkerRestarting
 from ovmstrio.core.worker_peers import StreamedResult
 from ovmstrio.inference.engine.messages import REJECTED
 from ovmstrio.isolation.worker_process import WorkerExited
@@ -154,7 +154,7 @@ class EngineServer(EngineProcess):
             ModelFailure: the model cannot be loaded the first time.
         """
         self._abandoned, abandoned = trio.open_memory_channel[tuple[int, int]](math.inf)
-        with self._engines.shown(self._key, self):
+        with self._engines.exported(self._key, self):
             try:
                 async with trio.open_nursery() as nursery:
                     await nursery.start(super().run)
@@ -415,9 +415,7 @@ def _is_refusal(answer: Any) -> bool:
 # The other workers' side
 # ----------------------------------------------------------------------
 
-_WAIT_SECONDS: Final = 60.0
-"""How long a request waits for the start of a new owner."""
-_STARTING: Final = "the worker that has the model's engine is being started"
+_STARTING: Final = "the worker that has the model's engine is being started; send the request again"
 
 
 class RemoteEngine:
@@ -516,13 +514,14 @@ class RemoteEngine:
         """Return the engine, waiting a bounded time for a new owner.
 
         Raises:
-            NotReady: there is none.
+            WorkerRestarting: there is none.
         """
-        with trio.move_on_after(_WAIT_SECONDS):
-            while self.obstacle:
-                await self._changes.park()
         if self.obstacle:
-            raise NotReady(self.obstacle)
+            with trio.move_on_after(self._engines.wait_seconds(self._owner)):
+                while self.obstacle:
+                    await self._changes.park()
+            if self.obstacle:
+                raise WorkerRestarting(self.obstacle)
         return self
 
     async def sleep(self) -> None:
@@ -533,20 +532,24 @@ class RemoteEngine:
 
         Raises:
             WorkerEnded: its process ended before it answered.
-            NotReady: the owner cannot be reached.
+            WorkerRestarting: the owner cannot be reached in time.
+            NotReady: the owner exited before it answered.
         """
         while True:
             times = self._generation
-            outcome, payload = await self._engines.call(self._owner, self._key, value)
+            try:
+                outcome, payload = await self._engines.call(self._owner, self._key, value)
+            except WorkerRestarting:
+                outcome, payload = LEAVING, None
             if outcome == EXITED:
                 raise WorkerExited(payload, was_called=True)
             if outcome != LEAVING:
                 return payload
-            with trio.move_on_after(_WAIT_SECONDS) as waiting:
+            with trio.move_on_after(self._engines.wait_seconds(self._owner)) as waiting:
                 while times == self._generation:
                     await self._changes.park()
             if waiting.cancelled_caught:
-                raise NotReady(_STARTING)
+                raise WorkerRestarting(_STARTING)
 
     async def tell(self, value: Any) -> None:
         """Send a message without a result; an engine that has exited need not get it.

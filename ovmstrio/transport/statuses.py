@@ -47,6 +47,7 @@ ERROR_STATUSES: Final[Mapping[type[errors.ServerError], StatusPair]] = {
     errors.FailedPrecondition: StatusPair(Status.FAILED_PRECONDITION, 412),
     errors.SequenceEnding: StatusPair(Status.FAILED_PRECONDITION, 412),
     errors.NotReady: StatusPair(Status.UNAVAILABLE, 503),
+    errors.WorkerRestarting: StatusPair(Status.UNAVAILABLE, 503),
     errors.VersionLoading: StatusPair(Status.UNAVAILABLE, 404),
     errors.ServiceLoading: StatusPair(Status.UNAVAILABLE, 503),
     errors.TooManySequences: StatusPair(Status.UNAVAILABLE, 503),
@@ -82,7 +83,7 @@ def error_status(error: errors.ServerError) -> StatusPair:
 
 def to_grpc_error(error: Exception) -> GRPCError | None:
     """Return the gRPC error of a server error; None for any other."""
-    if isinstance(error, errors.Overloaded):
+    if isinstance(error, (errors.Overloaded, errors.WorkerRestarting)):
         return RetryableError(error_status(error).grpc, error.message, max(1.0, error.retry_after_seconds))
     if isinstance(error, ServerError):
         status = error_status(error).grpc

@@ -1,8 +1,8 @@
-"""Connections handed from the parent to a worker.
+"""Messages between the supervisor and a worker: start, notifications, and accepted connections.
 
 ::
 
-    parent ──(message with descriptor)──> ConnectionInbox ─> listener of the front end
+    supervisor ──(message with descriptor)──> ConnectionInbox ─> listener of the front end
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ from __future__ import annotations
 import math
 import os
 import socket
-from typing import TYPE_CHECKING, Final
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
 
 import structlog
 import trio
+from pydantic import BaseModel
 
 from ovmstrio.core.connection import UNKNOWN, socket_address
 from ovmstrio.transport.accept_loop import LOG_INTERVAL_SECONDS
@@ -25,6 +28,47 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.connection import ClientAddress
     from ovmstrio.isolation.worker_program import WorkRequest
+    from ovmstrio.server.plan import Plan
+
+# Start and notifications
+
+EXIT_CUT: Final = 3
+"""Exit code after requests were cancelled at the drain timeout."""
+
+DRAIN: Final = "drain"
+"""Message of the parent at the start of a drain; connections may still follow."""
+
+CHANGED: Final = "changed"
+"""Message about a changed readiness, from a worker to the parent and from there to all workers."""
+
+
+class WorkerTask(BaseModel):
+    """Start message of a worker, sent with the descriptor of the shared state.
+
+    Attributes:
+        file: file of a project that is served alone, or None.
+        secret: shared secret of the workers.
+        reason: reason of an automatic number of workers.
+    """
+
+    file: Path | None
+    options: dict[str, Any]
+    rows: int
+    row: int
+    secret: str
+    search_path: list[str] = []
+    reason: str = ""
+
+    @classmethod
+    def of(cls, plan: Plan, rows: int, row: int, secret: str) -> WorkerTask:
+        """Create the task of one worker of a plan."""
+        options = plan.settings.model_dump(mode="json", exclude_unset=True)
+        file = Path(plan.spec.services[0].origin) if plan.root else None
+        if file is None:
+            options["workers"] = rows
+        arguments: dict[str, Any] = {"search_path": sys.path, "reason": plan.workers_reason}
+        return cls(file=file, options=options, rows=rows, row=row, secret=secret, **arguments)
+
 
 # Connections
 

@@ -5,28 +5,28 @@
     ask(row, value) ──> one connection per pair of workers ──> answer(value), a task each
                         result or error  <─────────────────────┘
 
-Calls with an order are sent in that order, retries included, and run one after the other.
+Calls are sent in the order of :meth:`WorkerRpc.ask`, also those that wait for a restarting worker, and are started in
+that order.  A worker that leaves says so: others send no more calls to it, and it exits after the calls that it has
+received.  So a call fails only if its worker dies.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import socket
 import struct
-from bisect import insort
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
-from operator import attrgetter
 from typing import Any, Final
 
 import structlog
 import trio
 
-from ovmstrio.core.errors import NotReady, ServerError
+from ovmstrio.core.errors import NotReady, ServerError, WorkerRestarting
 from ovmstrio.core.worker_peers import StreamedResult
 from ovmstrio.isolation.channel import MessageChannel
 from ovmstrio.isolation.messages import (
@@ -44,15 +44,14 @@ from ovmstrio.workers.handoff import close_on_fork
 
 log = structlog.get_logger(__name__)
 
-CANCEL: Final = 0
-"""Message number of cancellations."""
-ANSWERED, FAILED, NOT_BEGUN, PART = range(4)
-"""Outcomes of a call."""
-
-Order = Sequence[Any]
-"""Key of calls that run one after the other; plain data."""
-WORKER_STARTING: Final = "the responsible worker is starting; send the request again"
+_CONTROL: Final = 0
+"""Message number of cancellations (with the number of the call), greetings, goodbyes and their acknowledgements."""
+_ANSWERED, _FAILED, _PART, _HELLO, _GOODBYE = range(5)
+"""Kinds of messages to a caller: outcomes of a call; the worker takes calls; the worker takes no more calls."""
+_RESTARTING: Final = "the responsible worker is starting; send the request again"
 _LOST: Final = "the responsible worker exited before it answered"
+_POLL_SECONDS: Final = 0.02
+"""Interval of connection attempts to a restarting worker."""
 
 
 class PeerGone(NotReady):
@@ -60,12 +59,10 @@ class PeerGone(NotReady):
 
 
 class PeerUnreachable(PeerGone):
-    """The worker has not started the call, which may be sent again."""
+    """The worker cannot be reached; the call was not sent."""
 
 
-class PendingCall:
-    """A pending call."""
-
+class _PendingCall:
     __slots__ = ("heard", "is_answered", "is_parked", "number", "outcome", "task", "value")
 
     def __init__(self, number: int, heard: Callable[[Any], None] | None = None) -> None:
@@ -74,24 +71,29 @@ class PendingCall:
         self.task = trio.lowlevel.current_task()
         self.is_parked = False
         self.is_answered = False
-        self.outcome = FAILED
+        self.outcome = _FAILED
         self.value: Any = None
 
     def wake(self) -> None:
-        """Wake the waiting task."""
         if self.is_parked:
             self.is_parked = False
             trio.lowlevel.reschedule(self.task)
 
 
-class PeerLink:
-    """Connection to another worker."""
+class _PeerLink:
+    """Connection to another worker, which has greeted.
 
-    def __init__(self, channel: MessageChannel) -> None:
-        self.is_gone = False
+    Args:
+        left: is called when the worker takes no more calls.
+    """
+
+    def __init__(self, channel: MessageChannel, left: Callable[[_PeerLink], None]) -> None:
+        self.is_open = True
+        self.must_acknowledge = False
         self._channel = channel
-        self._numbers = itertools.count(CANCEL + 1)
-        self._waiting: dict[int, PendingCall] = {}
+        self._left = left
+        self._numbers = itertools.count(_CONTROL + 1)
+        self._waiting: dict[int, _PendingCall] = {}
 
     async def run(self) -> None:
         """Receive results until the connection is closed; wakes pending calls at the end."""
@@ -100,7 +102,11 @@ class PeerLink:
                 number, outcome, value = message.value
                 if message.tail is not None:
                     value.append(message.tail)
-                if outcome == PART:
+                if number == _CONTROL:
+                    self.is_open, self.must_acknowledge = False, True
+                    self._left(self)
+                    continue
+                if outcome == _PART:
                     waiting = self._waiting.get(number)
                     if waiting is not None and waiting.heard is not None:
                         waiting.heard(value)
@@ -113,165 +119,82 @@ class PeerLink:
         except MALFORMED_MESSAGE_ERRORS as error:
             log.error("worker RPC connection failed", reason=repr(error))  # noqa: TRY400 - no error of this worker
         finally:
-            self.is_gone = True
+            self.is_open = self.must_acknowledge = False
             self._channel.close()
             waiting_still, self._waiting = self._waiting, {}
             for waiting in waiting_still.values():
                 waiting.wake()
 
-    async def ask(self, value: Any) -> Any:
-        """Send a call and return its result; as :meth:`WorkerRpc.ask`."""
-        return await self.wait(await self.send(value, None))
+    async def acknowledge(self) -> None:
+        """Acknowledge the goodbye of a worker, which has received all calls."""
+        if self.must_acknowledge:
+            self.must_acknowledge = False
+            with suppress(trio.BrokenResourceError):
+                await self._channel.send([_CONTROL, None])
 
-    def send_now(self, value: PackedMessage, order: Order | None) -> PendingCall | None:
+    def send_now(self, value: PackedMessage) -> _PendingCall | None:
         """Send a call without waiting and return the pending call; None if that is not possible."""
         number = next(self._numbers)
-        packet = encode_packed([number, value.head, order], value.buffers)
+        packet = encode_packed([number, value.head], value.buffers)
         try:
             if packet is None or not self._channel.try_send_packet(packet):
                 return None
         except trio.BrokenResourceError:
             return None
-        waiting = self._waiting[number] = PendingCall(number)
+        waiting = self._waiting[number] = _PendingCall(number)
         return waiting
 
-    async def send(self, value: Any, order: Order | None, heard: Callable[[Any], None] | None = None) -> PendingCall:
-        """Send a call and return the pending call; raises NotReady if the worker has exited."""
-        if self.is_gone:
-            raise PeerUnreachable(WORKER_STARTING)
-        waiting = PendingCall(next(self._numbers), heard)
+    async def send(self, value: Any, heard: Callable[[Any], None] | None = None) -> _PendingCall:
+        """Send a call and return the pending call; raises PeerUnreachable if the worker has exited."""
+        waiting = _PendingCall(next(self._numbers), heard)
         self._waiting[waiting.number] = waiting
         try:
-            await send_message(self._channel, [waiting.number, value, order])
+            await _send_message(self._channel, [waiting.number, value])
         except BaseException as error:
             self._waiting.pop(waiting.number, None)
             if isinstance(error, trio.BrokenResourceError):
-                self.is_gone = True
-                raise PeerUnreachable(WORKER_STARTING) from None
+                self.is_open = False
+                raise PeerUnreachable(_RESTARTING) from None
             raise
         return waiting
 
-    async def wait(self, waiting: PendingCall) -> Any:
+    async def wait(self, waiting: _PendingCall) -> Any:
         """Return the result of a pending call; as :meth:`WorkerRpc.ask`."""
         try:
-            if not (waiting.is_answered or self.is_gone):
+            if not waiting.is_answered and waiting.number in self._waiting:
                 await self._park(waiting)
         finally:
             self._waiting.pop(waiting.number, None)
         if not waiting.is_answered:
             raise PeerGone(_LOST)
-        if waiting.outcome == NOT_BEGUN:
-            raise PeerUnreachable(WORKER_STARTING)
-        if waiting.outcome == FAILED:
+        if waiting.outcome == _FAILED:
             raise decode_error(waiting.value)
         return waiting.value
 
-    async def _park(self, waiting: PendingCall) -> None:
+    async def _park(self, waiting: _PendingCall) -> None:
         """Park the task; cancellation is sent to the other worker."""
 
         def leave(_: Any) -> trio.lowlevel.Abort:
             waiting.is_parked = False
             # Otherwise locks that the worker holds for this call would not be released.
-            self._channel.send_or_queue([CANCEL, waiting.number, None])
+            self._channel.send_or_queue([_CONTROL, waiting.number])
             return trio.lowlevel.Abort.SUCCEEDED
 
         waiting.is_parked = True
         await trio.lowlevel.wait_task_rescheduled(leave)
 
 
-async def send_message(channel: MessageChannel, message: list[Any]) -> None:
-    """Send a message, one member of which may be packed.
-
-    Raises:
-        TypeError, ValueError, OSError, BrokenResourceError: as :meth:`MessageChannel.send`.
-    """
-    for place, each in enumerate(message):
-        if isinstance(each, PackedMessage):
-            message[place] = each.head
-            packet = encode_packed(message, each.buffers)
-            if packet is not None:
-                await channel.send_packet(packet)
-                return
-            # Too large for one packet: sent as ordinary bytes.
-            message[place] = [*each.head, b"".join(each.buffers)]
-            break
-    await channel.send(message)
-
-
-# Retries
-
-
-class RetryQueue:
-    """Calls to be retried, by worker and order.
-
-    Attributes:
-        lines: queues of retries; almost always empty.
-    """
-
-    def __init__(self) -> None:
-        self.lines: dict[tuple[int, str], list[RetryTicket]] = {}
-        self._numbers = itertools.count()
-
-    def place(self, row: int, order: Order) -> RetryTicket:
-        """Return a ticket for a call, which may have to be retried."""
-        return RetryTicket(self, next(self._numbers), row, order)
-
-
-class RetryTicket:
-    """Position of a call among retries; queued only if needed.
-
-    Attributes:
-        number: grows with the start of calls.
-    """
-
-    __slots__ = ("_is_late", "_moved", "_order", "_retries", "_row", "number")
-
-    def __init__(self, late: RetryQueue, number: int, row: int, order: Order) -> None:
-        self.number = number
-        self._retries = late
-        self._row = row
-        self._order = order
-        self._is_late = False
-        self._moved: trio.Event | None = None
-
-    @property
-    def _line(self) -> tuple[int, str]:
-        return self._row, repr(self._order)
-
-    def can_send(self) -> bool:
-        """Return whether no earlier call is queued for retry; otherwise queue this one."""
-        if not self._retries.lines:
-            return True
-        line = self._retries.lines.get(self._line)
-        if line is None or line[0].number >= self.number:
-            return True
-        self.join()
-        return False
-
-    def join(self) -> None:
-        """Queue the call for retry; later calls of its order wait until it was sent or given up."""
-        if not self._is_late:
-            self._is_late = True
-            insort(self._retries.lines.setdefault(self._line, []), self, key=attrgetter("number"))
-
-    async def wait(self) -> None:
-        """Wait for earlier calls."""
-        # Earlier calls may be about to learn that they must be retried.
-        await trio.lowlevel.checkpoint()
-        while not self.can_send():
-            moved = self._moved = trio.Event()
-            await moved.wait()
-
-    def leave(self) -> None:
-        """Leave the queue and wake the next call."""
-        if self._is_late:
-            self._is_late = False
-            line = self._retries.lines[self._line]
-            line.remove(self)
-            if not line:
-                del self._retries.lines[self._line]
-            elif (moved := line[0]._moved) is not None:  # noqa: SLF001 - same class
-                moved.set()
+async def _send_message(channel: MessageChannel, message: list[Any]) -> None:
+    """Send a message, whose last member may be packed; raises as :meth:`MessageChannel.send`."""
+    *head, value = message
+    if isinstance(value, PackedMessage):
+        packet = encode_packed([*head, value.head], value.buffers)
+        if packet is not None:
+            await channel.send_packet(packet)
+            return
+        # Too large for one packet: sent as ordinary bytes.
+        value = [*value.head, b"".join(value.buffers)]
+    await channel.send([*head, value])
 
 
 # Server and calls
@@ -279,10 +202,6 @@ class RetryTicket:
 _BACKLOG: Final = 64
 _CREDENTIALS: Final = struct.Struct("3i")
 _LEAVE_SECONDS: Final = 5.0
-FAREWELL: Final = "left"
-"""RPC by which a worker reports that it needs no more answers."""
-_START_TIMEOUT_SECONDS: Final = 30.0
-"""Time that an ordered call waits for a starting worker."""
 
 WorkerRpcHandler = Callable[[Any], Awaitable[Any]]
 
@@ -292,53 +211,58 @@ class WorkerRpc:
 
     Args:
         secret: shared by all workers; part of the socket addresses.
+        service: name of the calls that the server takes.
     """
 
-    def __init__(self, secret: str, rows: int, row: int) -> None:
+    def __init__(self, secret: str, rows: int, row: int, service: str = "rpc") -> None:
         self.rows = rows
         self.row = row
-        self._secret = secret
+        self._prefix = f"\0ovmstrio-{secret}-{service}"
         self._others = [other for other in range(rows) if other != row]
         self._nursery: trio.Nursery | None = None
-        self._links: dict[int, PeerLink] = {}
+        self._links: dict[int, _PeerLink] = {}
         self._turns = {other: trio.StrictFIFOLock() for other in self._others}
-        self._retries = RetryQueue()
         self._changed = trio.Event()
-        self._departed: set[int] = set()
-        self._accept_scope = trio.CancelScope()
-        self._is_closed = False
-        self._running_calls = 0
+        self._accepting = trio.CancelScope()
+        self._is_leaving = False
+        self._connections: set[_ServerConnection] = set()
 
     def _address(self, row: int) -> str:
         # An abstract socket name is free as soon as its process has ended.
-        return f"\0ovmstrio-{self._secret}-{row}"
+        return f"{self._prefix}-{row}"
 
     async def run(
-        self, answer: WorkerRpcHandler, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+        self,
+        answer: WorkerRpcHandler,
+        *,
+        wait_usable: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Run the RPC server and own client connections until cancelled.
 
         Args:
             answer: handles a call; server errors are returned to the caller.
+            wait_usable: returns when calls can be handled; until then others cannot connect.
             task_status: reports that calls are accepted.
 
         Raises:
             OSError: the address is in use.
         """
-        with close_on_fork(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) as end:
-            listener = trio.socket.from_stdlib_socket(end)
-            await listener.bind(self._address(self.row))
-            listener.listen(_BACKLOG)
-            async with trio.open_nursery() as nursery:
-                self._nursery = nursery
-                task_status.started()
-                try:
-                    with self._accept_scope:
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            try:
+                await wait_usable()
+                with close_on_fork(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) as end:
+                    listener = trio.socket.from_stdlib_socket(end)
+                    await listener.bind(self._address(self.row))
+                    listener.listen(_BACKLOG)
+                    task_status.started()
+                    with self._accepting:
                         await self._accept_all(listener, nursery, answer)
                     listener.close()
-                    await trio.sleep_forever()
-                finally:
-                    self._nursery = None
+                await trio.sleep_forever()
+            finally:
+                self._nursery = None
 
     async def _accept_all(
         self, listener: trio.socket.SocketType, nursery: trio.Nursery, answer: WorkerRpcHandler
@@ -352,18 +276,24 @@ class WorkerRpc:
                 log.warning("worker RPC accept failed", reason=error.strerror)
                 await trio.sleep(PAUSE_SECONDS)
                 continue
-            if _is_same_user(accepted):
-                nursery.start_soon(self._handle_connection, _detached(accepted), answer)
+            if _is_same_user(accepted) and not self._is_leaving:
+                channel = MessageChannel(_detached(accepted))
+                connection = _ServerConnection(channel, answer)
+                # Only a caller that is greeted sends calls, so none is lost when this server leaves.
+                channel.send_or_queue([_CONTROL, _HELLO, None])
+                self._connections.add(connection)
+                nursery.start_soon(self._serve_connection, connection)
             else:
                 accepted.close()
 
-    async def _handle_connection(self, end: socket.socket, answer: WorkerRpcHandler) -> None:
-        channel = MessageChannel(end)
+    async def _serve_connection(self, connection: _ServerConnection) -> None:
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._receive_calls, _ServerConnection(channel, nursery, answer))
+            async with trio.open_nursery() as connection.nursery:
+                connection.nursery.start_soon(self._receive_calls, connection)
         finally:
-            channel.close()
+            connection.channel.close()
+            self._connections.discard(connection)
+            self.announce()
 
     async def _receive_calls(self, connection: _ServerConnection) -> None:
         """Receive calls until the connection is closed, or a call blocks and another task takes over.
@@ -393,47 +323,37 @@ class WorkerRpc:
     async def _next_call(self, connection: _ServerConnection) -> _RunningCall | None:
         """Wait for a call; None once the connection is closed."""
         while (message := await connection.channel.receive()) is not None:
-            number, value, order = message.value
+            number, value = message.value
             if message.tail is not None:
                 value.append(message.tail)
-            if number == CANCEL:
-                if value in connection.questions:
-                    connection.questions[value].scope.cancel()
-            elif order is not None and self._is_closed:
-                await connection.channel.send([number, NOT_BEGUN, None])
-            else:
-                turn = None if order is None else _OrderedCall(connection.last, repr(order))
-                call = connection.questions[number] = _RunningCall(number, value, turn)
+            if number != _CONTROL:
+                call = connection.calls[number] = _RunningCall(number, value)
                 return call
+            if value is None:
+                connection.is_finished = True
+                self.announce()
+            elif value in connection.calls:
+                connection.calls[value].scope.cancel()
             del message, value
         return None
 
     async def _handle_call(self, connection: _ServerConnection, call: _RunningCall) -> None:
         channel = connection.channel
-        self._running_calls += 1
         try:
             with call.scope:
                 try:
-                    if call.turn is not None:
-                        await call.turn.wait()
-                    reply = [
-                        call.number,
-                        ANSWERED,
-                        await self._send_parts(channel, call, await connection.answer(call.value)),
-                    ]
+                    value = await self._send_parts(channel, call, await connection.answer(call.value))
+                    reply = [call.number, _ANSWERED, value]
                 except Exception as error:  # noqa: BLE001 - raised in the caller
-                    reply = [call.number, FAILED, encode_error(error)]
+                    reply = [call.number, _FAILED, encode_error(error)]
                 with suppress(trio.BrokenResourceError):
                     try:
-                        await send_message(channel, reply)
+                        await _send_message(channel, reply)
                     except (TypeError, ValueError, OSError) as error:
-                        await channel.send([call.number, FAILED, encode_error(error)])
+                        await channel.send([call.number, _FAILED, encode_error(error)])
         finally:
-            del connection.questions[call.number]
-            if call.turn is not None:
-                call.turn.end()
-            self._running_calls -= 1
-            if self._is_closed and not self._running_calls:
+            del connection.calls[call.number]
+            if self._is_leaving:
                 self.announce()
 
     async def _send_parts(self, channel: MessageChannel, call: _RunningCall, reply: Any) -> Any:
@@ -442,7 +362,7 @@ class WorkerRpc:
             return reply
         try:
             async for part in reply:
-                await channel.send([call.number, PART, part])
+                await channel.send([call.number, _PART, part])
         except trio.BrokenResourceError:
             pass
         finally:
@@ -450,141 +370,121 @@ class WorkerRpc:
         return None
 
     def announce(self) -> None:
-        """Wake tasks that wait for another worker, as one has started or exited."""
+        """Wake tasks in :meth:`wait_change`."""
         self._changed.set()
         self._changed = trio.Event()
-
-    def record_farewell(self, row: int) -> None:
-        """Record that a worker needs no more answers."""
-        self._departed.add(row)
-        self.announce()
-
-    async def leave(
-        self,
-        others: AbstractSet[int] | None,
-        seconds: float = _LEAVE_SECONDS,
-        last: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
-    ) -> None:
-        """Reject further ordered calls and wait for running ones.
-
-        Args:
-            others: workers that exit too and are waited for; None if this one exits alone.
-            seconds: time limit for their farewells.
-            last: runs after the farewells.
-        """
-        with trio.move_on_after(seconds):
-            if others is not None:
-                # Workers that are not waited for may wait for this one.
-                with suppress(Exception):
-                    await self.ask_all(FAREWELL, self.row)
-            while not self._departed.issuperset(others or ()):
-                await self._changed.wait()
-        await last()
-        self._is_closed = True
-        self._accept_scope.cancel()
-        with trio.move_on_after(_LEAVE_SECONDS):
-            while self._running_calls:
-                await self._changed.wait()
-
-    async def ask(
-        self, row: int, value: Any, order: Order | None = None, is_its: Callable[[], bool] = lambda: True
-    ) -> Any:
-        """Call another worker.
-
-        Args:
-            row: index of the worker.
-            value: plain data and arrays.
-            order: key of calls that run one after the other; such a call waits for a starting worker.
-            is_its: returns whether the call still belongs to that worker.
-
-        Raises:
-            NotBegun: the worker cannot be reached, and the call does not belong to it any more.
-            NotReady: the worker cannot be reached, or exited.
-            Exception: the call failed there.
-        """
-        if order is None:
-            return await (await self._connect(row)).ask(value)
-        place = self._retries.place(row, order)
-        try:
-            return await self._ask_in_order(row, value, order, place, is_its)
-        finally:
-            place.leave()
-
-    async def _ask_in_order(
-        self, row: int, value: Any, order: Order, place: RetryTicket, is_its: Callable[[], bool]
-    ) -> Any:
-        deadline = trio.current_time() + _START_TIMEOUT_SECONDS
-        sent = self._send_now(row, value, order) if isinstance(value, PackedMessage) and place.can_send() else None
-        while True:
-            changed = self._changed
-            try:
-                if sent is None:
-                    # The time limit is for sending, not for the result.
-                    with trio.CancelScope(deadline=deadline) as reaching:
-                        sent = await self._send_in_turn(row, value, order, place)
-                if sent is not None:
-                    (link, pending), sent = sent, None
-                    place.leave()
-                    return await link.wait(pending)
-            except PeerUnreachable:
-                place.join()
-                with trio.CancelScope(deadline=deadline) as reaching:
-                    await place.wait()
-                    if not is_its():
-                        raise
-                    await changed.wait()
-            if reaching.cancelled_caught:
-                raise NotReady(WORKER_STARTING)
-
-    def _send_now(self, row: int, value: PackedMessage, order: Order) -> tuple[PeerLink, PendingCall] | None:
-        link = self._links.get(row)
-        if link is None or link.is_gone or self._turns[row].locked():
-            return None
-        pending = link.send_now(value, order)
-        return None if pending is None else (link, pending)
-
-    async def _send_in_turn(
-        self, row: int, value: Any, order: Order, place: RetryTicket
-    ) -> tuple[PeerLink, PendingCall]:
-        turn = self._turns[row]
-        while True:
-            try:
-                turn.acquire_nowait()
-            except trio.WouldBlock:
-                await turn.acquire()
-            try:
-                if place.can_send():
-                    link = await self._connect(row)
-                    return link, await link.send(value, order)
-            finally:
-                turn.release()
-            await place.wait()
-
-    async def listen(self, row: int, value: Any, heard: Callable[[Any], None]) -> Any:
-        """Call another worker for a streamed result, and return the final value.
-
-        Args:
-            row: index of the worker.
-            value: the call.
-            heard: is called with each part; must not block.
-
-        Raises:
-            NotReady: the worker cannot be reached, or exited.
-            Exception: the call failed there.
-        """
-        link = await self._connect(row)
-        return await link.wait(await link.send(value, None, heard))
 
     async def wait_change(self) -> None:
         """Wait until another worker has started, exited, or changed its readiness."""
         await self._changed.wait()
 
-    async def ask_all(self, question: str, *arguments: Any, limit_seconds: float = 60) -> list[Any]:
-        """Call all reachable workers; as :meth:`ask_each`."""
-        return list((await self.call_each(question, *arguments, limit_seconds=limit_seconds)).values())
+    async def leave(self, seconds: float = _LEAVE_SECONDS) -> None:
+        """Take no more calls, and wait for at most ``seconds`` for those that have been sent."""
+        self._is_leaving = True
+        self._accepting.cancel()
+        for connection in self._connections:
+            connection.channel.send_or_queue([_CONTROL, _GOODBYE, None])
+        with trio.move_on_after(seconds):
+            while not all(each.is_finished and not each.calls for each in self._connections):
+                await self._changed.wait()
 
-    async def call_each(self, question: str, *arguments: Any, limit_seconds: float = 60) -> dict[int, Any]:
-        """Call all reachable workers and return the results by worker.
+    async def ask(self, row: int, value: Any, *, wait_seconds: float | None = None) -> Any:
+        """Call another worker.
+
+        Args:
+            row: index of the worker.
+            value: plain data and arrays.
+            wait_seconds: time limit for reaching a worker that is restarting, not for the result; None does not wait.
+
+        Raises:
+            PeerUnreachable: the worker cannot be reached, without ``wait_seconds``.
+            WorkerRestarting: the worker cannot be reached within ``wait_seconds``.
+            NotReady: the worker exited.
+            Exception: the call failed there.
+        """
+        link = self._links.get(row)
+        waiting = None
+        if isinstance(value, PackedMessage) and link is not None and link.is_open and not self._turns[row].locked():
+            waiting = link.send_now(value)
+        if link is None or waiting is None:
+            link, waiting = await self._send(row, value, wait_seconds)
+        return await link.wait(waiting)
+
+    async def listen(self, row: int, value: Any, heard: Callable[[Any], None]) -> Any:
+        """Call another worker for a streamed result, and return the final value; raises as :meth:`ask`.
+
+        Args:
+            row: index of the worker.
+            value: the call.
+            heard: is called with each part; must not block.
+        """
+        link, waiting = await self._send(row, value, None, heard)
+        return await link.wait(waiting)
+
+    async def _send(
+        self, row: int, value: Any, wait_seconds: float | None, heard: Callable[[Any], None] | None = None
+    ) -> tuple[_PeerLink, _PendingCall]:
+        deadline = math.inf if wait_seconds is None else trio.current_time() + wait_seconds
+        with trio.CancelScope(deadline=deadline):
+            async with self._turns[row]:
+                while True:
+                    try:
+                        link = await self._connect(row)
+                        return link, await link.send(value, heard)
+                    except PeerUnreachable:
+                        if wait_seconds is None:
+                            raise
+                    await trio.sleep(_POLL_SECONDS)
+        raise WorkerRestarting(f"{_RESTARTING} (worker {row} was not ready within {wait_seconds:g} s)")
+
+    async def _connect(self, row: int) -> _PeerLink:
+        """Return the connection to a worker, opened if necessary; requires the worker's lock."""
+        known = self._links.get(row)
+        if known is not None:
+            if known.is_open:
+                return known
+            await known.acknowledge()
+        if self._nursery is None:
+            raise NotReady("the server is shutting down")
+        end = trio.socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            await end.connect(self._address(row))
+        except OSError:
+            end.close()
+            raise PeerUnreachable(_RESTARTING) from None
+        except BaseException:
+            end.close()
+            raise
+        # Any process can bind a free abstract address.
+        is_same_user = _is_same_user(end)
+        channel = MessageChannel(_detached(end))
+        try:
+            is_greeted = is_same_user and await channel.receive() is not None
+        except MALFORMED_MESSAGE_ERRORS:
+            is_greeted = False
+        except BaseException:
+            channel.close()
+            raise
+        if not is_greeted or self._nursery is None:
+            channel.close()
+            raise PeerUnreachable(_RESTARTING)
+        link = self._links[row] = _PeerLink(channel, partial(self._acknowledge_soon, row))
+        self._nursery.start_soon(link.run)
+        return link
+
+    def _acknowledge_soon(self, row: int, link: _PeerLink) -> None:
+        async def acknowledge() -> None:
+            # Calls that are being sent precede the acknowledgement.
+            async with self._turns[row]:
+                await link.acknowledge()
+
+        if self._nursery is not None:
+            self._nursery.start_soon(acknowledge)
+
+    # Calls of several workers
+
+    async def ask_all(self, question: str, *arguments: Any, limit_seconds: float = 60) -> list[Any]:
+        """Call all reachable workers and return their results.
 
         Raises:
             NotReady: a worker timed out.
@@ -596,7 +496,7 @@ class WorkerRpc:
 
         async def ask_one(row: int) -> None:
             try:
-                answers[row] = await (await self._connect(row)).ask([question, *arguments])
+                answers[row] = await self.ask(row, [question, *arguments])
             except PeerGone:
                 pass  # Not running: it starts with the current state.
             except Exception as error:  # noqa: BLE001 - raised below, after all results
@@ -613,8 +513,11 @@ class WorkerRpc:
         for row, error in errors.items():
             log.warning("worker RPC failed", other=row, question=question, reason=str(error))
         for row, error in errors.items():
-            raise _with_worker(error, row)
-        return answers
+            if isinstance(error, ServerError):
+                error.message = f"worker {row}: {error.message}"
+                error.args = (error.message,)
+            raise error
+        return list(answers.values())
 
     async def ask_soon(self, questions: Mapping[int, Sequence[Any]], seconds: float) -> dict[int, Any]:
         """Call workers, return results that arrive in time; see :class:`ovmstrio.core.worker_peers.WorkerPeers`."""
@@ -622,7 +525,7 @@ class WorkerRpc:
 
         async def ask_one(row: int, question: Sequence[Any]) -> None:
             try:
-                answers[row] = await (await self._connect(row)).ask(list(question))
+                answers[row] = await self.ask(row, list(question))
             except NotReady:
                 pass  # Not running.
             except Exception as error:  # noqa: BLE001 - other results are still needed
@@ -634,106 +537,39 @@ class WorkerRpc:
                     nursery.start_soon(ask_one, row, question)
         return answers
 
-    async def _connect(self, row: int) -> PeerLink:
-        known = self._links.get(row)
-        if known is not None and not known.is_gone:
-            return known
-        if self._nursery is None:
-            raise NotReady("the server is shutting down")
-        end = trio.socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            await end.connect(self._address(row))
-            # Any process can bind a free abstract address.
-            is_own = _is_same_user(end)
-        except OSError:
-            is_own = False
-        except BaseException:
-            end.close()
-            raise
-        if not is_own:
-            end.close()
-            raise PeerUnreachable(WORKER_STARTING)
-        # Another task may have connected meanwhile.
-        known = self._links.get(row)
-        if known is not None and not known.is_gone:
-            end.close()
-            return known
-        link = self._links[row] = PeerLink(MessageChannel(_detached(end)))
-        self._nursery.start_soon(link.run)
-        return link
-
-
-class _OrderedCall:
-    """Position of a call within its order."""
-
-    def __init__(self, last: dict[str, _OrderedCall], order: str) -> None:
-        self._last = last
-        self._order = order
-        self.before = last.get(order)
-        self.ended = trio.Event()
-        last[order] = self
-
-    async def wait(self) -> None:
-        """Wait for the previous calls."""
-        while self.before is not None:
-            await self.before.ended.wait()
-            # A call that ended before it could start had others before it.
-            self.before = self.before.before
-
-    def end(self) -> None:
-        """Release the next call after the previous ones."""
-        self.ended.set()
-        if self._last.get(self._order) is not self:
-            return
-        before = self.before
-        while before is not None and before.ended.is_set():
-            before = before.before
-        if before is None:
-            del self._last[self._order]
-        else:
-            self._last[self._order] = before
-
 
 class _ServerConnection:
     """Connection of a calling worker.
 
     Attributes:
         nursery: tasks that receive and handle calls.
-        questions: running calls by number.
-        last: last call by order.
+        calls: running calls by number.
         task: number of the receiving task.
+        is_finished: the caller sends no more calls.
     """
 
-    __slots__ = ("answer", "channel", "last", "nursery", "questions", "task")
+    __slots__ = ("answer", "calls", "channel", "is_finished", "nursery", "task")
 
-    def __init__(self, channel: MessageChannel, nursery: trio.Nursery, answer: WorkerRpcHandler) -> None:
+    def __init__(self, channel: MessageChannel, answer: WorkerRpcHandler) -> None:
         self.channel = channel
-        self.nursery = nursery
+        self.nursery: trio.Nursery
         self.answer = answer
-        self.questions: dict[int, _RunningCall] = {}
-        self.last: dict[str, _OrderedCall] = {}
+        self.calls: dict[int, _RunningCall] = {}
         self.task = 0
+        self.is_finished = False
 
 
 class _RunningCall:
-    __slots__ = ("number", "scope", "turn", "value")
+    __slots__ = ("number", "scope", "value")
 
-    def __init__(self, number: int, value: Any, turn: _OrderedCall | None) -> None:
+    def __init__(self, number: int, value: Any) -> None:
         self.number = number
         self.value = value
-        self.turn = turn
         self.scope = trio.CancelScope()
 
 
 def _detached(taken: trio.socket.SocketType) -> socket.socket:
     return close_on_fork(socket.socket(fileno=taken.detach()))
-
-
-def _with_worker(error: Exception, row: int) -> Exception:
-    if isinstance(error, ServerError):
-        error.message = f"worker {row}: {error.message}"
-        error.args = (error.message,)
-    return error
 
 
 def _is_same_user(end: trio.socket.SocketType) -> bool:

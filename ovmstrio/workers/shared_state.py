@@ -1,19 +1,19 @@
-"""Shared memory of the workers: readiness, counters, retained metrics, sequence owners, and wake-up sockets.
+"""Shared memory of the workers: readiness, counters and retained metrics; and sockets by which workers wake each other.
 
-Each worker has a row and writes only its own.  Clearing the row of a dead worker releases everything it held.
+Each worker has a row and writes only that row.  Clearing the row of a dead worker releases everything it held.  Counts
+of several rows are read and changed under one lock, which a stopped process cannot keep from the others.
 """
 
 from __future__ import annotations
 
-import fcntl
 import math
 import mmap
 import os
 import socket
 import struct
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, lockf
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
@@ -22,10 +22,11 @@ import trio
 from ovmstrio.core.errors import NotSupported
 from ovmstrio.core.limits import too_many_requests
 from ovmstrio.core.worker_peers import PeerCounters, TokenBucketLevel
+from ovmstrio.telemetry.aggregate_metrics import sum_metrics, without_gauges
 from ovmstrio.workers.handoff import close_on_fork
-from ovmstrio.workers.retained_metrics import RetainedMetrics
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
     from contextlib import AbstractContextManager
 
 # Wake-up sockets
@@ -47,10 +48,10 @@ class WorkerWakeups:
         self._socket: socket.socket | None = None
 
     def _address(self, row: int) -> str:
-        return f"\0ovmstrio-{self._secret}-bell-{row}"
+        return f"\0ovmstrio-{self._secret}-wakeup-{row}"
 
     @contextmanager
-    def hung(self) -> Iterator[None]:
+    def open(self) -> Iterator[None]:
         """Open the socket of this worker within the block; raises OSError if the address is in use."""
         with close_on_fork(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)) as end:
             end.bind(self._address(self._row))
@@ -60,7 +61,7 @@ class WorkerWakeups:
             finally:
                 self._socket = None
 
-    def ring(self, rows: tuple[int, ...]) -> None:
+    def notify(self, rows: tuple[int, ...]) -> None:
         """Wake other workers; lost or pending wake-ups are harmless."""
         if self._socket is None:
             return
@@ -68,7 +69,7 @@ class WorkerWakeups:
             with suppress(OSError):
                 self._socket.sendto(_WAKE_UP, self._address(row))
 
-    async def rung(self) -> None:
+    async def wait(self) -> None:
         """Wait for a wake-up."""
         if self._socket is None:
             await trio.sleep_forever()
@@ -109,8 +110,8 @@ class CounterTable:
     def __init__(self, memory: memoryview, rows: int) -> None:
         self.rows = rows
         self._bytes = memory
-        self.whole = memory.cast("q")
-        self.broken = memory.cast("d")
+        self.ints = memory.cast("q")
+        self.floats = memory.cast("d")
         self._known: dict[int, int] = {}
         self._indexed = 0
         self._changes = 0
@@ -122,8 +123,8 @@ class CounterTable:
 
     def release(self) -> None:
         """Release the memory."""
-        self.whole.release()
-        self.broken.release()
+        self.ints.release()
+        self.floats.release()
         self._bytes.release()
 
     def find(self, key: int) -> int:
@@ -134,13 +135,13 @@ class CounterTable:
         """
         self._update_index()
         place = self._known.get(key)
-        if place is not None and self.whole[place] == key:
+        if place is not None and self.ints[place] == key:
             return place
-        count = self.whole[_COUNT]
+        count = self.ints[_COUNT]
         if count < MAX_COUNTER_ROWS:
             place = self._place(count)
-            self.whole[place] = key
-            self.whole[_COUNT] = count + 1
+            self.ints[place] = key
+            self.ints[_COUNT] = count + 1
             return place
         place = self._first_free()
         if place is None:
@@ -149,50 +150,50 @@ class CounterTable:
         if place is None:
             raise NotSupported(f"shared counter table full: {MAX_COUNTER_ROWS} limits in use")
         self._note_change()
-        self.whole[place] = key
+        self.ints[place] = key
         self._known[key] = place
         return place
 
     def _update_index(self) -> None:
         """Update the local index of counter rows."""
-        if self._changes != self.whole[_CHANGES]:
-            self._changes, self._indexed = self.whole[_CHANGES], 0
+        if self._changes != self.ints[_CHANGES]:
+            self._changes, self._indexed = self.ints[_CHANGES], 0
             self._known.clear()
-        count = self.whole[_COUNT]
+        count = self.ints[_COUNT]
         for number in range(self._indexed, count):
             place = self._place(number)
-            self._known[self.whole[place]] = place
+            self._known[self.ints[place]] = place
         self._indexed = count
 
     def _note_change(self) -> None:
         """Invalidate the indices of other workers."""
-        self._changes = self.whole[_CHANGES] = self.whole[_CHANGES] + 1
+        self._changes = self.ints[_CHANGES] = self.ints[_CHANGES] + 1
 
     def _first_free(self) -> int | None:
-        places = map(self._place, range(self.whole[_COUNT]))
-        return next((place for place in places if self.whole[place] == _FREE), None)
+        places = map(self._place, range(self.ints[_COUNT]))
+        return next((place for place in places if self.ints[place] == _FREE), None)
 
     def _free_unused(self) -> None:
         self._note_change()
         now = time.monotonic()
-        for place in map(self._place, range(self.whole[_COUNT])):
+        for place in map(self._place, range(self.ints[_COUNT])):
             if not self._is_used(place, now):
-                self._known.pop(self.whole[place], None)
+                self._known.pop(self.ints[place], None)
                 for cell in range(place, place + _OWN_CELLS):
-                    self.whole[cell] = _FREE
+                    self.ints[cell] = _FREE
 
     def _is_used(self, place: int, now: float) -> bool:
         rows = range(self.rows)
-        if any(self.whole[self.row_at(place, row) + cell] for row in rows for cell in (UNDER_WAY, WAITING)):
+        if any(self.ints[self.row_at(place, row) + cell] for row in rows for cell in (UNDER_WAY, WAITING)):
             return True
-        return now - max(self.broken[place + cell] for cell in _FILLED_AT) < _USED_SECONDS
+        return now - max(self.floats[place + cell] for cell in _FILLED_AT) < _USED_SECONDS
 
     def clear(self, row: int) -> None:
         """Clear the counters of an exited worker."""
-        for number in range(self.whole[_COUNT]):
+        for number in range(self.ints[_COUNT]):
             at = self.row_at(self._place(number), row)
             for cell in range(_ROW_CELLS):
-                self.whole[at + cell] = 0
+                self.ints[at + cell] = 0
 
     def row_at(self, place: int, row: int) -> int:
         """Return the first cell of a worker's part of a counter row."""
@@ -227,214 +228,198 @@ class SharedCounterRow:
     @property
     def under_way(self) -> int:
         """Running calls of this worker."""
-        if self._memory.whole[self._place] != self._key:
+        if self._memory.ints[self._place] != self._key:
             self._find()
-        return self._memory.whole[self._own + UNDER_WAY]
+        return self._memory.ints[self._own + UNDER_WAY]
 
     def elsewhere(self) -> PeerCounters:
         """Return the counters of other workers."""
-        whole = self._memory.whole
-        if whole[self._place] != self._key:
+        ints = self._memory.ints
+        if ints[self._place] != self._key:
             self._find()
         under_way = waiting = 0
         since = math.inf
         rows: tuple[int, ...] = ()
         for row, at in self._others:
-            under_way += whole[at + UNDER_WAY]
-            if count := whole[at + WAITING]:
+            under_way += ints[at + UNDER_WAY]
+            if count := ints[at + WAITING]:
                 waiting += count
                 rows = (*rows, row)
-                since = min(since, self._memory.broken[at + SINCE])
+                since = min(since, self._memory.floats[at + SINCE])
         return PeerCounters(under_way, waiting, since, rows)
 
     def write(self, under_way: int, waiting: int = 0, since: float = math.inf) -> None:
         """Set the counters of this worker."""
-        whole, at = self._memory.whole, self._own
-        whole[at + UNDER_WAY] = under_way
-        whole[at + WAITING] = waiting
-        self._memory.broken[at + SINCE] = since
+        ints, at = self._memory.ints, self._own
+        ints[at + UNDER_WAY] = under_way
+        ints[at + WAITING] = waiting
+        self._memory.floats[at + SINCE] = since
 
     def bucket(self, number: int) -> TokenBucketLevel:
         """Return a token bucket."""
         at = self._place + 1 + 2 * number
-        return TokenBucketLevel(self._memory.broken[at], self._memory.broken[at + 1])
+        return TokenBucketLevel(self._memory.floats[at], self._memory.floats[at + 1])
 
     def fill(self, number: int, bucket: TokenBucketLevel) -> None:
         """Set a token bucket."""
         at = self._place + 1 + 2 * number
-        self._memory.broken[at], self._memory.broken[at + 1] = bucket
+        self._memory.floats[at], self._memory.floats[at + 1] = bucket
 
 
 class SharedCounters:
     """Counter table of one worker; see :class:`ovmstrio.core.worker_peers.Counters`."""
 
-    def __init__(self, board: SharedState, row: int, bells: WorkerWakeups) -> None:
-        self._board = board
+    def __init__(self, state: SharedState, row: int, wakeups: WorkerWakeups) -> None:
+        self._state = state
         self._row = row
-        self._bells = bells
-        self._accounts: dict[str, SharedCounterRow] = {}
+        self._wakeups = wakeups
+        self._rows: dict[str, SharedCounterRow] = {}
 
     def locked(self) -> AbstractContextManager[None]:
         """Hold the inter-process lock within the block."""
-        return self._board.locked()
+        return self._state.locked()
 
-    def account(self, name: str) -> SharedCounterRow:
+    def row(self, name: str) -> SharedCounterRow:
         """Return the counter row of a name; raises NotSupported if the table is full."""
-        known = self._accounts.get(name)
+        known = self._rows.get(name)
         if known is None:
-            with self._board.locked():
-                known = self._accounts[name] = SharedCounterRow(self._board.ledger, counter_key(name), self._row)
+            with self._state.locked():
+                known = self._rows[name] = SharedCounterRow(self._state.counters, counter_key(name), self._row)
         return known
 
-    def ring(self, rows: tuple[int, ...]) -> None:
+    def notify(self, rows: tuple[int, ...]) -> None:
         """Wake other workers."""
-        self._bells.ring(rows)
+        self._wakeups.notify(rows)
 
-    async def rung(self) -> None:
+    async def wait(self) -> None:
         """Wait for a wake-up by another worker."""
-        await self._bells.rung()
+        await self._wakeups.wait()
 
 
 class ServiceLimit:
     """Concurrency limit of one service over all workers; see :class:`ovmstrio.core.limits.ConcurrencyLimit`."""
 
-    def __init__(self, ledger: SharedCounters, name: str, maximum: int) -> None:
-        self._ledger = ledger
-        self._account = ledger.account(f"project {name}")
+    def __init__(self, counters: SharedCounters, name: str, maximum: int) -> None:
+        self._counters = counters
+        self._counted = counters.row(f"project {name}")
         self.maximum = maximum
 
     def take(self) -> None:
         """Count a started request; raises TooManyRequests if the limit is reached."""
-        with self._ledger.locked():
-            if self._account.under_way + self._account.elsewhere().under_way >= self.maximum:
+        with self._counters.locked():
+            if self._counted.under_way + self._counted.elsewhere().under_way >= self.maximum:
                 raise too_many_requests(self.maximum)
-            self._account.write(self._account.under_way + 1)
+            self._counted.write(self._counted.under_way + 1)
 
     def give_back(self) -> None:
         """Count a finished request."""
-        with self._ledger.locked():
-            self._account.write(self._account.under_way - 1)
+        with self._counters.locked():
+            self._counted.write(self._counted.under_way - 1)
 
 
-# Sequence owners
+# Retained metrics
 
-_SEQUENCE_HEAD_CELLS: Final = 1
-_TOMBSTONE: Final = 1 << 16
-"""Tombstone of a removed slot: no owner, but the search continues."""
-_ROW: Final = 0xFFFF
-_ROW_BITS: Final = 16
-_MIN_SLOTS: Final = 2**16
-_MAX_SLOTS: Final = 2**24
-_INVERSE_LOAD: Final = 4
-_MAX_PROBES: Final = 4096
-"""Probe limit; at a load of 25 % a free slot is within a few steps."""
-_SCAN_SLOTS: Final = 2**16
-"""Slots scanned at once, to bound memory."""
-_IDS: Final = 2**64
+_MOST_BYTES: Final = 8 * 2**20
+"""Size limit of a text; longer ones are not saved."""
+_TEXT_HEAD: Final = 2 * _CELL
+_SLOT: Final = _CELL + _MOST_BYTES
+_TEXT: Final = _TEXT_HEAD + 2 * _SLOT
+_FORMATS: Final = 2
 
 
-def slots_for(sequences: int) -> int:
-    """Return the number of slots for a number of sequences: a power of two, filled to 25 %."""
-    wanted = min(max(sequences * _INVERSE_LOAD, _MIN_SLOTS), _MAX_SLOTS)
-    return 1 << (wanted - 1).bit_length()
+class RetainedMetrics:
+    """Metrics of exited workers, so that sums never decrease; untouched pages take no memory.
 
+    Each worker saves the metrics of its last scrape and, on a normal exit, its final ones.  The parent adds them to the
+    retained metrics after the exit.
 
-class SequenceTable:
-    """Hash table from sequence key to worker, in shared memory; untouched pages take no memory."""
+    ::
 
-    def __init__(self, memory: memoryview) -> None:
-        self._cells = memory.cast("Q")
-        self._slots = self._cells[_SEQUENCE_HEAD_CELLS:]
-        self._mask = len(self._slots) - 1
+        text: active slot, generation │ length, bytes │ length, bytes   a text is complete whenever its writer dies
+
+    The generation is odd while metrics are being added.
+    """
+
+    def __init__(self, memory: memoryview, rows: int) -> None:
+        self._bytes = memory
+        self._past = rows
 
     @staticmethod
-    def size(slots: int) -> int:
+    def size(rows: int) -> int:
         """Return the size in bytes."""
-        return (_SEQUENCE_HEAD_CELLS + slots) * _CELL
+        return (rows + 1) * _FORMATS * _TEXT
 
     def release(self) -> None:
         """Release the memory."""
-        self._slots.release()
-        self._cells.release()
+        self._bytes.release()
 
-    def find(self, key: int) -> int | None:
-        """Return the owner of a 48-bit key, or None."""
-        place = self._find(key)
-        return None if place is None else (self._slots[place] & _ROW) - 1
-
-    def _find(self, key: int) -> int | None:
-        slots, mask = self._slots, self._mask
-        place = key & mask
-        for _ in range(_MAX_PROBES):
-            word = slots[place]
-            if word == _FREE:
-                return None
-            if word >> _ROW_BITS == key and word & _ROW:
-                return place
-            place = (place + 1) & mask
-        return None
-
-    def put(self, key: int, row: int) -> bool:
-        """Set the owner of a free key; False if the table is full; requires the lock."""
-        slots, mask = self._slots, self._mask
-        place = key & mask
-        for _ in range(_MAX_PROBES):
-            if not slots[place] & _ROW:
-                slots[place] = key << _ROW_BITS | row + 1
-                return True
-            place = (place + 1) & mask
-        return False
-
-    def remove(self, key: int) -> None:
-        """Remove a key; requires the lock."""
-        place = self._find(key)
-        if place is not None:
-            self._slots[place] = _TOMBSTONE
-            self._free_before(place)
-
-    def _free_before(self, place: int) -> None:
-        """Free tombstones at the end of a probe chain."""
-        slots, mask = self._slots, self._mask
-        if slots[(place + 1) & mask] != _FREE:
+    def save(self, row: int, text: bytes, *, is_open: bool) -> None:
+        """Save the metrics of a worker."""
+        if len(text) > _MOST_BYTES:
             return
-        while slots[place] != _FREE and not slots[place] & _ROW:
-            slots[place] = _FREE
-            place = (place - 1) & mask
+        start = self._start(row, is_open=is_open)
+        slot = 1 - self._number(start)
+        at = start + _TEXT_HEAD + slot * _SLOT
+        self._bytes[at + _CELL : at + _CELL + len(text)] = text
+        self._set_number(at, len(text))
+        self._set_number(start, slot)
 
-    def keys(self, row: int) -> list[int]:
-        """Return the keys of a worker; requires the lock."""
-        found = []
-        for start in range(0, len(self._slots), _SCAN_SLOTS):
-            words = self._slots[start : start + _SCAN_SLOTS].tolist()
-            found += [word >> _ROW_BITS for word in words if word & _ROW == row + 1]
-        return found
+    def retain(self, row: int) -> None:
+        """Add the metrics of an exited worker to the retained ones, once."""
+        for is_open in (False, True):
+            text = self._text(row, is_open=is_open)
+            if text:
+                past = self._text(self._past, is_open=is_open)
+                summed = sum_metrics([*filter(None, [past]), without_gauges(text)])
+                self._count_change(is_open=is_open)
+                self.save(self._past, summed, is_open=is_open)
+                self.save(row, b"", is_open=is_open)
+                self._count_change(is_open=is_open)
 
-    def clear(self, row: int) -> None:
-        """Remove all keys of a worker; requires the lock."""
-        for key in self.keys(row):
-            self.remove(key)
+    def generation(self, *, is_open: bool) -> int | None:
+        """Return the generation of the retained metrics; None while they are updated."""
+        number = self._number(self._start(self._past, is_open=is_open) + _CELL)
+        return None if number % 2 else number
 
-    def skip_ids(self, least: int) -> None:
-        """Set the minimum of :meth:`next_id`; requires the lock."""
-        self._cells[0] = max(self._cells[0], least)
+    def _count_change(self, *, is_open: bool) -> None:
+        at = self._start(self._past, is_open=is_open) + _CELL
+        self._set_number(at, self._number(at) + 1)
 
-    def next_id(self, least: int) -> int:
-        """Return an unused id, at least ``least``; requires the lock."""
-        number = max(self._cells[0], least)
-        self._cells[0] = (number + 1) % _IDS
-        return number
+    def texts(self, rows: Iterable[int] = (), *, is_open: bool) -> list[bytes]:
+        """Return the retained metrics, and saved ones of workers whose exit is not known yet."""
+        texts = [self._text(row, is_open=is_open) for row in (*rows, self._past)]
+        return list(filter(None, texts))
+
+    def _text(self, row: int, *, is_open: bool) -> bytes:
+        start = self._start(row, is_open=is_open)
+        at = start + _TEXT_HEAD + self._number(start) * _SLOT
+        return bytes(self._bytes[at + _CELL : at + _CELL + self._number(at)])
+
+    def _start(self, row: int, *, is_open: bool) -> int:
+        return (row * _FORMATS + is_open) * _TEXT
+
+    def _number(self, at: int) -> int:
+        return int.from_bytes(self._bytes[at : at + _CELL], "little")
+
+    def _set_number(self, at: int, number: int) -> None:
+        self._bytes[at : at + _CELL] = number.to_bytes(_CELL, "little")
 
 
 # Shared state
 
-_IN_FLIGHT: Final = 0
-_CLOSED: Final = 1
-_READY: Final = 2
-_LAST_LIFE: Final = 3
-_COLUMNS: Final = 4
-_BYTES: Final = 8
+_IN_FLIGHT, _CLOSED, _READY, _LAST_LIFE, _LAST_ID = range(5)
+_CLEARED: Final = (_IN_FLIGHT, _CLOSED, _READY, _LAST_LIFE)
+"""Columns of a worker, without that of its last sequence id, which its successor must not repeat."""
+_COLUMNS: Final = 5
+_DRAINING, _LOG_LEVEL, _REPLACED, _LOCK, _SERVER_CELLS = range(5)
 _STUCK_SECONDS: Final = 5.0
 """A worker whose event loop has shown no life for this time is stuck."""
+_LOCK_SECONDS: Final = 0.05
+"""Longest wait for the lock."""
+_LOCK_TRIES: Final = 30
+"""Tries without a pause; counts are changed in less time."""
+_LOCK_PAUSE_SECONDS: Final = 0.0001
+_TRY: Final = LOCK_EX | LOCK_NB
 
 
 class SharedState:
@@ -449,56 +434,45 @@ class SharedState:
         self.rows = rows
         self._memory = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
         self._view = memoryview(self._memory)
-        self._cells = self._view[: _state_size(rows)].cast("q")
+        self._server = rows * _COLUMNS
         start = _state_size(rows)
-        self.ledger = CounterTable(self._view[start : start + CounterTable.size(rows)], rows)
-        start += CounterTable.size(rows)
-        self.figures = RetainedMetrics(self._view[start : start + RetainedMetrics.size(rows)], rows)
-        self.sequences = SequenceTable(self._view[start + RetainedMetrics.size(rows) :])
+        self._cells = self._view[:start].cast("q")
+        end = start + CounterTable.size(rows)
+        self._lock = _SharedLock(descriptor, self._cells, self._server + _LOCK)
+        self.counters = CounterTable(self._view[start:end], rows)
+        self.metrics = RetainedMetrics(self._view[end:], rows)
 
     @classmethod
-    def create(cls, rows: int, sequences: int = 0) -> SharedState:
-        """Create the shared memory in an anonymous file, for a number of sequences."""
-        descriptor = os.memfd_create("ovmstrio-board", os.MFD_CLOEXEC)
-        os.ftruncate(descriptor, _fixed_size(rows) + SequenceTable.size(slots_for(sequences)))
+    def create(cls, rows: int) -> SharedState:
+        """Create the shared memory in an anonymous file."""
+        descriptor = os.memfd_create("ovmstrio-state", os.MFD_CLOEXEC)
+        os.ftruncate(descriptor, _state_size(rows) + CounterTable.size(rows) + RetainedMetrics.size(rows))
         return cls(descriptor, rows)
 
     def close(self) -> None:
         """Release the memory."""
-        self.ledger.release()
-        self.figures.release()
-        self.sequences.release()
+        self.counters.release()
+        self.metrics.release()
         self._cells.release()
         self._view.release()
         self._memory.close()
         os.close(self.descriptor)
 
-    def clear(self, row: int, *, keeps_sequences: bool = False) -> None:
-        """Clear the row of an exited worker, but not its metrics.
-
-        Args:
-            row: index of the worker.
-            keeps_sequences: whether its successor restores its sequences.
-        """
-        for column in range(_COLUMNS):
+    def clear(self, row: int) -> None:
+        """Clear the row of an exited worker, but not its metrics."""
+        for column in _CLEARED:
             self._cells[row * _COLUMNS + column] = 0
         with self.locked():
-            self.ledger.clear(row)
-            if not keeps_sequences:
-                self.sequences.clear(row)
-        self.figures.retain(row)
+            self.counters.clear(row)
+        self.metrics.retain(row)
 
     def in_flight(self, row: int) -> int:
-        """Return the running requests of a worker."""
+        """Return the running calls of a worker."""
         return self._cells[row * _COLUMNS + _IN_FLIGHT]
 
-    def total_in_flight(self) -> int:
-        """Return the running requests of all workers."""
-        return sum(self.in_flight(row) for row in range(self.rows))
-
-    def add_in_flight(self, row: int, change: int) -> None:
-        """Change the running requests; called by the row's worker."""
-        self._cells[row * _COLUMNS + _IN_FLIGHT] += change
+    def set_in_flight(self, row: int, count: int) -> None:
+        """Set the number of running calls; called by the row's worker."""
+        self._cells[row * _COLUMNS + _IN_FLIGHT] = count
 
     def closed_connections(self, row: int) -> int:
         """Return the number of handed-off connections that a worker has closed."""
@@ -525,14 +499,22 @@ class SharedState:
         last = self._cells[row * _COLUMNS + _LAST_LIFE]
         return bool(last) and time.monotonic_ns() - last > _STUCK_SECONDS * 1e9
 
+    def last_id(self, row: int) -> int:
+        """Return the last sequence id that a worker has generated, also before its restart."""
+        return self._cells[row * _COLUMNS + _LAST_ID]
+
+    def set_last_id(self, row: int, number: int) -> None:
+        """Set the last generated sequence id; called by the row's worker."""
+        self._cells[row * _COLUMNS + _LAST_ID] = number
+
     def set_draining(self) -> None:
         """Mark the server as draining, and thereby not ready."""
-        self._cells[self.rows * _COLUMNS] = 1
+        self._cells[self._server + _DRAINING] = 1
 
     @property
     def is_draining(self) -> bool:
         """Whether the server is draining."""
-        return bool(self._cells[self.rows * _COLUMNS])
+        return bool(self._cells[self._server + _DRAINING])
 
     def all_ready(self) -> bool:
         """Return whether every worker is ready."""
@@ -541,58 +523,72 @@ class SharedState:
     @property
     def replaced(self) -> int:
         """Worker that is being replaced in a rolling restart; its readiness is ignored."""
-        return self._cells[self.rows * _COLUMNS + 2] - 1
+        return self._cells[self._server + _REPLACED] - 1
 
     @replaced.setter
     def replaced(self, row: int) -> None:
-        self._cells[self.rows * _COLUMNS + 2] = row + 1
+        self._cells[self._server + _REPLACED] = row + 1
 
     @property
     def log_level(self) -> int:
         """Log level of all workers; 0 for the configured level."""
-        return self._cells[self.rows * _COLUMNS + 1]
+        return self._cells[self._server + _LOG_LEVEL]
 
     @log_level.setter
     def log_level(self, level: int) -> None:
-        self._cells[self.rows * _COLUMNS + 1] = level
+        self._cells[self._server + _LOG_LEVEL] = level
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the inter-process lock within the block; released when a process dies."""
-        fcntl.lockf(self.descriptor, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.lockf(self.descriptor, fcntl.LOCK_UN)
+    def locked(self) -> AbstractContextManager[None]:
+        """Hold the inter-process lock within the block, which must not wait; see :class:`_SharedLock`."""
+        return self._lock
+
+
+class _SharedLock:
+    """Lock of all processes that a stopped process cannot keep from the others; not reentrant.
+
+    The lock is on one byte of a file, so that the end of a process releases it.  A process that has not released the
+    byte within 50 ms counts as stopped, as by SIGSTOP, and all processes use the next byte from then on.  When the
+    stopped process continues, it ends its change of its own row without the lock, so a limit may be exceeded by that
+    one call.
+
+    Args:
+        cells: shared memory.
+        at: cell that has the number of the byte.
+    """
+
+    __slots__ = ("_at", "_byte", "_cells", "_descriptor")
+
+    def __init__(self, descriptor: int, cells: memoryview[int], at: int) -> None:
+        self._descriptor = descriptor
+        self._cells = cells
+        self._at = at
+        self._byte = 0
+
+    def __enter__(self) -> None:
+        tries, began = 0, 0.0
+        while True:
+            byte = self._byte = self._cells[self._at]
+            try:
+                lockf(self._descriptor, _TRY, 1, byte)
+            except BlockingIOError:
+                tries += 1
+                if tries < _LOCK_TRIES:
+                    continue
+                began = began or time.perf_counter()
+                if time.perf_counter() - began < _LOCK_SECONDS:
+                    time.sleep(_LOCK_PAUSE_SECONDS)
+                else:
+                    tries, began = 0, 0.0
+                    if self._cells[self._at] == byte:
+                        self._cells[self._at] = byte + 1
+            else:
+                if self._cells[self._at] == byte:
+                    return
+                lockf(self._descriptor, LOCK_UN, 1, byte)
+
+    def __exit__(self, *_: object) -> None:
+        lockf(self._descriptor, LOCK_UN, 1, self._byte)
 
 
 def _state_size(rows: int) -> int:
-    # Followed by cells shared by all workers.
-    return (rows * _COLUMNS + 3) * _BYTES
-
-
-def _fixed_size(rows: int) -> int:
-    return _state_size(rows) + CounterTable.size(rows) + RetainedMetrics.size(rows)
-
-
-class ProjectLimit:
-    """Concurrency limit of a project over all workers."""
-
-    def __init__(self, board: SharedState, row: int, maximum: int) -> None:
-        self._board = board
-        self._row = row
-        self.maximum = maximum
-
-    def take(self) -> None:
-        """Count a started request; raises TooManyRequests if the limit is reached."""
-        if not self.maximum:
-            self._board.add_in_flight(self._row, 1)
-            return
-        with self._board.locked():
-            if self._board.total_in_flight() >= self.maximum:
-                raise too_many_requests(self.maximum)
-            self._board.add_in_flight(self._row, 1)
-
-    def give_back(self) -> None:
-        """Count a finished request."""
-        self._board.add_in_flight(self._row, -1)
+    return (rows * _COLUMNS + _SERVER_CELLS) * _CELL

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 import trio
 
-from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.isolation.worker_process import RestartedProcess, WorkerProcess, signal_name
 from ovmstrio.models.sequences.store import check_worker_count, lock_folder
@@ -32,8 +31,8 @@ from ovmstrio.telemetry.log_writer import WRITER
 from ovmstrio.transport.accept_loop import AcceptLoop
 from ovmstrio.transport.listeners import bound_address
 from ovmstrio.util.backoff import Backoff
+from ovmstrio.workers.handoff import CHANGED, DRAIN, EXIT_CUT, WorkerTask
 from ovmstrio.workers.shared_state import SharedState
-from ovmstrio.workers.task import CHANGED, DRAIN, EXIT_CUT, WorkerTask
 
 if TYPE_CHECKING:
     from ovmstrio.server.plan import Plan
@@ -89,7 +88,7 @@ class _Parent:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._readiness = ReadinessFile(plan.readiness_file)
-        self._board = SharedState.create(plan.processes, _most_sequences(plan))
+        self._state = SharedState.create(plan.processes)
         self._nursery: trio.Nursery | None = None
         self._changed = trio.Event()
         self._accepting = {name: AcceptLoop() for name in ("gRPC", "REST", "probes")}
@@ -107,7 +106,7 @@ class _Parent:
         started = perf_counter()
         try:
             async with AsyncExitStack() as opened, trio.open_nursery() as nursery:
-                opened.enter_context(LOG_LEVEL.shared(self._board))
+                opened.enter_context(LOG_LEVEL.shared(self._state))
                 self._nursery = nursery
                 self._lock_store(opened)
                 listeners = self._listening = await self._listen(opened)
@@ -125,13 +124,13 @@ class _Parent:
             self._readiness.show(ready=False)
 
     def close(self) -> None:
-        self._board.close()
+        self._state.close()
 
     def _lock_store(self, opened: AsyncExitStack) -> None:
         """Lock the sequence store, of which each worker has a part."""
         folder = self._plan.settings.sequence_store
         if folder is not None and not self._plan.root:
-            check_worker_count(folder, self._board.rows)
+            check_worker_count(folder, self._state.rows)
             opened.enter_context(lock_folder(folder, self._origin))
 
     async def _listen(self, opened: AsyncExitStack) -> dict[str, list[Listener]]:
@@ -157,7 +156,7 @@ class _Parent:
         self._draining.set()
         self._plan.notifier.stop()
         self._readiness.show(ready=False)
-        self._board.set_draining()
+        self._state.set_draining()
         if self._has_been_ready:
             # A stuck worker may not receive it.
             with trio.move_on_after(_MESSAGE_SECONDS):
@@ -180,8 +179,8 @@ class _Parent:
         """Restart the workers one after the other with the current configuration.
 
         A worker is stopped before its replacement starts, and the next one only after the replacement is ready.
-        Nothing is done
-        with an invalid configuration, and the restart stops at the first worker that does not become ready.
+        Nothing is done with an invalid configuration, and the restart stops at the first worker that does not become
+        ready.
         """
         if self._draining.is_set():
             return
@@ -205,7 +204,7 @@ class _Parent:
     async def _check(self) -> None:
         plan = self._plan
         if not plan.root:
-            read = await read_plan(plan.settings.model_copy(update={"workers": self._board.rows}), plan.kinds)
+            read = await read_plan(plan.settings.model_copy(update={"workers": self._state.rows}), plan.kinds)
             errors = [problem for service in read.spec.services for problem in service.errors]
             if errors:
                 raise ConfigError(errors)
@@ -213,7 +212,7 @@ class _Parent:
     async def _replace(self, kept: RestartedProcess) -> bool:
         """Replace a worker; return whether the replacement is ready."""
         old = kept.process
-        self._board.replaced = kept.row
+        self._state.replaced = kept.row
         kept.is_replaced = True
         try:
             # The worker gets no connections from now on.
@@ -223,12 +222,12 @@ class _Parent:
                 while kept.process in (None, old):
                     await self._changed.wait()
                 kept.is_replaced = False
-                while not (kept.is_ready and self._board.is_ready(kept.row)):
+                while not (kept.is_ready and self._state.is_ready(kept.row)):
                     await self._changed.wait()
                 return True
         finally:
             kept.is_replaced = False
-            self._board.replaced = -1
+            self._state.replaced = -1
             self._on_readiness_change(None)
         return False
 
@@ -253,7 +252,9 @@ class _Parent:
             await self._changed.wait()
 
     async def _hand_off(self, protocol: str, stream: DirectStream) -> None:
-        """Hand a connection to the ready worker with the fewest connections; wait while there is none.
+        """Hand a connection to the ready worker with the fewest connections; wait while there is no worker.
+
+        While no worker is ready, as at the start, any worker gets it: clients learn why from its answers.
 
         The caller closes the descriptor of this process.
         """
@@ -278,7 +279,9 @@ class _Parent:
 
     def _least_busy(self) -> RestartedProcess | None:
         ready = [kept for kept in self._slots if kept.is_ready and not kept.is_replaced]
-        stuck = {kept.row for kept in ready if self._board.is_stuck(kept.row)}
+        # A restarted worker that still loads would refuse calls that others answer.
+        ready = [kept for kept in ready if self._state.is_ready(kept.row)] or ready
+        stuck = {kept.row for kept in ready if self._state.is_stuck(kept.row)}
         for row in stuck - self._stuck_workers:
             log.warning("worker stuck", worker=row)
         self._stuck_workers = stuck
@@ -286,15 +289,15 @@ class _Parent:
         return min(ready, key=lambda kept: (kept.row in stuck, *self._load(kept)), default=None)
 
     def _load(self, kept: RestartedProcess) -> tuple[int, int]:
-        return kept.given - self._board.closed_connections(kept.row), kept.given
+        return kept.given - self._state.closed_connections(kept.row), kept.given
 
     def _make_slot(self, row: int) -> RestartedProcess:
-        task = WorkerTask.of(self._plan, self._board.rows, row, self._secret)
+        task = WorkerTask.of(self._plan, self._state.rows, row, self._secret)
         return RestartedProcess(
             row,
             partial(WorkerProcess, _PROGRAM, own_group=True, heard=self._on_readiness_change, stopped_seconds=math.inf),
             task.model_dump(mode="json"),
-            self._board.descriptor,
+            self._state.descriptor,
             backoff=Backoff(_MIN_BACKOFF_SECONDS, _MAX_BACKOFF_SECONDS, _STABLE_SECONDS),
             stopping=self._draining,
             changed=partial(self._on_readiness_change, None),
@@ -311,15 +314,13 @@ class _Parent:
         is_wanted = kept.is_replaced and code in _NORMAL_EXITS
         if not (is_draining or is_wanted) or (was_cut and code != EXIT_CUT):
             self._log_exit(kept, process.pid, code)
-        self._board.clear(kept.row, keeps_sequences=self._plan.settings.sequence_store is not None)
+        self._state.clear(kept.row)
         self._on_readiness_change(None)
         if not (is_draining or self._has_been_ready):
             text = f"a worker exited before it was ready ({_cause(code)}); see its log"
             raise ConfigError([Problem(text, file=self._origin)])
 
     def _log_exit(self, kept: RestartedProcess, pid: int | None, code: int) -> None:
-        # Only workers of a project count running requests in the shared state.
-        requests = {"requests_lost": self._board.in_flight(kept.row)} if self._plan.root else {}
         log.error(
             "worker exited",
             name=self._plan.root,
@@ -329,7 +330,7 @@ class _Parent:
             signal=signal_name(-code) if code < 0 else None,
             exit_code=code if code >= 0 else None,
             connections_lost=self._load(kept)[0],
-            **requests,
+            requests_lost=self._state.in_flight(kept.row),
         )
 
     @property
@@ -365,11 +366,7 @@ class _Parent:
 
     def _are_enough_ready(self) -> bool:
         # A project is served by the remaining workers.
-        return any(kept.is_ready for kept in self._slots) if self._plan.root else self._board.all_ready()
-
-
-def _most_sequences(plan: Plan) -> int:
-    return sum(each.max_sequence_number for each in plan.spec.services if isinstance(each, ModelSpec) and each.stateful)
+        return any(kept.is_ready for kept in self._slots) if self._plan.root else self._state.all_ready()
 
 
 def _cause(code: int) -> str:

@@ -28,17 +28,14 @@ from ovmstrio.telemetry.log_levels import LOG_LEVEL, parse_log_levels
 from ovmstrio.telemetry.logs import configure_logs, set_worker_number
 from ovmstrio.transport.tls import TlsListener
 from ovmstrio.util.cores import CORES
-from ovmstrio.workers.handoff import ConnectionInbox
-from ovmstrio.workers.peer_facade import PeerFacade
+from ovmstrio.workers.changes import WorkerGroup
+from ovmstrio.workers.handoff import CHANGED, DRAIN, EXIT_CUT, ConnectionInbox, WorkerTask
+from ovmstrio.workers.owners import OwnerWait, WorkerEngines, WorkerSequences, answer_step
 from ovmstrio.workers.rpc import WorkerRpc
-from ovmstrio.workers.rpc_handlers import RpcHandlers
-from ovmstrio.workers.sequence_forwarding import SequenceForwarder, SharedSequenceDirectory
-from ovmstrio.workers.shared_engines import WorkerEngines
-from ovmstrio.workers.shared_state import ProjectLimit, ServiceLimit, SharedCounters, SharedState, WorkerWakeups
-from ovmstrio.workers.task import CHANGED, DRAIN, EXIT_CUT, WorkerTask
+from ovmstrio.workers.shared_state import ServiceLimit, SharedCounters, SharedState, WorkerWakeups
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
+    from collections.abc import Sequence
 
     from ovmstrio.core.events import CallEvent
     from ovmstrio.core.limits import ConcurrencyLimit
@@ -47,12 +44,8 @@ if TYPE_CHECKING:
     from ovmstrio.server.reload import Reloader
     from ovmstrio.server.running import Running
     from ovmstrio.serving.data_plane import DataPlane
+    from ovmstrio.serving.registry import Registry
     from ovmstrio.transport.listeners import Listener
-
-# Task
-
-
-# Program
 
 _LIFE_SECONDS: Final = 1.0
 _MIN_FAREWELL_SECONDS: Final = 5.0
@@ -67,14 +60,14 @@ async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
     set_worker_number(task.row)
     plan = await _plan_of(task)
     CORES.processes = task.rows
-    board = SharedState(first.descriptor, task.rows)
-    worker = _Worker(plan, board, task)
+    state = SharedState(first.descriptor, task.rows)
+    worker = _Worker(plan, state, task)
 
     async def answer(running: Running) -> None:
         await worker.follow(running.plane, first, requests)
 
     hosting = worker.hosting(requests)
-    with LOG_LEVEL.shared(board), worker.listening_to_bells():
+    with LOG_LEVEL.shared(state), worker.wakeups.open():
         gently = await serve_in_own_process(worker.plan, hosting, show=answer, handle_signals=False)
     if not gently:
         sys.exit(EXIT_CUT)
@@ -95,7 +88,7 @@ async def _plan_of(task: WorkerTask) -> Plan:
 
 
 class _Worker:
-    def __init__(self, plan: Plan, board: SharedState, task: WorkerTask) -> None:
+    def __init__(self, plan: Plan, state: SharedState, task: WorkerTask) -> None:
         # The parent has applied the drain delay and writes the readiness file.
         settings = plan.settings.model_copy(update={"drain_delay": 0})
         if settings.sequence_store is not None:
@@ -104,26 +97,30 @@ class _Worker:
         self.plan = replace(plan, settings=settings, readiness_file=None)
         self._certificates = Certificates(settings)
         self._warned = trio.Event()
-        self._board = board
+        self._takes_steps = trio.Event()
+        self._state = state
         self._row = row = task.row
         self._drains_until = 0.0
         self._plane: DataPlane | None = None
-        self._peers = WorkerRpc(task.secret, task.rows, row)
-        self._engines = WorkerEngines(self._peers)
-        self._worker_group = PeerFacade(self._peers, board.figures)
-        self._wakeups = WorkerWakeups(task.secret, row)
-        self._ledger = SharedCounters(board, row, self._wakeups)
-        self._has_sequences = trio.Event()
-        self._directory = SharedSequenceDirectory(board, row, task.secret, self._has_sequences.set)
+        self._rpc = WorkerRpc(task.secret, task.rows, row)
+        # Separate, as steps wait until their owner takes them, and other calls do not.
+        self._step_rpc = WorkerRpc(task.secret, task.rows, row, "steps")
+        wait = OwnerWait(state, settings.worker_wait_seconds)
+        self._calls = _CallsInFlight(state, row)
+        self._engines = WorkerEngines(self._rpc, wait)
+        self._sequences = WorkerSequences(self._step_rpc, state, wait)
+        self._group = WorkerGroup(self._rpc, self._engines, state.metrics)
+        self.wakeups = WorkerWakeups(task.secret, row)
+        self._counters = SharedCounters(state, row, self.wakeups)
         addresses = (("gRPC", plan.grpc), ("REST", plan.rest), ("probes", probe_addresses(settings)))
         protocols = [name for name, where in addresses if where]
-        closed = partial(board.add_closed_connection, row)
+        closed = partial(state.add_closed_connection, row)
         self._inboxes = {name: ConnectionInbox(closed) for name in protocols}
 
     def hosting(self, requests: WorkRequests) -> WorkerProcessContext:
         listeners = {name: [self._tls_listener(name, inbox)] for name, inbox in self._inboxes.items()}
         until = partial(self._handle_messages, requests)
-        observers, watches = (_LogLevelObserver(),), (self._certificates.look,)
+        observers, watches = (self._calls,), (self._certificates.look,)
         wait_drain_warning = self._warned.wait
         return WorkerProcessContext(
             listeners=listeners,
@@ -131,41 +128,52 @@ class _Worker:
             obstacle=self._unready_reason,
             until=until,
             wait_drain_warning=wait_drain_warning,
+            is_restart=lambda: not self._state.is_draining,
             observers=observers,
             watches=watches,
             serve_peers=self._serve_peers,
             leave=self._leave,
-            ledger=self._ledger,
-            siblings=self._worker_group,
+            ledger=self._counters,
+            siblings=self._group,
         )
 
     async def _serve_peers(self, plane: DataPlane, reloading: Reloader, *, task_status: trio.TaskStatus[None]) -> None:
-        answers = RpcHandlers(self._peers, self._engines, self._worker_group, plane, reloading)
-        await self._peers.run(answers.answer, task_status=task_status)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._group.run, plane, reloading)
+            task_status.started()
+            # Until the sequences are restored and their models loaded, steps wait in their workers, in order.
+            answer, wait_usable = partial(self._answer_step, plane.registry), plane.registry.wait_loaded
+            await nursery.start(partial(self._step_rpc.run, answer, wait_usable=wait_usable))
+            self._takes_steps.set()
 
-    def listening_to_bells(self) -> AbstractContextManager[None]:
-        return self._wakeups.hung()
+    async def _answer_step(self, registry: Registry, call: Sequence[Any]) -> Any:
+        self._calls.add(call)
+        try:
+            return await answer_step(registry, call)
+        finally:
+            self._calls.discard(call)
 
     def _limit(self, maximum: int, name: str) -> ConcurrencyLimit | None:
-        if self.plan.root:
-            return ProjectLimit(self._board, self._row, maximum)
-        return ServiceLimit(self._ledger, name, maximum) if maximum else None
+        return ServiceLimit(self._counters, name, maximum) if maximum else None
 
     def _make_load_context(self, lease: ServableLookup, tasks: trio.Nursery, **dependencies: Any) -> LoadContext:
-        owners = SequenceForwarder(self._peers, self._directory)
-        context = LoadContext(
-            lease, tasks, make_limit=self._limit, sequence_owners=owners, engines=self._engines, **dependencies
-        )
-        context.shared(SequenceManagers).directory = self._directory
+        dependencies |= {"sequence_owners": self._sequences, "engines": self._engines}
+        context = LoadContext(lease, tasks, make_limit=self._limit, **dependencies)
+        context.shared(SequenceManagers).owners = self._sequences
         return context
 
     async def _leave(self) -> None:
         """Stop answering other workers; when the whole server exits, not before they need no more answers."""
-        others = {row for row in range(self._board.rows) if row != self._row and self._board.is_ready(row)}
+        others = {row for row in self._group.others if self._state.is_ready(row)}
         # Running requests of other workers may need answers until the drain timeout.
         seconds = max(_MIN_FAREWELL_SECONDS, self._drains_until - trio.current_time())
-        last = partial(self._engines.leave, seconds)
-        await self._peers.leave(others if self._board.is_draining else None, seconds, last)
+        if self._state.is_draining:
+            with trio.move_on_after(seconds):
+                await self._group.say_farewell(others)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._engines.leave, seconds)
+            nursery.start_soon(self._step_rpc.leave)
+        await self._rpc.leave()
         if self._plane is not None:
             save_final_metrics(self._plane)
 
@@ -176,26 +184,26 @@ class _Worker:
     async def follow(self, plane: DataPlane, first: WorkRequest, requests: WorkRequests) -> None:
         """Report that connections are accepted, and from then on readiness changes."""
         self._plane = plane
-        if not self.plan.root:
-            # Otherwise steps of sequences that are not restored yet would fail as unknown.
-            await self._has_sequences.wait()
-        was_ready = plane.registry.readiness.ready
-        self._board.set_ready(self._row, ready=was_ready)
+        if plane.registry.has_loaded:
+            await self._takes_steps.wait()
+        is_ready = self._takes_steps.is_set() and plane.registry.readiness.ready
+        self._state.set_ready(self._row, ready=is_ready)
         await first.answer(None)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._show_life)
-            await self._report_readiness(plane, requests, was_ready=was_ready)
+            await self._takes_steps.wait()
+            await self._report_readiness(plane, requests, was_ready=is_ready)
 
     async def _show_life(self) -> None:
         while True:
-            self._board.show_life(self._row)
+            self._state.show_life(self._row)
             await trio.sleep(_LIFE_SECONDS)
 
     async def _report_readiness(self, plane: DataPlane, requests: WorkRequests, *, was_ready: bool) -> None:
         while True:
             while (is_ready := plane.registry.readiness.ready) is not was_ready:
                 was_ready = is_ready
-                self._board.set_ready(self._row, ready=is_ready)
+                self._state.set_ready(self._row, ready=is_ready)
                 await requests.tell(CHANGED)
             await plane.wait_change()
 
@@ -207,22 +215,41 @@ class _Worker:
         if request.value == DRAIN:
             self._warned.set()
         elif request.value == CHANGED:
-            self._peers.announce()
+            self._rpc.announce()
             # An exited worker has released its places.
-            self._ledger.ring((self._row,))
+            self._counters.notify((self._row,))
             if self._plane is not None:
                 self._plane.announce()
         else:
             await self._inboxes[request.value[0]].put(request)
 
     def _unready_reason(self) -> str:
-        return "" if self._board.all_ready() else "not all workers are ready"
+        return "" if self._state.all_ready() else "not all workers are ready"
 
 
-class _LogLevelObserver(CallObserver):
+class _CallsInFlight(CallObserver):
+    """Calls in flight, whose number the parent logs if this worker dies; also follows the log level of all workers."""
+
+    def __init__(self, state: SharedState, row: int) -> None:
+        self._state = state
+        self._row = row
+        self._calls: set[int] = set()
+
     def call_started(self, event: CallEvent) -> None:
-        del event
         LOG_LEVEL.follow()
+        self.add(event)
+
+    def call_finished(self, event: CallEvent) -> None:
+        # Queries, such as for metadata, have an end only.
+        self.discard(event)
+
+    def add(self, call: object) -> None:
+        self._calls.add(id(call))
+        self._state.set_in_flight(self._row, len(self._calls))
+
+    def discard(self, call: object) -> None:
+        self._calls.discard(id(call))
+        self._state.set_in_flight(self._row, len(self._calls))
 
 
 def main() -> int:

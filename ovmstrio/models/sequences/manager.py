@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -25,12 +24,11 @@ import trio
 
 from ovmstrio.core.errors import SequenceEnding, SequenceExists, SequenceMissing, TooManySequences
 from ovmstrio.core.service import SequenceInfo
-from ovmstrio.core.worker_peers import SequenceMoved
 
 if TYPE_CHECKING:
     from ovmstrio.config.specs import ModelSpec
     from ovmstrio.core.tensor import TensorSpec
-    from ovmstrio.core.worker_peers import SequenceDirectory
+    from ovmstrio.core.worker_peers import SequenceOwners
     from ovmstrio.inference.tensors import State
     from ovmstrio.models.sequences.requests import SequenceControl
 
@@ -38,7 +36,7 @@ _MISSING: Final = "Sequence with provided ID does not exist"
 SEQUENCE_EXISTS: Final = "Sequence with provided ID already exists"
 """OVMS's message for an id that is in use."""
 _ENDING: Final = "Sequence last request is being processed and it's not available anymore"
-_TOO_MANY: Final = "Max sequence number has been reached. Could not create new sequence."
+TOO_MANY_SEQUENCES: Final = "Max sequence number has been reached. Could not create new sequence."
 
 _IDS: Final = 2**64
 
@@ -51,7 +49,7 @@ class SequenceManager:
     Attributes:
         relatives: returns managers of other versions; their sequences that follow the default version move here when
             requested here.
-        directory: sequences of all workers of the server; None for a single worker.
+        owners: sequences of all workers of the server; None for a single worker.
         capacity: maximum number of live sequences of all workers.
         removes_idle: whether idle sequences are removed.
         migrates: whether sequences may continue in another version or instance.
@@ -65,7 +63,7 @@ class SequenceManager:
         self.version = version
         self.variables = variables
         self.related_managers: Callable[[], Iterable[SequenceManager]] = tuple
-        self.directory: SequenceDirectory | None = None
+        self.owners: SequenceOwners | None = None
         self.capacity = 500
         self.removes_idle = True
         self.can_migrate = True
@@ -95,7 +93,6 @@ class SequenceManager:
             SequenceExists: the id of a new sequence is in use.
             SequenceEnding: the id of a new sequence is in use by a sequence that is ending.
             TooManySequences: the capacity is reached.
-            SequenceElsewhere: another worker has a sequence with the id of a new sequence.
         """
         if control.start:
             sequence = self._start(control.id, by_default=by_default)
@@ -108,40 +105,36 @@ class SequenceManager:
         return sequence
 
     def _start(self, number: int | str, *, by_default: bool) -> Sequence:
-        directory = self.directory
-        count = len(self._sequences) if directory is None else directory.count(self.name, self.version)
+        owners = self.owners
+        count = len(self._sequences) if owners is None else owners.count(self.name, self.version)
         if count >= self.capacity:
-            raise TooManySequences(_TOO_MANY)
+            raise TooManySequences(TOO_MANY_SEQUENCES)
         if not number:
-            return self._start_with_new_id(by_default=by_default)
+            return self._create(self._free_id(), by_default=by_default)
         taken = self._find_conflict(number, by_default=by_default)
         if taken is not None:
             raise SequenceEnding(_ENDING) if taken.ending else SequenceExists(SEQUENCE_EXISTS)
         return self._create(number, by_default=by_default)
 
-    def _start_with_new_id(self, *, by_default: bool) -> Sequence:
-        while True:
-            with suppress(SequenceMoved):
-                return self._create(self._free_id(), by_default=by_default)
-
     def _create(self, number: int | str, *, by_default: bool) -> Sequence:
-        if self.directory is not None:
-            self.directory.begin(self.name, self.version, number, self.capacity)
+        if self.owners is not None:
+            self.owners.begin(self.name, self.version, self.capacity)
         sequence = self._sequences[number] = Sequence(number, self, by_default=by_default)
         return sequence
 
     def _free_id(self) -> int:
         family = (self, *self.related_managers())
-        number = self._next_candidate(self.next_id)
-        while not number or any(number in manager for manager in family):
-            number = self._next_candidate((number + 1) % _IDS)
+        number = self.next_id if self.owners is None else max(self.next_id, self.owners.last_id + 1)
+        while not number or not self._owns(number) or any(number in manager for manager in family):
+            number = (number + 1) % _IDS
         for manager in family:
             manager.next_id = (number + 1) % _IDS
+        if self.owners is not None:
+            self.owners.last_id = number
         return number
 
-    def _next_candidate(self, least: int) -> int:
-        # Also called for skipped ids, so that no other worker generates the id chosen here.
-        return least if self.directory is None else self.directory.next_id(least)
+    def _owns(self, number: int) -> bool:
+        return self.owners is None or self.owners.owner(self.name, number) is None
 
     def _find_conflict(self, number: int | str, *, by_default: bool) -> Sequence | None:
         found = self._find(number, by_default=by_default)
@@ -163,14 +156,9 @@ class SequenceManager:
         return found
 
     def take(self, sequence: Sequence) -> None:
-        """Move a sequence here from its manager, with its running and waiting requests.
-
-        Raises:
-            SequenceElsewhere: the sequence has no manager yet, and another worker uses its id.
-        """
-        if self.directory is not None:
-            # Before the old manager releases the id, which another worker could take in between.
-            self.directory.begin(self.name, self.version, sequence.id, math.inf)
+        """Move a sequence here from its manager, with its running and waiting requests."""
+        if self.owners is not None:
+            self.owners.begin(self.name, self.version, math.inf)
         sequence.owner._forget(sequence)  # noqa: SLF001 - same class
         sequence.owner = self
         self._sequences[sequence.id] = sequence
@@ -182,16 +170,16 @@ class SequenceManager:
             sequence.alive = False
             self._forget(sequence)
 
-    def leave_directory(self) -> None:
-        """Remove all sequences from the directory; running requests continue."""
-        directory, self.directory = self.directory, None
-        if directory is not None:
-            for number in self._sequences:
-                directory.end(self.name, self.version, number)
+    def stop_counting(self) -> None:
+        """Count the end of all sequences in the counts of all workers; running requests continue."""
+        owners, self.owners = self.owners, None
+        if owners is not None:
+            for _ in self._sequences:
+                owners.end(self.name, self.version)
 
     def _forget(self, sequence: Sequence) -> None:
-        if self._sequences.pop(sequence.id, None) is not None and self.directory is not None:
-            self.directory.end(self.name, self.version, sequence.id)
+        if self._sequences.pop(sequence.id, None) is not None and self.owners is not None:
+            self.owners.end(self.name, self.version)
         if self.changes is not None:
             self.changes.changed[self, sequence.id] = None
 
@@ -350,12 +338,12 @@ class SequenceManagers:
 
     Attributes:
         changes: records changes for a sequence store; None without a store.
-        directory: sequences of all workers of the server; None for a single worker.
+        owners: sequences of all workers of the server; None for a single worker.
     """
 
     def __init__(self) -> None:
         self.changes: SequenceChanges | None = None
-        self.directory: SequenceDirectory | None = None
+        self.owners: SequenceOwners | None = None
         self._managers: dict[tuple[str, int], SequenceManager] = {}
 
     def __iter__(self) -> Iterator[SequenceManager]:
@@ -385,24 +373,13 @@ class SequenceManagers:
         manager = SequenceManager(name, version, variables)
         manager.related_managers = partial(self._relatives, manager)
         manager.changes = self.changes
-        manager.directory = self.directory
+        manager.owners = self.owners
         replaced = self._managers.get((name, version))
         if replaced is not None:
-            replaced.leave_directory()
+            replaced.stop_counting()
         self._managers[name, version] = manager
         self._note_dropped(name, version)
         return manager
-
-    def settle(self) -> None:
-        """Declare the restored sequences complete: sequences of the previous run that are missing are over."""
-        if self.directory is not None:
-            self.directory.settle(max((manager.next_id for manager in self), default=1))
-
-    def detach_directory(self) -> None:
-        """Detach from the directory: all sequences continue in the next run."""
-        self.directory = None
-        for manager in self:
-            manager.directory = None
 
     def is_current(self, manager: SequenceManager) -> bool:
         """Return whether a manager is still the current one of its version."""
@@ -429,7 +406,7 @@ class SequenceManagers:
             for sequence in manager:
                 if sequence.by_default and sequence.id not in successor:
                     successor.take(sequence)
-        manager.leave_directory()
+        manager.stop_counting()
 
     def _relatives(self, manager: SequenceManager) -> Iterator[SequenceManager]:
         """Return the managers of other versions that can exchange sequences with a manager."""

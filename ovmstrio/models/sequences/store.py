@@ -20,7 +20,7 @@ import socket
 import time
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Many
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import TextIOWrapper
 from itertools import islice
@@ -34,9 +34,8 @@ import orjson
 import structlog
 import trio
 
-from ovmstrio.core.errors import ConfigError, Problem, TooManySequences
+from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.tensor import BY_NAME, Dim, TensorSpec
-from ovmstrio.core.worker_peers import SequenceMoved
 from ovmstrio.encoding.raw_contents import buffer_of
 from ovmstrio.models.sequences.manager import Sequence, SequenceChanges
 from ovmstrio.util.regular_files import open_regular, read_regular_bytes
@@ -269,26 +268,26 @@ def restore_sequences(managers: SequenceManagers, stored: StoredSegments, *, now
 
     ``now`` is the wall-clock time; the time since the file was written counts as idle.
     """
-    count = skipped = 0
+    count = others = 0
+    owners = managers.owners
     for (name, version), found in _replay(stored).items():
         manager = managers.add(name, version, found.variables)
         manager.next_id = found.next_id
         for entry, values, written_at in found.sequences.values():
+            if owners is not None and owners.owner(name, entry["id"]) is not None:
+                others += 1
+                continue
             begin = trio.current_time() - max(0.0, now - written_at)
             sequence = Sequence(entry["id"], manager, by_default=entry["by_default"])
             sequence.started_at, sequence.used_at = begin - entry["age"], begin - entry["idle_seconds"]
             sequence.requests, sequence.idle = entry["requests"], entry["idle"]
             sequence.lost_seconds = stored.lost_seconds
             sequence.state = _decode_state(found.variables, entry["shapes"], values)
-            try:
-                # The sequence may have ended just before the kill, and another worker may use its id.
-                with suppress(SequenceMoved):
-                    manager.take(sequence)
-                    count += 1
-            except TooManySequences:
-                skipped += 1
-    if skipped:
-        log.error("sequences not restored", reason="max_sequence_number exceeded", sequences=skipped)
+            manager.take(sequence)
+            count += 1
+    if others:
+        reason = "their ids belong to other workers: stored by an earlier release"
+        log.error("sequences not restored", reason=reason, sequences=others)
     return count
 
 
@@ -429,7 +428,6 @@ class SequenceStore:
                 saved = await self._save(is_end=True)
                 # Closing a model from now on must not end its sequences in the next run.
                 self._is_restored = False
-                self._managers.detach_directory()
         if saved:
             count = sum(map(len, self._managers))
             log.info("sequences saved", folder=str(self._folder), sequences=count)

@@ -72,7 +72,7 @@ class PlaneHealth:
             if versions is None:
                 return ServingStatus.SERVICE_UNKNOWN
             available = any(version.state is VersionState.AVAILABLE for version in versions)
-            serving = available and not self._plane.is_draining
+            serving = available and not self._plane.is_shutting_down
         return ServingStatus.SERVING if serving else ServingStatus.NOT_SERVING
 
     async def wait_change(self) -> None:

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 import trio
 
-from ovmstrio.core.errors import InvalidField, Overloaded, PayloadTooLarge, RequestTooSlow, ServerError
+from ovmstrio.core.errors import (
+    InvalidField,
+    Overloaded,
+    PayloadTooLarge,
+    RequestTooSlow,
+    ServerError,
+    WorkerRestarting,
+)
 from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.transport.statuses import error_status, www_authenticate_value
 from ovmstrio.util.truncation import shown
@@ -89,8 +96,8 @@ def error_response(error: Exception) -> HttpAnswer:
 
 
 def retry_after_headers(error: ServerError) -> Headers:
-    """Return the ``retry-after`` header of an overload error; no headers for other errors."""
-    if not isinstance(error, Overloaded):
+    """Return the ``retry-after`` header of an overloaded server or a restarting worker; none for other errors."""
+    if not isinstance(error, (Overloaded, WorkerRestarting)):
         return ()
     return (("retry-after", str(max(1, math.ceil(error.retry_after_seconds)))),)
 

@@ -51,8 +51,11 @@ def seen() -> RecordedCalls:
 
 
 @pytest.fixture
-async def interfaces(tmp_path: Path, seen: RecordedCalls) -> AsyncIterator[BothInterfaces]:
-    spec = ModelSpec(name="add", base_path=ir.save(ir.dummy(), tmp_path, "add"))
+async def interfaces(
+    tmp_path: Path, seen: RecordedCalls, request: pytest.FixtureRequest
+) -> AsyncIterator[BothInterfaces]:
+    path, limit = ir.save(ir.dummy(), tmp_path, "add"), getattr(request, "param", 0)
+    spec = ModelSpec(name="add", base_path=path, max_concurrency=limit)
     async with serving_both([spec], gate=gate_of(SCOPES), observers=(CallerRecorder(), seen)) as both:
         yield both
 
@@ -77,6 +80,7 @@ QUESTIONS: Final[dict[str, tuple[Callable[..., Any], set[str]]]] = {
 }
 
 
+@pytest.mark.parametrize("interfaces", [0, 4], ids=["unlimited", "limited"], indirect=True)
 @pytest.mark.parametrize("interface", INTERFACES)
 async def test_tritonclient_calls_are_allowed_or_refused_by_scope(interfaces: BothInterfaces, interface: str) -> None:
     def work(client: Any, module: Any) -> None:

@@ -5,23 +5,28 @@ import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 import pytest
 import trio
+from grpclib.const import Status
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from ovmstrio.core.errors import FailedPrecondition, NotReady, NotSupported, SequenceMissing, ServiceMissing
+from ovmstrio.core.errors import FailedPrecondition, NotReady, NotSupported, SequenceMissing, WorkerRestarting
 from ovmstrio.core.tensor import Tensor
-from ovmstrio.core.worker_peers import ForwardedStep, SequenceMoved
+from ovmstrio.core.worker_peers import ForwardedStep
 from ovmstrio.isolation.messages import PackedMessage, encode_packed
 from ovmstrio.models.sequences.requests import decode_arrays, encode_arrays
-from ovmstrio.workers.rpc import FAREWELL, WorkerRpc
-from ovmstrio.workers.sequence_forwarding import PACKED_STEP, SequenceForwarder, SharedSequenceDirectory, run_plain_step
+from ovmstrio.transport.grpc.headers import RetryableError
+from ovmstrio.transport.http.responses import retry_after_headers
+from ovmstrio.transport.statuses import error_status, to_grpc_error
+from ovmstrio.workers.changes import WorkerGroup
+from ovmstrio.workers.owners import OwnerWait, WorkerEngines, WorkerSequences, answer_step
+from ovmstrio.workers.rpc import WorkerRpc
 from ovmstrio.workers.shared_state import SharedState
 from tests.support.waits import WAIT_SECONDS, until_async
 
@@ -217,57 +222,32 @@ async def test_address_belongs_to_one_process_and_is_free_after_its_end() -> Non
     secret = os.urandom(8).hex()
     async with _running(WorkerRpc(secret, 2, 0)):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other, pytest.raises(OSError, match="in use"):
-            other.bind(f"\0ovmstrio-{secret}-0")
+            other.bind(f"\0ovmstrio-{secret}-rpc-0")
     async with _running(WorkerRpc(secret, 2, 0)):
         pass
 
 
-# Orders
-
-
-async def test_questions_of_an_order_are_answered_one_after_the_other() -> None:
-    blocking = _Blocking()
-    async with _several(_echo, blocking.answer) as (first, _), trio.open_nursery() as nursery:
-
-        async def ask(number: int, size: int) -> None:
-            assert await first.ask(1, [number, bytes(size)], ["m", 7]) == number
-
-        for number, size in enumerate((400_000, 10, 300_000, 1)):
-            nursery.start_soon(ask, number, size)
-            await _settle()
-        assert await first.ask(1, [9, b""], ["m", 8]) == 9
-        blocking.gate.set()
-    assert blocking.begun == [0, 9, 1, 2, 3]
-
-
-async def test_cancelled_questions_of_an_order_do_not_change_the_order() -> None:
-    blocking = _Blocking()
-    async with _several(_echo, blocking.answer) as (first, _):
-        scopes = [trio.CancelScope() for _ in range(5)]
-
-        async def ask(number: int) -> None:
-            with scopes[number]:
-                assert await first.ask(1, [number], ["m", 7]) == number
-
-        async with trio.open_nursery() as nursery:
-            for number in range(3):
-                nursery.start_soon(ask, number)
-                await _settle()
-            for number in (1, 2):
-                scopes[number].cancel()
-                await _settle()
-            # The last question of the order was cancelled. The next question waits for those before it.
-            nursery.start_soon(ask, 3)
-            await _settle()
-            assert blocking.begun == [0]
-            blocking.gate.set()
-        assert blocking.begun == [0, 3]
-        await ask(4)
-    assert blocking.begun == [0, 3, 4]
+# Order of calls, and restarts
 
 
 @pytest.mark.parametrize("size", [0, 100_000])
-async def test_questions_that_wait_for_a_starting_peer_are_sent_in_order(size: int) -> None:
+async def test_calls_are_started_in_the_order_in_which_they_were_made(size: int) -> None:
+    blocking = _Blocking()
+    async with _several(_echo, blocking.answer) as (first, _), trio.open_nursery() as nursery:
+
+        async def ask(number: int) -> None:
+            assert await first.ask(1, PackedMessage([number], [bytes(size * (number % 2))])) == number
+
+        for number in range(6):
+            nursery.start_soon(ask, number)
+            await wait_all_tasks_blocked()
+        await until_async(lambda: len(blocking.begun) == 6)
+        blocking.gate.set()
+    assert blocking.begun == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("size", [0, 100_000])
+async def test_calls_that_wait_for_a_starting_peer_are_sent_in_order(size: int) -> None:
     secret = os.urandom(8).hex()
     first = WorkerRpc(secret, 2, 0)
     received: list[Any] = []
@@ -277,87 +257,159 @@ async def test_questions_that_wait_for_a_starting_peer_are_sent_in_order(size: i
 
     async with trio.open_nursery() as nursery, _running(first):
         scopes = [trio.CancelScope() for _ in range(10)]
+        answered: list[int] = []
 
         async def ask(number: int) -> None:
             with scopes[number]:
-                await first.ask(1, PackedMessage([number], [bytes(size)]), ["m", 7])
+                await first.ask(1, PackedMessage([number], [bytes(size)]), wait_seconds=WAIT_SECONDS)
+                answered.append(number)
 
         for number in range(8):
             nursery.start_soon(ask, number)
-            await wait_all_tasks_blocked()
+            await wait_all_tasks_blocked(0.001)
         scopes[0].cancel()
         scopes[4].cancel()
-        await wait_all_tasks_blocked()
+        await wait_all_tasks_blocked(0.001)
         async with _running(WorkerRpc(secret, 2, 1), answer):
-            nursery.start_soon(ask, 8)
-            await wait_all_tasks_blocked()
-            first.announce()
-            nursery.start_soon(ask, 9)
-            await until_async(lambda: len(received) == 8)
+            for number in (8, 9):
+                nursery.start_soon(ask, number)
+                await wait_all_tasks_blocked(0.001)
+            await until_async(lambda: len(answered) == 8)
     assert received == [[number, size] for number in (1, 2, 3, 5, 6, 7, 8, 9)]
 
 
 @pytest.mark.parametrize("size", [0, 100_000])
-async def test_questions_that_a_leaving_peer_has_not_begun_are_sent_to_its_successor(size: int) -> None:
+async def test_leaving_peer_answers_what_it_received_and_its_successor_the_rest(size: int) -> None:
     secret = os.urandom(8).hex()
     first, second, successor = (WorkerRpc(secret, 2, row) for row in (0, 1, 1))
     blocking, results, received = _Blocking(), list[Any](), list[Any]()
 
     async def answer(value: Any) -> Any:
         received.append([value[0], sum(map(len, value[1:]))])
-        return "successor"
+        return f"successor {value[0]}"
 
-    async def ask(number: int, *order: Any) -> None:
-        results.append(await first.ask(1, PackedMessage([number], [bytes(size)]), list(order)))
+    async def ask(number: int) -> None:
+        call = PackedMessage([number], [bytes(size)])
+        results.append(await first.ask(1, call, wait_seconds=WAIT_SECONDS))
 
     async with trio.open_nursery() as nursery, _running(first):
         async with _running(second, blocking.answer):
-            nursery.start_soon(ask, 0, "m", 8)
+            nursery.start_soon(ask, 0)
             await blocking.has_begun.wait()
-            nursery.start_soon(second.leave, None)
+            nursery.start_soon(ask, 1)
+            left = trio.Event()
+
+            async def leave() -> None:
+                await second.leave(WAIT_SECONDS)
+                left.set()
+
+            await until_async(lambda: results == [1])
+            nursery.start_soon(leave)
             await _settle()
-            for number in range(1, 7):
-                nursery.start_soon(ask, number, "m", 7)
-                await _settle()
+            for number in range(2, 7):
+                nursery.start_soon(ask, number)
+                # Shorter than the interval of connection attempts, in which tasks run.
+                await wait_all_tasks_blocked(0.001)
+            assert not left.is_set()
             blocking.gate.set()
-            await _settle()
-        assert results == [0]
+            with trio.fail_after(WAIT_SECONDS):
+                await left.wait()
+            await until_async(lambda: results == [1, 0])
         async with _running(successor, answer):
-            first.announce()
             await until_async(lambda: len(results) == 7)
-    assert received == [[number, size] for number in range(1, 7)]
-    assert results == [0, *["successor"] * 6]
+    assert blocking.begun == [0, 1]
+    assert received == [[number, size] for number in range(2, 7)]
+    # The tasks of callers whose results have arrived continue in any order.
+    assert results[:2] == [1, 0]
+    assert sorted(results[2:]) == [f"successor {number}" for number in range(2, 7)]
 
 
-async def test_peer_that_leaves_without_successor_tells_the_others() -> None:
-    received: list[Any] = []
+async def test_no_call_is_lost_while_peers_replace_each_other() -> None:
+    secret = os.urandom(8).hex()
+    first = WorkerRpc(secret, 2, 0)
+    answered: list[int] = []
+    over = trio.Event()
 
-    async def answer(value: Any) -> None:
-        received.append(value)
+    async def ask() -> None:
+        while not over.is_set():
+            size = len(answered) % 2 * 70_000
+            value = await first.ask(1, PackedMessage([1], [bytes(size)]), wait_seconds=WAIT_SECONDS)
+            answered.append(len(value))
 
-    async with _several(answer, _echo, _echo) as (_, replaced, last):
+    async with _running(first), trio.open_nursery() as nursery:
+        for _ in range(4):
+            nursery.start_soon(ask)
+        for _ in range(5):
+            goal = len(answered) + 40
+            second = WorkerRpc(secret, 2, 1)
+            async with _running(second):
+                await until_async(lambda goal=goal: len(answered) > goal)  # type: ignore[misc]  # the loop's own
+                with trio.fail_after(WAIT_SECONDS):
+                    await second.leave(WAIT_SECONDS)
+        async with _running(WorkerRpc(secret, 2, 1)):
+            over.set()
+            await until_async(lambda: not nursery.child_tasks)
+    assert {*answered} == {2}
+
+
+async def test_leaving_does_not_wait_for_a_dead_caller() -> None:
+    first, second = _peers(2)
+    blocking = _Blocking()
+    async with _running(second, blocking.answer):
+        async with _running(first) as end, trio.open_nursery() as nursery:
+            nursery.start_soon(_expect_not_ready, first)
+            await blocking.has_begun.wait()
+            nursery.start_soon(second.leave, WAIT_SECONDS)
+            await _settle()
+            end()
         with trio.fail_after(WAIT_SECONDS):
-            await replaced.leave(None)
-            await last.leave(set())
-    assert received == [[FAREWELL, 2]]
+            await blocking.ended.wait()
+
+
+async def _expect_not_ready(peer: WorkerRpc) -> None:
+    with pytest.raises(NotReady):
+        await peer.ask(1, [0])
+
+
+async def test_workers_of_a_stopping_server_wait_for_each_other() -> None:
+    state = SharedState.create(2)
+    made = _peers(2)
+    groups = [WorkerGroup(each, WorkerEngines(each, OwnerWait(state, 5)), state.metrics) for each in made]
+    departed: list[int] = []
+
+    async def leave(row: int) -> None:
+        await groups[row].say_farewell({1 - row})
+        departed.append(row)
+
+    async with trio.open_nursery() as nursery:
+        for group in groups:
+            await nursery.start(group.run, None, _Reloading())
+        nursery.start_soon(leave, 0)
+        await _settle()
+        assert departed == []
+        with trio.fail_after(WAIT_SECONDS):
+            await leave(1)
+        await until_async(lambda: sorted(departed) == [0, 1])
+        nursery.cancel_scope.cancel()
+    state.close()
+
+
+class _Reloading:
+    reload_here = rollback_here = staticmethod(_echo)
 
 
 async def test_end_of_an_asking_peer_does_not_end_the_answering_peer() -> None:
     first, second, third = _peers(3)
     blocking = _Blocking()
 
-    async def ask() -> None:
-        with pytest.raises(NotReady):
-            await first.ask(1, [0], ["m", 7])
-
     async with _running(second, blocking.answer), _running(third):
         async with _running(first) as end, trio.open_nursery() as nursery:
             for _ in range(5):
-                nursery.start_soon(ask)
+                nursery.start_soon(_expect_not_ready, first)
             await blocking.has_begun.wait()
             await _settle()
             end()
-        assert await third.ask(1, [1], ["m", 7]) == 1
+        assert await third.ask(1, [1]) == 1
 
 
 async def test_answer_may_take_longer_than_the_start_of_a_peer(autojump_clock: MockClock) -> None:
@@ -366,14 +418,24 @@ async def test_answer_may_take_longer_than_the_start_of_a_peer(autojump_clock: M
         return value
 
     async with _several(_echo, answer) as (first, _):
-        assert await first.ask(1, "slow", ["m", 7]) == "slow"
+        assert await first.ask(1, "slow", wait_seconds=5) == "slow"
 
 
 async def test_wait_for_a_peer_that_does_not_start_is_bounded(autojump_clock: MockClock) -> None:
     first, _ = _peers(2)
     async with _running(first):
-        with pytest.raises(NotReady, match="send the request again"):
-            await first.ask(1, "question", ["m", 7])
+        for seconds in (5, 0.5):
+            began = trio.current_time()
+            with pytest.raises(WorkerRestarting, match=rf"send the request again .*within {seconds} s") as caught:
+                await first.ask(1, "question", wait_seconds=seconds)
+            assert trio.current_time() - began == pytest.approx(seconds)
+            error = to_grpc_error(caught.value)
+            assert (error_status(caught.value).http, retry_after_headers(caught.value)) == (
+                503,
+                (("retry-after", "1"),),
+            )
+            assert isinstance(error, RetryableError)
+            assert error.status is Status.UNAVAILABLE
 
 
 # Hostile processes
@@ -384,20 +446,43 @@ async def test_invalid_question_closes_its_connection_only() -> None:
     first, second = (WorkerRpc(secret, 2, row) for row in range(2))
     async with _running(first), _running(second):
         with trio.socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
-            await other.connect(f"\0ovmstrio-{secret}-1")
+            await other.connect(f"\0ovmstrio-{secret}-rpc-1")
             await other.send(b"nonsense")
             with trio.fail_after(WAIT_SECONDS):
-                assert await other.recv(10) == b""
+                assert await other.recv(100) != b""
+                assert await other.recv(100) == b""
         assert await first.ask(1, "question") == "question"
 
 
 @asynccontextmanager
 async def _listening_as_peer(secret: str, row: int) -> AsyncIterator[trio.socket.SocketType]:
     with trio.socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
-        await other.bind(f"\0ovmstrio-{secret}-{row}")
+        await other.bind(f"\0ovmstrio-{secret}-rpc-{row}")
         other.listen(1)
         with trio.fail_after(WAIT_SECONDS):
             yield other
+
+
+def _greeting() -> bytes:
+    packet = encode_packed([0, 3, None], ())
+    assert packet is not None
+    return packet
+
+
+async def test_peer_with_an_invalid_greeting_cannot_be_reached() -> None:
+    secret = os.urandom(8).hex()
+    first = WorkerRpc(secret, 2, 0)
+    async with _listening_as_peer(secret, 1) as other, _running(first), trio.open_nursery() as nursery:
+
+        async def ask() -> None:
+            with pytest.raises(NotReady, match="is starting"):
+                await first.ask(1, "question")
+
+        nursery.start_soon(ask)
+        accepted, _ = await other.accept()
+        with accepted:
+            await accepted.send(b"nonsense")
+            assert await accepted.recv(10) == b""
 
 
 async def test_invalid_answer_fails_its_question() -> None:
@@ -412,6 +497,7 @@ async def test_invalid_answer_fails_its_question() -> None:
         nursery.start_soon(ask)
         accepted, _ = await other.accept()
         with accepted:
+            await accepted.send(_greeting())
             await accepted.recv(1000)
             await accepted.send(b"nonsense")
             assert await accepted.recv(10) == b""
@@ -432,23 +518,12 @@ async def test_address_of_another_user_is_not_queried(monkeypatch: pytest.Monkey
 # Steps of sequences
 
 
-class _LoadingRegistry:
-    """A registry whose names are unknown until it has loaded."""
+class _Registry:
+    """A registry with one model, which is not stateful."""
 
-    has_loaded = False
+    def lease_now(self, name: str, version: str) -> Any:
+        return self
 
-    def lease_now(self, name: str, version: str) -> None: ...
-
-    async def wait_loaded(self) -> None:
-        self.has_loaded = True
-
-    async def lease(self, name: str, version: str) -> Any:
-        if not self.has_loaded:
-            raise ServiceMissing(f"no {name} {version}")
-        return _NoSequences()
-
-
-class _NoSequences:
     servable = object()
 
     def __enter__(self) -> Self:
@@ -458,10 +533,9 @@ class _NoSequences:
         pass
 
 
-async def test_step_waits_until_the_worker_has_loaded() -> None:
-    registry: Any = _LoadingRegistry()
+async def test_step_of_a_model_without_sequences_is_refused() -> None:
     with pytest.raises(NotSupported, match="'m' is not a stateful model"):
-        await run_plain_step(registry, ["m", "", 7, False, False, {}, math.inf])
+        await answer_step(cast("Any", _Registry()), ["plain step", "m", "", 7, False, False, {}, math.inf])
 
 
 @given(
@@ -491,34 +565,27 @@ def test_values_that_are_no_json_or_too_large_have_no_swift_packet() -> None:
 
 
 @asynccontextmanager
-async def _owners(
-    *answers: Answer,
-) -> AsyncIterator[tuple[SharedState, list[WorkerRpc], SequenceForwarder, SharedSequenceDirectory]]:
-    """Run the first of two workers, and the second if it has an answer; return the directory of the second."""
+async def _owners(*answers: Answer) -> AsyncIterator[tuple[SharedState, WorkerSequences]]:
+    """Run the first of two workers, and the second if it has an answer; return the sequences of the first."""
     secret = os.urandom(8).hex()
-    board = SharedState.create(2)
+    state = SharedState.create(2)
     try:
         made = [WorkerRpc(secret, 2, row) for row in range(2)]
         async with trio.open_nursery() as nursery:
             for peers, answer in zip(made, answers, strict=False):
                 await nursery.start(peers.run, answer)
-            here, there = (SharedSequenceDirectory(board, row, secret) for row in range(2))
-            yield board, made, SequenceForwarder(made[0], here), there
+            yield state, WorkerSequences(made[0], state, OwnerWait(state, 5))
             nursery.cancel_scope.cancel()
     finally:
-        board.close()
+        state.close()
 
 
 async def _nothing(_: Any) -> Any:
     return [[]]
 
 
-def _step(*, start: bool = False) -> ForwardedStep:
-    return ForwardedStep("m", "", 5, start, False, {}, math.inf)
-
-
 @pytest.mark.parametrize(
-    ("array", "is_swift"),
+    ("array", "is_packed"),
     [
         (np.arange(6, dtype=np.float32).reshape(2, 3), True),
         (np.zeros((300, 300), np.float32), True),
@@ -527,65 +594,34 @@ def _step(*, start: bool = False) -> ForwardedStep:
     ids=["small", "large", "texts"],
 )
 @pytest.mark.parametrize("identity", [5, 2**64 - 1, "named"])
-async def test_step_is_answered_by_the_owner_of_its_sequence(array: Any, is_swift: bool, identity: int | str) -> None:
-    questions: list[Any] = []
+async def test_step_is_answered_by_the_owner_of_its_sequence(array: Any, is_packed: bool, identity: int | str) -> None:
+    calls: list[Any] = []
 
-    async def answer(question: Any) -> Any:
-        questions.append(question)
-        if question[0] == PACKED_STEP:
-            heads, tail = question[-2:]
+    async def answer(call: Any) -> Any:
+        calls.append(call)
+        if call[0] == "packed step":
+            heads, tail = call[-2:]
             packed = encode_arrays((name, "FP32", found + 1) for name, _, found in decode_arrays(heads, tail))
             assert packed is not None
             return PackedMessage([packed[0]], packed[1])
-        return [["x", "BYTES", question[-2]["x"]]]
+        return [["x", "BYTES", call[-2]["x"]]]
 
-    step = ForwardedStep("acc", "3", identity, False, True, {"x": array}, math.inf if is_swift else 1e9)
-    async with _owners(_nothing, answer) as (_, _, owners, _):
+    step = ForwardedStep("acc", "3", identity, False, True, {"x": array}, math.inf if is_packed else 1e9)
+    async with _owners(_nothing, answer) as (_, sequences):
         with trio.fail_after(WAIT_SECONDS):
-            (output,) = await owners.run_step(1, step)
+            (output,) = await sequences.run_step(1, step)
     assert isinstance(output, Tensor)
-    np.testing.assert_array_equal(output.array, array + 1 if is_swift else array)
-    assert questions[0][1:6] == ["acc", "3", identity, False, True]
-    assert (questions[0][0] == PACKED_STEP) is is_swift
+    np.testing.assert_array_equal(output.array, array + 1 if is_packed else array)
+    assert calls[0][1:6] == ["acc", "3", identity, False, True]
+    assert (calls[0][0] == "packed step") is is_packed
 
 
-async def test_step_waits_for_the_restart_of_the_owner_while_it_has_the_sequence(autojump_clock: MockClock) -> None:
-    async with _owners(_nothing) as (board, made, owners, there):
-        there.begin("m", 1, 5, 500)
-        assert owners.owner("m", 5) == 1
-        with pytest.raises(NotReady, match="is starting"):
-            await owners.run_step(1, _step())
-        has_owner: list[bool] = []
-
-        async def run() -> None:
-            with pytest.raises(SequenceMoved):
-                await owners.run_step(1, _step())
-            has_owner.append(owners.owner("m", 5) is not None)
-
-        async with trio.open_nursery() as nursery:
-            for _ in range(3):
-                nursery.start_soon(run)
-            await wait_all_tasks_blocked()
-            assert not has_owner
-            board.clear(1)
-            made[0].announce()
-        assert not has_owner[-1]
-
-
-async def test_steps_follow_those_under_way_though_their_sequence_has_ended() -> None:
-    gate = trio.Event()
-
-    async def answer(_: Any) -> Any:
-        await gate.wait()
-        return [[]]
-
-    async with _owners(_nothing, answer) as (_, _, owners, there), trio.open_nursery() as nursery:
-        there.begin("m", 1, 5, 500)
-        nursery.start_soon(owners.run_step, 1, _step())
-        await _settle()
-        there.end("m", 1, 5)
-        assert owners.owner("m", 5) == 1
-        nursery.start_soon(owners.run_step, 1, _step(start=True))
-        await _settle()
-        gate.set()
-        await until_async(lambda: owners.owner("m", 5) is None)
+async def test_step_waits_longer_for_an_owner_that_a_rolling_restart_replaces(autojump_clock: MockClock) -> None:
+    async with _owners(_nothing) as (state, sequences):
+        step = ForwardedStep("m", "", 5, False, False, {}, math.inf)
+        for replaced, seconds in ((-1, 5), (0, 5), (1, 600)):
+            state.replaced = replaced
+            began = trio.current_time()
+            with pytest.raises(WorkerRestarting):
+                await sequences.run_step(1, step)
+            assert trio.current_time() - began == pytest.approx(seconds)

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 import trio
 import trio.testing
@@ -21,10 +25,10 @@ from ovmstrio.core.limits import NO_LIMIT, Limit
 from ovmstrio.server.credentials import CredentialStore
 from ovmstrio.server.settings import ServerSettings
 from ovmstrio.serving.admission import SharedAdmission
-from ovmstrio.workers import shared_state as ledger_memory
+from ovmstrio.workers import shared_state
 from ovmstrio.workers.shared_state import ServiceLimit, SharedCounters, SharedState, WorkerWakeups
 from tests.support.examples import examples
-from tests.support.waits import WAIT_SECONDS, until_async
+from tests.support.waits import WAIT_SECONDS, until, until_async
 
 Hold = Callable[[SharedAdmission, list[str], str], Awaitable[trio.Event]]
 
@@ -34,22 +38,22 @@ class _Processes:
 
     def __init__(self, rows: int = 2) -> None:
         self._stack = ExitStack()
-        self.board = SharedState.create(rows)
-        self._stack.callback(self.board.close)
+        self.state = SharedState.create(rows)
+        self._stack.callback(self.state.close)
         secret = os.urandom(8).hex()
-        self.ledgers: list[SharedCounters] = []
+        self.counters: list[SharedCounters] = []
         for row in range(rows):
-            board = SharedState(os.dup(self.board.descriptor), rows)
-            self._stack.callback(board.close)
-            bells = WorkerWakeups(secret, row)
-            self._stack.enter_context(bells.hung())
-            self.ledgers.append(SharedCounters(board, row, bells))
+            state = SharedState(os.dup(self.state.descriptor), rows)
+            self._stack.callback(state.close)
+            wakeups = WorkerWakeups(secret, row)
+            self._stack.enter_context(wakeups.open())
+            self.counters.append(SharedCounters(state, row, wakeups))
 
     def close(self) -> None:
         self._stack.close()
 
     def admissions(self, server: Limit = NO_LIMIT, **limits: Limit) -> list[SharedAdmission]:
-        return [SharedAdmission(each, server, lambda name: limits.get(name, NO_LIMIT)) for each in self.ledgers]
+        return [SharedAdmission(each, server, lambda name: limits.get(name, NO_LIMIT)) for each in self.counters]
 
 
 @pytest.fixture
@@ -81,7 +85,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
 
 def _allowances(processes: _Processes, **limits: float) -> list[SharedQuota]:
     entry = CallerEntry("ann", ALL_SCOPES, sha256="0" * 64, **limits)  # type: ignore[arg-type]  # numbers
-    return [SharedQuota(ledger, entry) for ledger in processes.ledgers]
+    return [SharedQuota(counters, entry) for counters in processes.counters]
 
 
 def test_concurrency_of_a_caller_is_counted_over_all_workers(processes: _Processes) -> None:
@@ -124,15 +128,15 @@ def test_concurrency_of_an_ended_worker_is_released(processes: _Processes) -> No
     one.spend_tokens(600)
     with pytest.raises(CallerLimited):
         other.take()
-    processes.board.clear(0)
+    processes.state.clear(0)
     other.take()
     with pytest.raises(CallerLimited, match="tokens per minute"):
         other.check_tokens()
 
 
 def test_limits_are_counted_by_name(processes: _Processes) -> None:
-    one, other = (ServiceLimit(ledger, "p", 1) for ledger in processes.ledgers)
-    ServiceLimit(processes.ledgers[0], "q", 1).take()
+    one, other = (ServiceLimit(counters, "p", 1) for counters in processes.counters)
+    ServiceLimit(processes.counters[0], "q", 1).take()
     one.take()
     with pytest.raises(TooManyRequests, match="1 requests are in flight"):
         other.take()
@@ -141,17 +145,17 @@ def test_limits_are_counted_by_name(processes: _Processes) -> None:
 
 
 def test_unused_limits_make_room_for_new_ones(processes: _Processes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger_memory, "MAX_COUNTER_ROWS", 2)
-    one, other = processes.ledgers
-    (first, second), theirs = (one.account(name) for name in "ab"), other.account("a")
+    monkeypatch.setattr(shared_state, "MAX_COUNTER_ROWS", 2)
+    one, other = processes.counters
+    (first, second), theirs = (one.row(name) for name in "ab"), other.row("a")
     with one.locked():
         first.write(1)
         second.write(1)
     with pytest.raises(NotSupported, match="2 limits in use"):
-        other.account("c")
+        other.row("c")
     with one.locked():
         second.write(0)
-    third = other.account("c")
+    third = other.row("c")
     with one.locked():
         assert theirs.elsewhere().under_way == 1
         third.write(1)
@@ -161,44 +165,99 @@ def test_unused_limits_make_room_for_new_ones(processes: _Processes, monkeypatch
         third.write(0)
         assert second.under_way == 0
         second.write(3)
-    assert one.account("b").under_way == 3
+    assert one.row("b").under_way == 3
     with one.locked():
         first.write(0)
         assert third.elsewhere().under_way == 0
         third.write(7)
-        assert (second.under_way, other.account("b").elsewhere().under_way) == (3, 3)
+        assert (second.under_way, other.row("b").elsewhere().under_way) == (3, 3)
 
 
 def test_recently_used_buckets_keep_their_room(
     processes: _Processes, clock: _Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger_memory, "MAX_COUNTER_ROWS", 1)
+    monkeypatch.setattr(shared_state, "MAX_COUNTER_ROWS", 1)
     one, other = _allowances(processes, tokens_per_minute=60)
     one.spend_tokens(600)
     with pytest.raises(NotSupported):
-        processes.ledgers[0].account("b")
+        processes.counters[0].row("b")
     with pytest.raises(CallerLimited):
         other.check_tokens()
     clock.now += 600
-    processes.ledgers[0].account("b")
+    processes.counters[0].row("b")
     other.check_tokens()
 
 
 async def test_callers_beyond_the_capacity_keep_the_known_ones(
     processes: _Processes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(ledger_memory, "MAX_COUNTER_ROWS", 1)
+    monkeypatch.setattr(shared_state, "MAX_COUNTER_ROWS", 1)
     file = tmp_path / "keys.json"
     entry = CallerEntry("ann", ALL_SCOPES, sha256="0" * 64, concurrency=1)
     write_key_file(file, [entry])
-    access = CredentialStore(ServerSettings(keys_file=file), processes.ledgers[0])
-    account = processes.ledgers[1].account(f"caller {entry!r}")
-    with processes.ledgers[1].locked():
+    access = CredentialStore(ServerSettings(keys_file=file), processes.counters[0])
+    account = processes.counters[1].row(f"caller {entry!r}")
+    with processes.counters[1].locked():
         account.write(1)
     write_key_file(file, [CallerEntry("bob", ALL_SCOPES, sha256="1" * 64, concurrency=1)])
     with capture_logs() as logs:
         assert await access.look()
     assert [(line["event"], "1 limits" in line["reason"]) for line in logs] == [("credentials not reloaded", True)]
+
+
+# Lock
+
+_HOLDER = """
+import os, signal, sys
+from ovmstrio.workers.shared_state import SharedState
+
+state = SharedState(int(sys.argv[1]), 2)
+with state.locked():
+    os.kill(os.getpid(), signal.SIGSTOP)
+    state.set_in_flight(1, 1)
+with state.locked():
+    state.set_in_flight(1, state.in_flight(1) + 1)
+"""
+
+
+def _is_stopped(process: subprocess.Popen[bytes]) -> bool:
+    return psutil.Process(process.pid).status() == psutil.STATUS_STOPPED
+
+
+def test_a_stopped_holder_of_the_lock_delays_the_others_once_and_briefly(
+    processes: _Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = (ServiceLimit(counters, "p", 2) for counters in processes.counters)
+    pauses: list[float] = []
+    sleep = time.sleep
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        sleep(seconds)
+
+    descriptor = processes.state.descriptor
+    holder = subprocess.Popen([sys.executable, "-c", _HOLDER, str(descriptor)], pass_fds=[descriptor])
+    try:
+        until(lambda: _is_stopped(holder))
+        monkeypatch.setattr(time, "sleep", pause)
+        one.take()
+        paused = len(pauses)
+        assert 0 < sum(pauses) <= 0.05
+        other.take()
+        with pytest.raises(TooManyRequests):
+            one.take()
+        assert len(pauses) == paused
+        monkeypatch.undo()
+        assert _is_stopped(holder)
+        assert processes.state.in_flight(1) == 0
+        holder.send_signal(signal.SIGCONT)
+        assert holder.wait(WAIT_SECONDS) == 0
+        assert processes.state.in_flight(1) == 2
+    finally:
+        holder.kill()
+        holder.wait()
+    other.give_back()
+    one.take()
 
 
 # Calls
@@ -263,8 +322,8 @@ async def test_calls_of_an_ended_worker_are_released(processes: _Processes) -> N
     async with _admitting(other) as start:
         await one.enter("m")
         done = await start(other, admitted, "other")
-        processes.board.clear(0)
-        processes.ledgers[1].ring((1,))
+        processes.state.clear(0)
+        processes.counters[1].notify((1,))
         await until_async(lambda: admitted == ["other"])
         done.set()
 

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from ovmstrio.workers.shared_state import SharedState
+from ovmstrio.workers.shared_state import SharedCounters, SharedState, WorkerWakeups
 from tests.support.processes import ProjectProcess, serving_project
 from tests.support.projects import write_project
 from tests.support.waits import until
@@ -154,7 +154,7 @@ def test_a_starting_process_ends_with_its_killed_parent(tmp_path: Path) -> None:
         known = psutil.Process(server.process.pid).children()
         known[0].kill()
         (started,) = until(lambda: set(psutil.Process(server.process.pid).children()) - {*known})
-        until(lambda: any("board" in each for each in _open_files(started)))
+        until(lambda: any("ovmstrio-state" in each for each in _open_files(started)))
         server.process.kill()
         assert server.wait_end() == -signal.SIGKILL
 
@@ -186,10 +186,12 @@ def test_the_parent_keeps_no_connections_open(project: ProjectProcess) -> None:
 CHILD = """
 import sys
 from ovmstrio.core.errors import TooManyRequests
-from ovmstrio.workers.shared_state import SharedState, ProjectLimit
+from ovmstrio.workers.shared_state import ServiceLimit, SharedCounters, SharedState, WorkerWakeups
 
 board = SharedState(int(sys.argv[1]), 3)
-limit = ProjectLimit(board, int(sys.argv[2]), 2)
+row = int(sys.argv[2])
+counters = SharedCounters(board, row, WorkerWakeups("secret", row))
+limit, counted = ServiceLimit(counters, "p", 2), counters.row("project p")
 sys.stdin.readline()
 most = taken = 0
 for _ in range(20_000):
@@ -199,7 +201,7 @@ for _ in range(20_000):
         continue
     taken += 1
     with board.locked():
-        most = max(most, board.total_in_flight())
+        most = max(most, counted.under_way + counted.elsewhere().under_way)
     limit.give_back()
 print(most, taken)
 """
@@ -229,5 +231,6 @@ def test_a_shared_limit_holds_while_processes_race() -> None:
             process.wait()
     assert all(int(most) <= 2 for most, _ in reported)
     assert sum(int(taken) for _, taken in reported) > 0
-    assert board.total_in_flight() == 0
+    left = SharedCounters(board, 0, WorkerWakeups("secret", 0)).row("project p")
+    assert left.under_way + left.elsewhere().under_way == 0
     board.close()

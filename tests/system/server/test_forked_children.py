@@ -46,18 +46,18 @@ async def main():
 
 trio.run(main)
 """
-_BELLS = """
-with WorkerWakeups({secret!r}, 0).hung():
+_WAKEUPS = """
+with WorkerWakeups({secret!r}, 0).open():
     child = fork()
 try:
-    with WorkerWakeups({secret!r}, 0).hung():
+    with WorkerWakeups({secret!r}, 0).open():
         print("again")
 finally:
     end(child)
 """
 
 
-@pytest.mark.parametrize("program", [_PEERS, _BELLS], ids=["address of a peer", "bell of a worker"])
+@pytest.mark.parametrize("program", [_PEERS, _WAKEUPS], ids=["address of a peer", "wake-up socket of a worker"])
 def test_forked_child_of_user_code_does_not_keep_the_address_of_its_worker(program: str) -> None:
     code = _FORK + program.format(secret=os.urandom(8).hex())
     command = [sys.executable, "-W", "ignore", "-c", code]

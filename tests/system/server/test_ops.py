@@ -4,6 +4,7 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -247,3 +248,25 @@ async def test_signal_after_the_drain_changes_nothing() -> None:
             kind.go.set()
     assert results == [True]
     assert [entry["event"] for entry in logged].count("drained") == 1
+
+
+class _Refusing(_Lingering):
+    def __init__(self) -> None:
+        super().__init__()
+        self.go.set()
+        self.drained: list[str] = []
+
+    def begin_drain(self, service: Any) -> None:
+        self.drained.append(service.name)
+        super().begin_drain(service)
+
+
+@pytest.mark.parametrize("is_restart", [True, False])
+async def test_queued_calls_are_refused_unless_only_a_worker_restarts(is_restart: bool) -> None:
+    kind, until = _Refusing(), trio.Event()
+    plan = replace(executor_plan(kind.executor), kinds={**KINDS, OpPipelineKind.name: kind})
+    hosting = WorkerProcessContext(until=until.wait, is_restart=lambda: is_restart)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(partial(serve_plan, plan, hosting, handle_signals=False))
+        until.set()
+    assert bool(kind.drained) is not is_restart

@@ -1,22 +1,23 @@
 from __future__ import annotations
 
 import json
+import signal
+import threading
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import psutil
 import pytest
 
 from tests.support.processes import OvmsProcess, serving
 from tests.support.system_servers import write_config
 from tests.support.tiny_llm import write_tiny_folder
-from tests.support.waits import until
+from tests.support.waits import WAIT_SECONDS, until
 from tests.support.worker_clients import each_worker, sample
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-    import httpx
 
     from tests.support.system_servers import SystemServers
 
@@ -115,3 +116,35 @@ def test_a_reload_replaces_the_engine_whichever_worker_gets_it(
             assert len({_text(each) for each in clients}) == 1
             until(lambda before=before: before not in _engines(own_server))  # type: ignore[misc]  # the loop's own
             assert len(_engines(own_server)) == 1
+
+
+@pytest.mark.slow
+def test_no_text_call_fails_at_a_rolling_restart(own_server: OvmsProcess) -> None:
+    over = threading.Event()
+    texts: list[tuple[str, int]] = []
+    failures: list[str] = []
+
+    def repeat() -> None:
+        while not over.is_set():
+            with httpx.Client(base_url=own_server.rest, timeout=WAIT_SECONDS) as client:
+                try:
+                    texts.append(_text(client))
+                except httpx.HTTPError as error:
+                    failures.append(repr(error))
+
+    _one_engine(own_server)
+    threads = [threading.Thread(target=repeat) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        until(lambda: len(texts) > 5 or bool(failures))
+        own_server.process.send_signal(signal.SIGHUP)
+        until(lambda: "rolling restart finished" in own_server.printed_so_far(), seconds=120)
+        goal = len(texts) + 5
+        until(lambda: len(texts) > goal or bool(failures))
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    assert not failures
+    assert len({*texts}) == 1

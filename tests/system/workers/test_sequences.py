@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 
+from ovmstrio.models.sequences.requests import owner_index
 from tests.support.processes import OvmsProcess, serving
 from tests.support.system_servers import MAX_SEQUENCES, worker_configuration
 from tests.support.waits import WAIT_SECONDS, until
@@ -115,34 +117,57 @@ def test_the_limit_of_sequences_is_one_for_all_workers(clients: list[httpx.Clien
     end_sequences(here, "few")
 
 
-def test_sequences_end_with_their_worker(servers: SystemServers) -> None:
+def test_sequences_end_with_the_worker_that_owns_their_ids(servers: SystemServers) -> None:
     server = servers.serving("recovering_workers")
+    identities = [*range(1, 7), *(f"other {identity}" for identity in range(1, 7))]
     with each_worker(server) as (here, there):
         end_sequences(here)
-        for identity in range(1, 7):
+        for identity in identities:
             assert sum_of(step(here, identity, start=True))[0] == 1.0
-            assert sum_of(step(there, f"other {identity}", start=True))[0] == 1.0
             assert sum_of(step(there, identity))[0] == 2.0
-            assert sum_of(step(here, f"other {identity}"))[0] == 2.0
+        kept = [identity for identity in identities if owner_index(f"acc\0{identity}", 2) == 0]
+        lost = [identity for identity in identities if identity not in kept]
+        assert kept
+        assert lost
         kill_worker(server, pid_of(there))
-        until(lambda: _ids(here) == [*range(1, 7)])
-        for identity in range(1, 7):
+        for identity in kept:
             assert sum_of(step(here, identity))[0] == 3.0
-            until(lambda identity=identity: step(here, f"other {identity}").status_code == 404)  # type: ignore[misc]  # the loop's own
-            assert sum_of(step(here, f"other {identity}", start=True))[0] == 1.0
-        with each_worker(server) as clients:
-            for client in clients:
-                for identity in range(1, 7):
-                    sum_of(step(client, f"other {identity}"))
-                    assert step(client, identity, start=True).status_code in {409, 503}
-        assert _ids(here) == [*range(1, 7), *(f"other {identity}" for identity in range(1, 7))]
+        for identity in lost:
+            # Until the successor is ready, the step waits, and then it is told to try again.
+            until(lambda identity=identity: step(here, identity).status_code == 404)  # type: ignore[misc]  # the loop's own
+            assert sum_of(step(here, identity, start=True))[0] == 1.0
+        with each_worker(server) as again:
+            for client in again:
+                for identity in lost:
+                    sum_of(step(client, identity))
+                    assert step(client, identity, start=True).status_code == 409
+        assert _ids(here) == identities
+
+
+def test_call_to_an_owner_that_does_not_restart_in_time_may_be_repeated(tmp_path: Path) -> None:
+    options = ["--config_path", str(worker_configuration(tmp_path)), "--worker_wait_seconds", "0.1"]
+    with serving(*options, "--workers", "2", log=tmp_path / "log") as server, each_worker(server) as clients:
+        here, there = clients
+        identity = next(number for number in range(1, 100) if owner_index(f"acc\0{number}", 2) == 1)
+        assert sum_of(step(here, identity, start=True))[0] == 1.0
+        kill_worker(server, pid_of(there))
+        refused = step(here, identity)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1"), refused.text
+        assert "send the request again" in refused.text
+        with tritonclient.grpc.InferenceServerClient(server.grpc) as grpc:
+            given = tritonclient.grpc.InferInput("x", [1, 2], "FP32")
+            given.set_data_from_numpy(np.ones((1, 2), np.float32))
+            with pytest.raises(tritonclient.grpc.InferenceServerException) as caught:
+                grpc.infer("acc", [given], sequence_id=identity)
+        assert caught.value.status() in {"StatusCode.UNAVAILABLE", "StatusCode.NOT_FOUND"}
+        assert here.get("/v2/health/live").status_code == 200
 
 
 @pytest.mark.slow
 def test_stored_sequences_come_back_with_their_workers(tmp_path: Path) -> None:
     store = tmp_path / "kept"
     options = ["--config_path", str(worker_configuration(tmp_path)), "--sequence_store", str(store)]
-    options += ["--sequence_flush_seconds", "0.2"]
+    options += ["--sequence_flush_seconds", "0.2", "--worker_wait_seconds", str(WAIT_SECONDS)]
     with serving(*options, "--workers", "2", log=tmp_path / "log") as server:
         with each_worker(server) as clients:
             for identity in range(1, 7):
@@ -164,3 +189,41 @@ def test_stored_sequences_come_back_with_their_workers(tmp_path: Path) -> None:
             assert [each["requests"] for each in listed] == [2] * 6
         for identity in range(1, 7):
             assert sum_of(step(clients[0], identity))[0] == 3.0
+
+
+def test_no_stored_sequence_breaks_at_a_rolling_restart(tmp_path: Path) -> None:
+    options = ["--config_path", str(worker_configuration(tmp_path)), "--sequence_store", str(tmp_path / "kept")]
+    over = threading.Event()
+    failures: list[str] = []
+    counts = dict.fromkeys([*range(1, 7), "one", "two"], 0)
+
+    def repeat(rest: str, identity: int | str) -> None:
+        """Step a sequence, by a new connection now and then, and check each sum."""
+        while not over.is_set():
+            with httpx.Client(base_url=rest, timeout=WAIT_SECONDS) as client:
+                for _ in range(5):
+                    count = counts[identity]
+                    answer = step(client, identity, start=not count)
+                    if answer.status_code != 200 or sum_of(answer) != (count + 1.0, identity):
+                        failures.append(f"{identity} after {count} steps: {answer.status_code} {answer.text}")
+                        return
+                    counts[identity] += 1
+                    over.wait(0.02)
+
+    with serving(*options, "--workers", "2", log=tmp_path / "log") as server:
+        threads = [threading.Thread(target=repeat, args=(server.rest, identity)) for identity in counts]
+        for thread in threads:
+            thread.start()
+        try:
+            for renewals in (1, 2):
+                until(lambda: min(counts.values()) > 2 or bool(failures))
+                server.process.send_signal(signal.SIGHUP)
+                until(lambda n=renewals: server.printed_so_far().count("rolling restart finished") == n, seconds=120)  # type: ignore[misc]  # the loop's own
+            goals = {identity: count + 3 for identity, count in counts.items()}
+            until(lambda: bool(failures) or all(counts[identity] >= goal for identity, goal in goals.items()))
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join()
+        assert not failures
+        assert server.stop()[0] == 0

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 import tritonclient.grpc
 
@@ -125,6 +128,62 @@ def test_calls_fail_only_with_their_connection_while_workers_are_killed(recoveri
     assert not failures
 
 
+def test_log_of_a_killed_worker_counts_its_calls(recovering: OvmsProcess, tmp_path: Path) -> None:
+    begun, go = tmp_path / "begun", tmp_path / "go"
+    with each_worker(recovering) as (victim, _):
+        before = recovering.printed_so_far().count("requests_lost=1")
+        pid = pid_of(victim)
+        # Queries are no calls.
+        assert victim.get("/v2/models/dummy").status_code == victim.get("/v2/models/dummy/ready").status_code == 200
+        assert _infer_by_rest(victim) == [2.0] * 10
+
+        def hold() -> None:
+            with suppress(httpx.TransportError):
+                victim.post("/waits", json={"begun": str(begun), "go": str(go)})
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        until(begun.exists)
+        kill_worker(recovering, pid)
+        thread.join(WAIT_SECONDS)
+        go.touch()
+    assert recovering.printed_so_far().count("requests_lost=1") == before + 1
+    until(lambda: recovering.answers("/v2/health/ready"))
+
+
+# A stopped process that holds the lock of the shared counts
+
+_HOLDER = """
+import os, signal, sys
+from ovmstrio.workers.shared_state import SharedState
+
+state = SharedState(os.open(sys.argv[1], os.O_RDWR), 2)
+with state.locked():
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+def test_calls_are_answered_while_a_stopped_process_holds_the_lock(servers: SystemServers) -> None:
+    server = servers.serving("workers")
+    descriptors = Path(f"/proc/{server.process.pid}/fd").iterdir()
+    shared, *_ = [each for each in descriptors if "memfd:ovmstrio-state" in str(each.readlink())]
+    holder = subprocess.Popen([sys.executable, "-c", _HOLDER, str(shared)])
+    try:
+        until(lambda: psutil.Process(holder.pid).status() == psutil.STATUS_STOPPED)
+        with each_worker(server) as clients:
+            for client in clients:
+                for _ in range(10):
+                    assert client.get("/waits").status_code == 200
+        assert psutil.Process(holder.pid).status() == psutil.STATUS_STOPPED
+        holder.send_signal(signal.SIGCONT)
+        assert holder.wait(WAIT_SECONDS) == 0
+    finally:
+        holder.kill()
+        holder.wait()
+    with each_worker(server) as clients:
+        assert [client.get("/waits").status_code for client in clients] == [200, 200]
+
+
 # Renewal and end
 
 
@@ -195,7 +254,7 @@ def _busy_clients(server: OvmsProcess, *, ignores_cuts: bool = False) -> Iterato
 
     Args:
         server: the server.
-        ignores_cuts: connections that end are no failures.
+        ignores_cuts: connections that end are no failures; a server that is not ready is none either.
     """
     answered, failures, over = [0, 0], list[str](), threading.Event()
 
@@ -218,7 +277,8 @@ def _busy_clients(server: OvmsProcess, *, ignores_cuts: bool = False) -> Iterato
     def grpc() -> Any:
         return tritonclient.grpc.InferenceServerClient(server.grpc)
 
-    callers = [(0, rest, _infer_by_rest), (0, rest, _infer_by_rest), (1, grpc, partial(infer_by_grpc, model="dummy"))]
+    by_rest = [_infer_by_rest, _infer_by_rest, *([] if ignores_cuts else [_find_model])]
+    callers = [*((0, rest, each) for each in by_rest), (1, grpc, partial(infer_by_grpc, model="dummy"))]
     threads = [threading.Thread(target=repeat, args=caller) for caller in callers]
     for thread in threads:
         thread.start()
@@ -228,6 +288,15 @@ def _busy_clients(server: OvmsProcess, *, ignores_cuts: bool = False) -> Iterato
         over.set()
         for thread in threads:
             thread.join()
+
+
+def _find_model(client: httpx.Client) -> list[float]:
+    """Ask by a new connection whether a model is ready."""
+    with httpx.Client(base_url=client.base_url, timeout=WAIT_SECONDS) as new:
+        answers = [new.get(path).status_code for path in ("/v2/models/dummy/ready", "/v2/health/ready")]
+        if answers != [200, 200]:
+            return [float(each) for each in answers]
+        return _infer_by_rest(new)
 
 
 def _infer_by_rest(client: httpx.Client) -> list[float]:

@@ -15,7 +15,7 @@ from ovmstrio.server.plan import Plan, plan_project, read_plan
 from ovmstrio.server.settings import ServerSettings
 from ovmstrio.server.start_failures import log_failures
 from ovmstrio.telemetry.log_levels import LOG_LEVEL
-from ovmstrio.workers.task import WorkerTask
+from ovmstrio.workers.handoff import WorkerTask
 from ovmstrio.workers.worker import _plan_of
 from tests.support.projects import make_project
 

@@ -6,6 +6,7 @@ import select
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, cast
@@ -18,7 +19,7 @@ import trio.testing
 from openvino_genai.py_openvino_genai import GenerationStatus
 from trio.testing import MockClock
 
-from ovmstrio.core.errors import ContextExceeded, ModelFailure, NotReady
+from ovmstrio.core.errors import ContextExceeded, ModelFailure, NotReady, WorkerRestarting
 from ovmstrio.core.generation import Conversation, GenerationRequest, Grammar, GrammarKind, Sampling
 from ovmstrio.core.worker_peers import StreamedResult
 from ovmstrio.inference.engine.batch import Batch, QueuedRequest
@@ -38,8 +39,8 @@ from ovmstrio.isolation.worker_process import WorkerProcess
 from ovmstrio.text.engine_client import EngineClient
 from ovmstrio.text.engine_sharing import ANSWERED, GENERATION_VERBS, LEAVING, LOST, READY, EngineServer, RemoteEngine
 from ovmstrio.util.truncation import max_characters, size_of
+from ovmstrio.workers.owners import CALL_ENGINE, LISTEN_ENGINE, OwnerWait, WorkerEngines
 from ovmstrio.workers.rpc import WorkerRpc
-from ovmstrio.workers.shared_engines import CALL_ENGINE, LISTEN_ENGINE, WorkerEngines
 from tests.support.scripted_channel import ScriptedChannel
 from tests.support.waits import WAIT_SECONDS
 
@@ -461,6 +462,9 @@ class _Owner:
     async def wait_change(self) -> None:
         await trio.sleep(1)
 
+    def wait_seconds(self, _: int) -> float:
+        return 20
+
 
 async def test_request_waits_while_its_owner_is_replaced(autojump_clock: MockClock) -> None:
     owner, lost = _Owner(), list[str]()
@@ -485,6 +489,22 @@ async def test_request_waits_while_its_owner_is_replaced(autojump_clock: MockClo
             await answered.wait()
             nursery.cancel_scope.cancel()
     assert (answers, lost, len(owner.begun)) == (["accepted"], [], 1)
+
+
+async def test_request_fails_if_its_owner_does_not_return_in_time(autojump_clock: MockClock) -> None:
+    owner = _Owner()
+    engine = RemoteEngine(cast("Any", owner), 0, "m k", lambda _: None, lambda _: None)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(engine.run)
+        owner.is_leaving = True
+        owner.ended.set()
+        await trio.testing.wait_all_tasks_blocked()
+        began = trio.current_time()
+        for ask in (engine.ready, partial(engine.call, ["add", 3, {"n": 1}])):
+            with trio.fail_after(MOCK_SECONDS), pytest.raises(WorkerRestarting, match="send the request again"):
+                await ask()
+        assert trio.current_time() - began == 40
+        nursery.cancel_scope.cancel()
 
 
 class _Process:
@@ -626,6 +646,11 @@ class _NoPeers:
     rows, row = 2, 0
 
 
+class _NoWait:
+    def seconds(self, _: int) -> float:
+        return 0
+
+
 class _Engine:
     def __init__(self, name: str) -> None:
         self._name = name
@@ -641,19 +666,19 @@ class _Engine:
 
 
 def _engines() -> WorkerEngines:
-    return WorkerEngines(cast("WorkerRpc", _NoPeers()))
+    return WorkerEngines(cast("WorkerRpc", _NoPeers()), cast("OwnerWait", _NoWait()))
 
 
 async def test_worker_of_other_settings_gets_the_engine_of_the_owner(autojump_clock: MockClock) -> None:
     engines = _engines()
     old, new = cast("Any", _Engine("old")), cast("Any", _Engine("new"))
-    with engines.shown("m 1", old), trio.fail_after(MOCK_SECONDS):
+    with engines.exported("m 1", old), trio.fail_after(MOCK_SECONDS):
         with pytest.raises(NotReady):
             await engines.answer(CALL_ENGINE, ["m 2", 1, []])
         with pytest.raises(NotReady):
             await engines.answer(LISTEN_ENGINE, ["other 2", 1])
         assert await engines.answer(LISTEN_ENGINE, ["m 2", 1]) == "old"
-        with engines.shown("m 2", new):
+        with engines.exported("m 2", new):
             assert await engines.answer(CALL_ENGINE, ["m 2", 1, []]) == "old"
             assert await engines.answer(LISTEN_ENGINE, ["m 2", 1]) == "new"
             assert await engines.answer(CALL_ENGINE, ["m 2", 1, []]) == "new"
@@ -667,7 +692,7 @@ async def test_failed_load_of_an_engine_is_reported_at_once(autojump_clock: Mock
         with pytest.raises(ModelFailure, match="no such weights"):
             await engines.answer(LISTEN_ENGINE, ["m 1", 1])
         assert trio.current_time() == began
-        with engines.shown("m 1", cast("Any", _Engine("new"))):
+        with engines.exported("m 1", cast("Any", _Engine("new"))):
             assert await engines.answer(LISTEN_ENGINE, ["m 1", 1]) == "new"
         with pytest.raises(NotReady):
             await engines.answer(LISTEN_ENGINE, ["m 1", 1])

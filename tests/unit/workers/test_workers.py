@@ -16,7 +16,7 @@ from ovmstrio.models.sequences.store import check_worker_count, worker_folder
 from ovmstrio.server.reload import RELOAD, RESTORE, Reloader
 from ovmstrio.serving.aggregate import aggregate_metrics
 from ovmstrio.serving.data_plane import DataPlane
-from ovmstrio.workers.retained_metrics import RetainedMetrics
+from ovmstrio.workers.shared_state import RetainedMetrics
 
 # Reloads
 
@@ -100,13 +100,13 @@ def _text(count: int) -> bytes:
 
 
 @pytest.fixture
-def figures() -> RetainedMetrics:
+def metrics() -> RetainedMetrics:
     return RetainedMetrics(memoryview(bytearray(RetainedMetrics.size(ROWS))), ROWS)
 
 
 class _Peers:
-    def __init__(self, figures: RetainedMetrics, answers: dict[int, bytes]) -> None:
-        self._figures = figures
+    def __init__(self, metrics: RetainedMetrics, answers: dict[int, bytes]) -> None:
+        self._metrics = metrics
         self._answers = answers
         self.others = [1, 2]
         self.ends: int | None = None
@@ -114,20 +114,20 @@ class _Peers:
     async def ask_soon(self, *_: Any) -> dict[int, bytes]:
         answers = dict(self._answers)
         if self.ends is not None:
-            self._figures.retain(self.ends)
+            self._metrics.retain(self.ends)
             self._answers.pop(self.ends, None)
             self.ends = None
         await trio.lowlevel.checkpoint()
         return answers
 
-    def leave_figures(self, text: bytes, *, is_open: bool) -> None:
-        self._figures.leave(0, text, is_open=is_open)
+    def save_metrics(self, text: bytes, *, is_open: bool) -> None:
+        self._metrics.save(0, text, is_open=is_open)
 
-    def past_changes(self, *, is_open: bool) -> int | None:
-        return self._figures.changes(is_open=is_open)
+    def metrics_generation(self, *, is_open: bool) -> int | None:
+        return self._metrics.generation(is_open=is_open)
 
-    def past_figures(self, answered: Iterable[int], *, is_open: bool) -> list[bytes]:
-        return self._figures.past([row for row in (1, 2) if row not in answered], is_open=is_open)
+    def retained_metrics(self, answered: Iterable[int], *, is_open: bool) -> list[bytes]:
+        return self._metrics.texts([row for row in (1, 2) if row not in answered], is_open=is_open)
 
 
 class _Plane:
@@ -144,47 +144,47 @@ async def _calls(peers: _Peers) -> list[bytes]:
     return [line for line in text.splitlines() if not line.startswith(b"#")]
 
 
-async def test_figures_of_a_silent_worker_are_counted_before_its_end_is_known(figures: RetainedMetrics) -> None:
-    figures.leave(1, _text(10), is_open=False)
-    figures.leave(2, _text(100), is_open=False)
-    peers = _Peers(figures, {2: _text(101)})
+async def test_metrics_of_a_silent_worker_are_counted_before_its_end_is_known(metrics: RetainedMetrics) -> None:
+    metrics.save(1, _text(10), is_open=False)
+    metrics.save(2, _text(100), is_open=False)
+    peers = _Peers(metrics, {2: _text(101)})
     assert await _calls(peers) == [b"calls 112.0", b"now 2.0"]
-    figures.retain(1)
+    metrics.retain(1)
     assert await _calls(peers) == [b"calls 112.0", b"now 2.0"]
 
 
-async def test_counters_of_a_stuck_worker_keep_their_last_values(figures: RetainedMetrics) -> None:
+async def test_counters_of_a_stuck_worker_keep_their_last_values(metrics: RetainedMetrics) -> None:
     answers = {1: _text(10), 2: _text(100)}
     for row, text in answers.items():
-        figures.leave(row, text, is_open=False)
-    assert await _calls(_Peers(figures, answers)) == [b"calls 111.0", b"now 3.0"]
-    assert await _calls(_Peers(figures, {1: _text(11)})) == [b"calls 112.0", b"now 2.0"]
-    assert await _calls(_Peers(figures, {1: _text(11), 2: _text(102)})) == [b"calls 114.0", b"now 3.0"]
+        metrics.save(row, text, is_open=False)
+    assert await _calls(_Peers(metrics, answers)) == [b"calls 111.0", b"now 3.0"]
+    assert await _calls(_Peers(metrics, {1: _text(11)})) == [b"calls 112.0", b"now 2.0"]
+    assert await _calls(_Peers(metrics, {1: _text(11), 2: _text(102)})) == [b"calls 114.0", b"now 3.0"]
 
 
-async def test_worker_that_ends_during_a_scrape_is_counted_once(figures: RetainedMetrics) -> None:
-    figures.leave(2, _text(101), is_open=False)
-    peers = _Peers(figures, {2: _text(101)})
+async def test_worker_that_ends_during_a_scrape_is_counted_once(metrics: RetainedMetrics) -> None:
+    metrics.save(2, _text(101), is_open=False)
+    peers = _Peers(metrics, {2: _text(101)})
     peers.ends = 2
     assert await _calls(peers) == [b"calls 102.0", b"now 1.0"]
 
 
-def test_figures_of_ended_workers_are_unavailable_while_they_change(
-    figures: RetainedMetrics, monkeypatch: pytest.MonkeyPatch
+def test_metrics_of_ended_workers_are_unavailable_while_they_change(
+    metrics: RetainedMetrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    figures.leave(1, _text(10), is_open=True)
+    metrics.save(1, _text(10), is_open=True)
     seen: list[int | None] = []
-    leave = figures.leave
+    leave = metrics.save
 
     def note(row: int, text: bytes, *, is_open: bool) -> None:
-        seen.append(figures.changes(is_open=is_open))
+        seen.append(metrics.generation(is_open=is_open))
         leave(row, text, is_open=is_open)
 
-    monkeypatch.setattr(figures, "leave", note)
-    before = figures.changes(is_open=True)
-    figures.retain(1)
+    monkeypatch.setattr(metrics, "save", note)
+    before = metrics.generation(is_open=True)
+    metrics.retain(1)
     assert seen == [None, None]
-    assert None is not figures.changes(is_open=True) != before
+    assert None is not metrics.generation(is_open=True) != before
 
 
 # Stored sequences

@@ -20,8 +20,8 @@ from ovmstrio.core import errors
 from ovmstrio.core.errors import ConfigError, SequenceExists, SequenceMissing
 from ovmstrio.core.request import Contents, InferInput, InferRequest
 from ovmstrio.core.service import SequenceServable
-from ovmstrio.core.tensor import Array, RawTensor, Tensor
-from ovmstrio.core.worker_peers import ForwardedStep, SequenceMoved
+from ovmstrio.core.tensor import BY_NAME, Array, RawTensor, Tensor
+from ovmstrio.core.worker_peers import ForwardedStep
 from ovmstrio.inference.tuner import Placement
 from ovmstrio.models.loading import load_model
 from ovmstrio.models.sequences import SequenceControl, SequenceManagers
@@ -29,8 +29,6 @@ from ovmstrio.models.sequences.requests import read_control
 from ovmstrio.models.stateful import StatefulServable
 from ovmstrio.serving.records import VersionState
 from ovmstrio.transport.statuses import error_status
-from ovmstrio.workers.sequence_forwarding import SharedSequenceDirectory
-from ovmstrio.workers.shared_state import SharedState
 from tests.support import ir
 from tests.support.servables import (
     EXACT,
@@ -219,41 +217,45 @@ async def step(
     return float((await _output(servable, np.full((1, 2), value, np.float32), number, control))[0, 0])
 
 
-class _OtherProcess:
+class _OtherWorker:
+    """Owns the sequence 7."""
+
+    last_id = 0
+
     def __init__(self) -> None:
-        self.calls: list[tuple[int, int | str, bool]] = []
+        self.steps: list[ForwardedStep] = []
 
     def owner(self, model: str, identity: int | str) -> int | None:
-        return None if self.calls else 1
+        return 1 if identity == 7 else None
 
     async def run_step(self, owner: int, step: ForwardedStep) -> list[Tensor | RawTensor]:
-        self.calls.append((owner, step.id, step.start))
-        raise SequenceMoved
+        assert owner == 1
+        self.steps.append(step)
+        return [Tensor("y", BY_NAME["FP32"], np.full((1, 2), 9, np.float32))]
+
+    def begin(self, model: str, version: int, most: float) -> None: ...
+
+    def end(self, model: str, version: int) -> None: ...
+
+    def count(self, model: str, version: int) -> int:
+        return 0
 
 
-async def test_sequence_that_its_owner_has_lost_begins_here(tmp_path: Path) -> None:
-    other = _OtherProcess()
+async def test_steps_run_in_the_worker_that_owns_their_sequence(tmp_path: Path) -> None:
+    other = _OtherWorker()
     servable = await load_stateful(ir.accumulator(), tmp_path, owners=other)
-    assert await step(servable, 1, number=7, control=START) == 1
-    assert await step(servable, 2, number=7) == 3
-    assert other.calls == [(1, 7, True)]
-
-
-async def test_late_start_is_refused_while_another_process_has_the_sequence(tmp_path: Path) -> None:
-    servable, manager = await load_managed(ir.accumulator(), tmp_path)
-    board = SharedState.create(2)
-    try:
-        here, there = (SharedSequenceDirectory(board, row, "secret") for row in range(2))
-        manager.directory = here
-        there.begin(servable.name, 1, 7, 500)
-        arrays = {"x": np.ones((1, 2), np.float32)}
-        with pytest.raises(SequenceExists):
-            await servable.run_step(ForwardedStep(servable.name, "", 7, True, False, arrays, math.inf))
-        there.end(servable.name, 1, 7)
-        outputs = await servable.run_step(ForwardedStep(servable.name, "", 7, True, False, arrays, math.inf))
-        assert [each.name for each in outputs] == ["y", "sequence_id"]
-    finally:
-        board.close()
+    assert await step(servable, 1, number=7, control=START) == 9
+    assert await step(servable, 2, number=8, control=START) == 2
+    assert await step(servable, 2, number=8) == 4
+    ((name, version, identity, start, end),) = [
+        (each.model, each.version, each.id, each.start, each.end) for each in other.steps
+    ]
+    assert (name, version, identity, start, end) == (servable.name, "", 7, True, False)
+    arrays = {"x": np.ones((1, 2), np.float32)}
+    outputs = await servable.run_step(ForwardedStep(servable.name, "", 8, False, True, arrays, math.inf))
+    assert [each.name for each in outputs] == ["y", "sequence_id"]
+    with pytest.raises(SequenceMissing):
+        await step(servable, 2, number=8)
 
 
 @pytest.mark.parametrize("width", [2, 2 * 4096], ids=["small", "large"])

@@ -117,6 +117,7 @@ def test_statuses_are_failures(cls: type[errors.ServerError], row: tuple[Status,
     [
         (errors.InvalidRequest("why"), Status.INVALID_ARGUMENT, 400),
         (errors.NotFound("why"), Status.NOT_FOUND, 404),
+        (errors.WorkerRestarting("why"), Status.UNAVAILABLE, 503),
         (errors.VersionLoading("why"), Status.UNAVAILABLE, 404),
         (errors.Overloaded("why"), Status.RESOURCE_EXHAUSTED, 429),
         (errors.MalformedPayload("why"), Status.INVALID_ARGUMENT, 400),

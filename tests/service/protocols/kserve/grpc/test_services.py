@@ -87,6 +87,16 @@ async def test_liveness_and_readiness_follow_a_drain(serving: Serving) -> None:
     assert (await with_triton(serving.address, states))[:2] == (True, False)
 
 
+async def test_server_stays_ready_while_one_of_its_workers_is_replaced(serving: Serving) -> None:
+    def states(client: Any) -> tuple[bool, ...]:
+        return client.is_server_live(), client.is_server_ready(), client.is_model_ready("echo")
+
+    serving.plane.begin_drain(is_restart=True)
+    assert serving.plane.is_draining
+    assert await with_triton(serving.address, states) == (True, True, True)
+    assert [await check(serving, service) for service in ("", "echo")] == [SERVING, SERVING]
+
+
 async def test_server_metadata(serving: Serving) -> None:
     metadata = await with_triton(serving.address, lambda client: client.get_server_metadata())
     assert (metadata.name, metadata.version) == ("OpenVINO Model Server", version("ovmstrio"))

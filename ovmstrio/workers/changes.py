@@ -1,0 +1,153 @@
+"""Calls between the workers: their handlers, metrics of exited workers, and the server-wide lock for admin changes."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import trio
+
+from ovmstrio.core.errors import NotReady
+from ovmstrio.core.worker_peers import StreamedResult
+from ovmstrio.server.reload import RELOAD, RESTORE
+from ovmstrio.serving.aggregate import answer_peer
+from ovmstrio.serving.broadcast_changes import PEER_REQUESTS, handle_peer_change
+from ovmstrio.workers.owners import CALL_ENGINE, LISTEN_ENGINE
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
+
+    from ovmstrio.server.reload import Reloader
+    from ovmstrio.serving.data_plane import DataPlane
+    from ovmstrio.workers.owners import WorkerEngines
+    from ovmstrio.workers.rpc import WorkerRpc
+    from ovmstrio.workers.shared_state import RetainedMetrics
+
+_CHANGE_LOCK: Final = "change lock"
+"""RPC of the first worker, which owns the lock."""
+_FAREWELL: Final = "farewell"
+"""RPC by which a worker reports that it needs no more answers."""
+_LOCK_OWNER: Final = 0
+
+_T = TypeVar("_T")
+
+
+class WorkerGroup:
+    """RPC to the other workers; see :class:`ovmstrio.core.worker_peers.WorkerPeers`."""
+
+    def __init__(self, rpc: WorkerRpc, engines: WorkerEngines, metrics: RetainedMetrics) -> None:
+        self.row = rpc.row
+        self.others: Sequence[int] = [row for row in range(rpc.rows) if row != rpc.row]
+        self._rpc = rpc
+        self._engines = engines
+        self._metrics = metrics
+        self._lock = trio.Semaphore(1)
+        self._departed: set[int] = set()
+        self._handlers: dict[str, Callable[..., Awaitable[Any]]] = {}
+
+    async def run(self, plane: DataPlane, reloading: Reloader, *, task_status: trio.TaskStatus[None]) -> None:
+        """Answer the other workers until cancelled."""
+
+        async def answer(call: Sequence[Any]) -> Any:
+            question, *arguments = call
+            if question in {CALL_ENGINE, LISTEN_ENGINE}:
+                return await self._engines.answer(question, arguments)
+            if question in self._handlers:
+                return await self._handlers[question](*arguments)
+            if question in PEER_REQUESTS:
+                return await handle_peer_change(plane, question, arguments)
+            if question == _FAREWELL:
+                self._departed.update(arguments)
+                return self._rpc.announce()
+            if question == _CHANGE_LOCK:
+                return _LockStream(self._lock)
+            return await answer_peer(plane, question, arguments)
+
+        self._handlers |= {RELOAD: reloading.reload_here, RESTORE: reloading.rollback_here}
+        await self._rpc.run(answer, task_status=task_status)
+
+    async def ask_soon(self, questions: Mapping[int, Sequence[Any]], seconds: float) -> dict[int, Any]:
+        """Call several workers and return the results that arrive in time."""
+        return await self._rpc.ask_soon(questions, seconds)
+
+    async def ask_all(self, question: str, *arguments: Any, limit_seconds: float = 60) -> list[Any]:
+        """Call all reachable workers; raises ServerError if one fails."""
+        return await self._rpc.ask_all(question, *arguments, limit_seconds=limit_seconds)
+
+    def answer_with(self, question: str, answer: Callable[..., Awaitable[Any]]) -> None:
+        """Register an RPC handler."""
+        self._handlers[question] = answer
+
+    def save_metrics(self, text: bytes, *, is_open: bool) -> None:
+        """Save metrics of this worker."""
+        self._metrics.save(self.row, text, is_open=is_open)
+
+    def metrics_generation(self, *, is_open: bool) -> int | None:
+        """Return the generation of the retained metrics; None while they are updated."""
+        return self._metrics.generation(is_open=is_open)
+
+    def retained_metrics(self, answered: Iterable[int], *, is_open: bool) -> list[bytes]:
+        """Return metrics of exited workers that are not among ``answered``."""
+        known = {self.row, *answered}
+        return self._metrics.texts([row for row in range(self._rpc.rows) if row not in known], is_open=is_open)
+
+    async def say_farewell(self, others: AbstractSet[int]) -> None:
+        """Report that this worker needs no more answers, and wait until ``others`` need none either."""
+        # A failure is logged there, and that worker waits for its time limit.
+        with suppress(Exception):
+            await self._rpc.ask_all(_FAREWELL, self.row)
+        while not self._departed.issuperset(others):
+            await self._rpc.wait_change()
+
+    async def in_turn(self, work: Callable[[], Awaitable[_T]]) -> _T:
+        """Run ``work`` under the server-wide lock; raises as ``work``."""
+        if self.row == _LOCK_OWNER:
+            async with self._lock:
+                return await work()
+        done: list[_T] = []
+        errors: list[Exception] = []
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._hold_lock)
+            try:
+                done.append(await work())
+            except Exception as error:  # noqa: BLE001 - raised below, outside of the nursery's exception group
+                errors.append(error)
+            nursery.cancel_scope.cancel()
+        if errors:
+            raise errors[0]
+        return done[0]
+
+    async def _hold_lock(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Hold the lock until cancelled; without the first worker, which is restarting then, there is no lock."""
+        has_turn = trio.Event()
+
+        def begin(_: Any) -> None:
+            if not has_turn.is_set():
+                has_turn.set()
+                task_status.started()
+
+        try:
+            await self._rpc.listen(_LOCK_OWNER, [_CHANGE_LOCK], begin)
+        except NotReady:
+            begin(None)
+        await trio.sleep_forever()
+
+
+class _LockStream(StreamedResult):
+    """Lock stream: one part when the lock is acquired; closing releases it."""
+
+    def __init__(self, lock: trio.Semaphore) -> None:
+        self._lock = lock
+        self._is_acquired = False
+
+    async def __anext__(self) -> Any:
+        if self._is_acquired:
+            await trio.sleep_forever()
+        await self._lock.acquire()
+        self._is_acquired = True
+        return None
+
+    def close(self) -> None:
+        if self._is_acquired:
+            self._lock.release()
