@@ -7,12 +7,12 @@ from pathlib import Path
 
 from benchmarks.report import Row
 from tests.attacks.attacks import ATTACKS
-from tests.attacks.measuring import GROWTH, Measured, measure
+from tests.attacks.measurement import GROWTH, Measurement, measure
 
 DELAY_MS = 20.0
 
 
-def _row(measured: Measured) -> Row:
+def _row(measured: Measurement) -> Row:
     met = measured.delay_ms <= DELAY_MS and measured.growth <= GROWTH
     detail = (
         f"{measured.outcome}; p50/p99/max {measured.quiet} ms without, {measured.attacked} ms with it; "

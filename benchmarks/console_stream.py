@@ -34,7 +34,7 @@ __all__ = ["run"]
 SERVICES: Final = 50
 SECONDS: Final = 200
 GOAL_MS: Final = 5.0
-_DOOR: Final = ApiInterface("KServe", "gRPC", "ModelInfer")
+_INTERFACE: Final = ApiInterface("KServe", "gRPC", "ModelInfer")
 
 
 class _Viewer:
@@ -56,7 +56,9 @@ async def _may() -> bool:
 def _call_all(plane: DataPlane, names: Sequence[str], second: int) -> None:
     """Record calls of every service with durations that vary by second."""
     for number, name in enumerate(names):
-        event = CallEvent(name, "1", "model", _DOOR, "ModelInfer", seconds=1e-4 * (1 + (number + second) % 9), code=OK)
+        event = CallEvent(
+            name, "1", "model", _INTERFACE, "ModelInfer", seconds=1e-4 * (1 + (number + second) % 9), code=OK
+        )
         plane.call_statistics.call_finished(event)
 
 

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from benchmarks.matrix.doors import MeasuredModel, asked_over, check_answer
+from benchmarks.matrix.infer_requests import MeasuredModel, check_answer, infer_call
 from benchmarks.matrix.load import load
 from benchmarks.matrix.networks import input_of, network
 from benchmarks.models import F32, write_repository
@@ -22,7 +22,7 @@ from benchmarks.processes import cpu_of_tree, ovms
 if TYPE_CHECKING:
     import openvino as ov
 
-    from benchmarks.matrix.doors import Asked
+    from benchmarks.matrix.infer_requests import InferCall
     from benchmarks.processes import Server
 
 __all__: list[str] = []
@@ -41,10 +41,10 @@ class _Together(NamedTuple):
     p99_ms: float
 
 
-def _ask(server: Server, asked: list[Asked], seconds: float) -> _Together:
+def _ask(server: Server, calls: list[InferCall], seconds: float) -> _Together:
     before = cpu_of_tree(server.process)
-    with ThreadPoolExecutor(len(asked)) as pool:
-        figures = list(pool.map(lambda each: load(each, CALLERS, seconds, server.process), asked))
+    with ThreadPoolExecutor(len(calls)) as pool:
+        figures = list(pool.map(lambda each: load(each, CALLERS, seconds, server.process), calls))
     rate = sum(each.rate for each in figures)
     used = cpu_of_tree(server.process) - before
     return _Together(rate, used / (rate * seconds) * 1e6, max(each.p99_us for each in figures) / 1e3)
@@ -57,10 +57,10 @@ def _measure(size: str, count: int, called: int, seconds: float) -> dict[str, _T
         models = {f"model{number}": network(size, is_dynamic=False) for number in range(count)}
         config = write_repository(folder, models, dict.fromkeys(models, F32))
         servers = {mode: stack.enter_context(ovms(config, *options)) for mode, options in MODES.items()}
-        asked = {mode: _asked(server, models, folder / mode)[:called] for mode, server in servers.items()}
+        calls = {mode: _infer_calls(server, models, folder / mode)[:called] for mode, server in servers.items()}
         orders = (tuple(MODES), tuple(reversed(MODES)))
         rounds = [
-            {mode: _ask(servers[mode], asked[mode], seconds) for mode in orders[turn % 2]} for turn in range(ROUNDS)
+            {mode: _ask(servers[mode], calls[mode], seconds) for mode in orders[turn % 2]} for turn in range(ROUNDS)
         ]
         return {
             mode: _Together(*map(statistics.median, zip(*(each[mode] for each in rounds), strict=True)))
@@ -68,12 +68,12 @@ def _measure(size: str, count: int, called: int, seconds: float) -> dict[str, _T
         }
 
 
-def _asked(server: Server, models: dict[str, ov.Model], folder: Path) -> list[Asked]:
+def _infer_calls(server: Server, models: dict[str, ov.Model], folder: Path) -> list[InferCall]:
     found = []
     for name, model in models.items():
         (folder / name).mkdir(parents=True)
         given, array = input_of(model)
-        found.append(asked_over("gRPC", MeasuredModel(name, given, array, "y"), server, folder / name))
+        found.append(infer_call("gRPC", MeasuredModel(name, given, array, "y"), server, folder / name))
         check_answer(found[-1])
     return found
 

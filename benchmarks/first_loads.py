@@ -71,8 +71,8 @@ def _start(case: _Case, config: Path, cache: Path) -> tuple[float, float]:
 
 def _used(server: psutil.Process) -> float:
     """Return the CPU seconds of a server and its processes, including exited ones."""
-    everybody = [server, *server.children(recursive=True)]
-    return sum(sum(each.cpu_times()[:4]) for each in everybody)
+    processes = [server, *server.children(recursive=True)]
+    return sum(sum(each.cpu_times()[:4]) for each in processes)
 
 
 def _wait_ready(process: subprocess.Popen[bytes], port: int) -> None:

@@ -117,7 +117,7 @@ def killed_engine(server: Server) -> list[Row]:
         begun.wait()
         killed = time.perf_counter()
         os.kill(engine.pid, signal.SIGKILL)
-        told = max(each.result() for each in streams) - killed
+        delay = max(each.result() for each in streams) - killed
         while httpx.get(_url(server, "/v2/health/ready")).status_code != httpx.codes.OK:
             threading.Event().wait(0.1)
         again = time.perf_counter() - killed
@@ -126,7 +126,7 @@ def killed_engine(server: Server) -> list[Row]:
     what = "kill -9 of the engine under 8 streams"
     detail = f"ready again after {again:.1f} s"
     return [
-        Row(f"{what}: seconds until the last of them is told", told, "< 0.2", told < 0.2, detail),
+        Row(f"{what}: seconds until the last client gets the error", delay, "< 0.2", delay < 0.2, detail),
         Row(f"{what}: failed calls of another model", failed, "0", not failed, f"of {calls} calls until then"),
     ]
 

@@ -101,8 +101,8 @@ def _broken(folder: str, poison_after: int | None) -> list[list[int]]:
 
 _HOW: Final[dict[str, Callable[[str, int | None], Sequence[Any]]]] = {"served": _served, "broken": _broken}
 _ROWS: Final = {
-    "served": f"texts of {_NEIGHBOURS} beside one whose form cannot be compiled, as without it",
-    "broken": f"texts of {_NEIGHBOURS} beside one that breaks a step nevertheless, as without it, exact numbers",
+    "served": f"texts of {_NEIGHBOURS} with one whose grammar cannot be compiled, same as without",
+    "broken": f"texts of {_NEIGHBOURS} with one that fails in a step, same as without, exact numbers",
 }
 
 

@@ -103,10 +103,10 @@ PHASES: Mapping[str, Callable[[ModelLibrary, Path, threading.Event], None] | Non
 
 
 async def _turn(library: ModelLibrary, root: Path, phase: str) -> list[float]:
-    over, beside = threading.Event(), PHASES[phase]
+    over, disturbance = threading.Event(), PHASES[phase]
     async with trio.open_nursery() as nursery:
-        if beside is not None:
-            nursery.start_soon(trio.to_thread.run_sync, partial(beside, library, root, over))
+        if disturbance is not None:
+            nursery.start_soon(trio.to_thread.run_sync, partial(disturbance, library, root, over))
         taken = await trio.to_thread.run_sync(_call, library)
         over.set()
     return taken
@@ -159,6 +159,6 @@ def run() -> list[Row]:
             f"median of {ROUNDS} rounds, which had {min(ratios):.2f} to {max(ratios):.2f}; "
             f"{statistics.median(each['busy'] for each in rounds):.2f} ms against "
             f"{statistics.median(each['quiet'] for each in rounds):.2f} ms; "
-            f"hashing beside it for as long as a load takes has {hashing:.2f}",
+            f"hashing concurrently for as long as a load takes has {hashing:.2f}",
         ),
     ]

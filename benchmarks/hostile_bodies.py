@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.report import Row
-from tests.attacks.measuring import Latencies, Watch, neighbour
-from tests.attacks.served import Ports
+from tests.attacks.attacked_server import Ports
+from tests.attacks.measurement import Latencies, Watch, neighbour
 from tests.support.all_kinds import write_hostile_services
 from tests.support.hostile_bodies import FORMS, HEADERS, ROUTES, SHAPES, bodies
 from tests.support.processes import serving
@@ -31,7 +31,7 @@ MIB = 2**20
 SIZES = {"1 MiB": MIB, "16 MiB": 16 * MIB, "60 MiB": 60 * MIB}
 
 
-class Attacked:
+class AttackedServer:
     """A server process with the cost of its calls."""
 
     def __init__(self, ports: Ports, pid: int) -> None:
@@ -72,7 +72,7 @@ class Attacked:
         return Latencies.of(busy).p99 - Latencies.of(quiet).p99
 
 
-def _costs(attacked: Attacked, name: str, size: int) -> Iterator[tuple[float, str]]:
+def _costs(attacked: AttackedServer, name: str, size: int) -> Iterator[tuple[float, str]]:
     """Measure all shapes; small bodies at all places of the route, large ones at one place."""
     route = ROUTES[name]
     for number, shape in enumerate(SHAPES):
@@ -80,7 +80,7 @@ def _costs(attacked: Attacked, name: str, size: int) -> Iterator[tuple[float, st
             yield attacked.cost(route.paths[0], bodies(route, place, shape, size), HEADERS), f"{shape} at {place!r}"
 
 
-def _form_costs(attacked: Attacked, size: int) -> Iterator[tuple[float, str]]:
+def _form_costs(attacked: AttackedServer, size: int) -> Iterator[tuple[float, str]]:
     for name, (content_type, make) in FORMS.items():
         yield attacked.cost("/handler", make(size), {"Content-Type": content_type}), name
 
@@ -99,7 +99,7 @@ def run() -> list[Row]:
         config = str(write_hostile_services(folder))
         with serving("--config_path", config, *options, log=folder / "log") as server:
             ports = Ports(int(server.grpc.rpartition(":")[2]), int(server.rest.rpartition(":")[2]))
-            attacked = Attacked(ports, server.process.pid)
+            attacked = AttackedServer(ports, server.process.pid)
             for name in ROUTES:
                 rows += [_row(f"{name}, {title}", _costs(attacked, name, size)) for title, size in SIZES.items()]
                 delay = min(attacked.delay_ms(name) for _ in range(TRIES))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from benchmarks.matrix.doors import MeasuredModel, asked_over, check_answer
+from benchmarks.matrix.infer_requests import MeasuredModel, check_answer, infer_call
 from benchmarks.matrix.load import load
 from benchmarks.matrix.networks import input_of, network
 from benchmarks.models import F32, write_repository
@@ -17,7 +17,7 @@ from benchmarks.processes import ovms
 from benchmarks.report import Row
 
 if TYPE_CHECKING:
-    from benchmarks.matrix.doors import Asked
+    from benchmarks.matrix.infer_requests import InferCall
     from benchmarks.processes import Server
 
 __all__ = ["run"]
@@ -29,21 +29,21 @@ _NEIGHBOURS: Final = {"ResNet-50": ("75 ms", 4), "a model of 10 ms": ("10 ms", 8
 _MOST: Final = 5.0
 
 
-def _asked(model: str, size: str, server: Server, folder: Path) -> Asked:
+def _checked_call(model: str, size: str, server: Server, folder: Path) -> InferCall:
     name, array = input_of(made := network(size, is_dynamic=True))
-    inside = folder / f"{model}.asked"
+    inside = folder / f"{model}.requests"
     inside.mkdir()
-    asked = asked_over("gRPC", MeasuredModel(model, name, array, made.outputs[0].any_name), server, inside)
-    check_answer(asked)
-    return asked
+    calls = infer_call("gRPC", MeasuredModel(model, name, array, made.outputs[0].any_name), server, inside)
+    check_answer(calls)
+    return calls
 
 
-async def _beside(asked: Asked, other: Asked, callers: int, server: Server) -> float:
+async def _p99_under_load(calls: InferCall, other: InferCall, callers: int, server: Server) -> float:
     """Return p99 in microseconds during the load on the other model."""
     taken: list[float] = []
 
     def ask() -> None:
-        taken.append(load(asked, 1, _SECONDS, server.process).p99_us)
+        taken.append(load(calls, 1, _SECONDS, server.process).p99_us)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trio.to_thread.run_sync, load, other, callers, 1.5 * _SECONDS, server.process)
@@ -51,19 +51,19 @@ async def _beside(asked: Asked, other: Asked, callers: int, server: Server) -> f
     return taken[0]
 
 
-def _row(what: str, asked: Asked, other: Asked, callers: int, server: Server) -> Row:
+def _row(what: str, calls: InferCall, other: InferCall, callers: int, server: Server) -> Row:
     rounds = [
-        (load(asked, 1, _SECONDS, server.process).p99_us, trio.run(_beside, asked, other, callers, server))
+        (load(calls, 1, _SECONDS, server.process).p99_us, trio.run(_p99_under_load, calls, other, callers, server))
         for _ in range(_ROUNDS)
     ]
-    ratio = statistics.median(beside / alone for alone, beside in rounds)
-    alone, beside = (statistics.median(column) / 1e3 for column in zip(*rounds, strict=True))
+    ratio = statistics.median(loaded / alone for alone, loaded in rounds)
+    alone, loaded = (statistics.median(column) / 1e3 for column in zip(*rounds, strict=True))
     return Row(
-        f"p99 of a trivial model while {what} is asked by {callers} at once, against alone",
+        f"p99 of a trivial model while {what} is called by {callers} at once, against alone",
         ratio,
         f"<= {_MOST:g}",
         ratio <= _MOST,
-        f"{beside:.2f} ms, alone {alone:.2f} ms",
+        f"{loaded:.2f} ms, alone {alone:.2f} ms",
     )
 
 
@@ -76,7 +76,7 @@ def run() -> list[Row]:
         models = {names[what]: network(size, is_dynamic=True) for what, size in sizes.items()}
         config = write_repository(folder, models, {each: {**F32, "PERFORMANCE_HINT": "LATENCY"} for each in models})
         with ovms(config) as server:
-            asked = {what: _asked(names[what], size, server, folder) for what, size in sizes.items()}
+            calls = {what: _checked_call(names[what], size, server, folder) for what, size in sizes.items()}
             return [
-                _row(what, asked[_TRIVIAL], asked[what], callers, server) for what, (_, callers) in _NEIGHBOURS.items()
+                _row(what, calls[_TRIVIAL], calls[what], callers, server) for what, (_, callers) in _NEIGHBOURS.items()
             ]

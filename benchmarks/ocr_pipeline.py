@@ -30,7 +30,7 @@ def _python_with_rapidocr(folder: Path) -> Path:
 
 
 def _package_run(python: Path) -> tuple[float, list[str]]:
-    from ovmstrio_samples.ocr_pipeline.client import PAGE  # noqa: PLC0415 - its packages are for this sample alone
+    from ovmstrio_samples.ocr_pipeline.client import PAGE  # noqa: PLC0415 - only this sample needs these packages
 
     command = [str(python), "-I", ocr_package.__file__, str(PAGE)]
     out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -39,9 +39,9 @@ def _package_run(python: Path) -> tuple[float, list[str]]:
 
 
 def _served_run(config: Path) -> tuple[float, list[str]]:
-    from tritonclient.grpc import InferenceServerClient  # noqa: PLC0415 - its packages are for this sample alone
+    from tritonclient.grpc import InferenceServerClient  # noqa: PLC0415 - only this sample needs these packages
 
-    from ovmstrio_samples.ocr_pipeline.client import PAGE, read_text  # noqa: PLC0415 - its packages are for this sample alone
+    from ovmstrio_samples.ocr_pipeline.client import PAGE, read_text  # noqa: PLC0415 - only this sample needs these packages
 
     with ovms(config) as server, InferenceServerClient(f"127.0.0.1:{server.grpc}") as client:
         return ocr_package.median_seconds(lambda: read_text(client, PAGE)), read_text(client, PAGE)

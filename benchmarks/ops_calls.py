@@ -43,16 +43,16 @@ KSERVE: Final = "/inference.GRPCInferenceService/ModelInfer"
 _TEXT: Final = "text"
 
 
-class _Door(NamedTuple):
+class _Interface(NamedTuple):
     name: str
     goal: int | None
 
 
-_DOORS: Final = (
-    _Door("KServe v2 over HTTP", 1420),
-    _Door("KServe v2 over gRPC", 600),
-    _Door("Paddle's HTTP", None),
-    _Door("Paddle's gRPC", None),
+_INTERFACES: Final = (
+    _Interface("KServe v2 over HTTP", 1420),
+    _Interface("KServe v2 over gRPC", 600),
+    _Interface("Paddle's HTTP", None),
+    _Interface("Paddle's gRPC", None),
 )
 
 
@@ -77,7 +77,7 @@ class _Chain(WebService):
         return op
 
 
-def _calls(running: Running) -> Iterator[tuple[_Door, Callable[[], None]]]:
+def _calls(running: Running) -> Iterator[tuple[_Interface, Callable[[], None]]]:
     """Return a call for each interface, which exits on a wrong answer."""
     connection = http.client.HTTPConnection(running.rest[0])
     channel = grpc.insecure_channel(running.grpc[0])
@@ -102,26 +102,26 @@ def _calls(running: Running) -> Iterator[tuple[_Door, Callable[[], None]]]:
     ]
     expected = [b'"data":["text"]', b'"value":["text"]', _TEXT.encode(), RESPONSE(value=[_TEXT]).SerializeToString()]
     order = (0, 2, 1, 3)
-    for door, index in zip(_DOORS, order, strict=True):
+    for interface, index in zip(_INTERFACES, order, strict=True):
 
         def call(ask: Callable[[], bytes] = asks[index], part: bytes = expected[index]) -> None:
             if part not in (answer := ask()):
                 sys.exit(f"the pipeline answered wrongly: {answer!r}")
 
-        yield door, call
+        yield interface, call
 
 
-def _measure(running: Running, counted: Callable[[], int]) -> list[tuple[_Door, float]]:
+def _measure(running: Running, counted: Callable[[], int]) -> list[tuple[_Interface, float]]:
     """Count the function calls of a request over each interface; the client's thread is not counted."""
     sys.setprofile(None)
     found = []
-    for door, call in _calls(running):
+    for interface, call in _calls(running):
         for _ in range(WARM):
             call()
         before = counted()
         for _ in range(CALLS):
             call()
-        found.append((door, (counted() - before) / CALLS))
+        found.append((interface, (counted() - before) / CALLS))
     return found
 
 
@@ -143,7 +143,7 @@ def _counting() -> Iterator[Callable[[], int]]:
         threading.setprofile(None)
 
 
-async def _serve(counted: Callable[[], int], length: int) -> list[tuple[_Door, float]]:
+async def _serve(counted: Callable[[], int], length: int) -> list[tuple[_Interface, float]]:
     service = _Chain(name="service")
     service.length = length
     settings = {"rpc_port": 0, "http_port": 0, "worker_num": 64, "logging": {"enabled": False}}
@@ -168,11 +168,11 @@ def run() -> list[Row]:
             found = [(length, *each) for length in LENGTHS for each in trio.run(_serve, counted, length)]
         finally:
             os.chdir(here)
-    return [_row(length, door, count) for length, door, count in found]
+    return [_row(length, interface, count) for length, interface, count in found]
 
 
-def _row(length: int, door: _Door, count: float) -> Row:
-    what = f"Python calls of a request, trivial Ops in threads: {length}, {door.name}"
-    goal = door.goal if length == 1 else None
+def _row(length: int, interface: _Interface, count: float) -> Row:
+    what = f"Python calls of a request, trivial Ops in threads: {length}, {interface.name}"
+    goal = interface.goal if length == 1 else None
     met = goal is None or count <= goal
     return Row(what, count, "-" if goal is None else f"<= {goal}", met, f"mean of {CALLS} requests")

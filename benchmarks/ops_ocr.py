@@ -34,7 +34,7 @@ def _bare(folder: Path, what: str) -> float:
 
 
 def _body() -> bytes:
-    from ovmstrio_samples.ops_ocr.client import PAGE  # noqa: PLC0415 - its packages are for this sample alone
+    from ovmstrio_samples.ops_ocr.client import PAGE  # noqa: PLC0415 - only this sample needs these packages
 
     image = base64.b64encode(PAGE.read_bytes()).decode()
     return json.dumps({"key": ["image"], "value": [image]}).encode()

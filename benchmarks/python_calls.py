@@ -83,7 +83,7 @@ Drive = Callable[[int], None]
 
 
 class _Counter:
-    """Counts calls of Python functions in the thread that enters :meth:`counting`."""
+    """Counter of Python function calls in the thread that enters :meth:`counting`."""
 
     def __init__(self, ignored_package: str = "") -> None:
         self.calls = 0
@@ -153,7 +153,7 @@ async def _grpc_infer(folder: Path, batch: int) -> float:
 
 
 class _ImmediateServable(PassThrough):
-    """Returns its input without a checkpoint."""
+    """Servable that returns its input without a checkpoint."""
 
     async def infer(self, request: InferRequest) -> InferResponse:
         """Answer within the same turn of the event loop."""

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from benchmarks.matrix.alone import openvino_alone
 from benchmarks.matrix.cells import ModelCase
-from benchmarks.matrix.doors import MeasuredModel, asked_over, check_answer
+from benchmarks.matrix.infer_requests import MeasuredModel, check_answer, infer_call
 from benchmarks.matrix.load import load
-from benchmarks.matrix.measuring import SETTLING_SECONDS
+from benchmarks.matrix.measurement import SETTLING_SECONDS
 from benchmarks.matrix.networks import input_of, network
+from benchmarks.matrix.openvino_baseline import openvino_alone
 from benchmarks.models import write_repository
 from benchmarks.peers.environments import python_of
 from benchmarks.processes import ovms, script
@@ -22,8 +22,8 @@ from benchmarks.report import Row
 from tests.support.ports import free_ports
 
 if TYPE_CHECKING:
-    from benchmarks.matrix.cells import Door
-    from benchmarks.matrix.doors import Asked
+    from benchmarks.matrix.cells import Interface
+    from benchmarks.matrix.infer_requests import InferCall
     from benchmarks.matrix.load import LoadFigures
     from benchmarks.processes import Server
 
@@ -48,11 +48,11 @@ class _Served:
     server: Server
     folder: Path
 
-    def asked(self, door: Door) -> Asked:
+    def checked_call(self, interface: Interface) -> InferCall:
         """Prepare the request and send it once."""
-        asked = asked_over(door, self.target, self.server, self.folder)
-        check_answer(asked)
-        return asked
+        checked_call = infer_call(interface, self.target, self.server, self.folder)
+        check_answer(checked_call)
+        return checked_call
 
 
 def _serve(case: ModelCase, stack: ExitStack) -> _Served:
@@ -64,17 +64,18 @@ def _serve(case: ModelCase, stack: ExitStack) -> _Served:
     return _Served(target, stack.enter_context(ovms(config)), folder)
 
 
-def _beside_openvino(size: str, *, is_dynamic: bool) -> Row:
+def _with_openvino(size: str, *, is_dynamic: bool) -> Row:
     case = ModelCase(size, is_dynamic, "default", 0)
     callers, goal = _LEAST[size]
     seconds = max(_SECONDS, _CYCLES * callers * case.seconds)
     with ExitStack() as stack:
         served = _serve(case, stack)
         alone = stack.enter_context(openvino_alone(served.folder / "measured" / "1" / "model.xml", case.settings))
-        asked = served.asked("gRPC")
-        load(asked, callers, SETTLING_SECONDS, served.server.process)
+        checked_call = served.checked_call("gRPC")
+        load(checked_call, callers, SETTLING_SECONDS, served.server.process)
         rounds = [
-            (alone.rate(seconds / 2), load(asked, callers, seconds, served.server.process)) for _ in range(_ROUNDS + 1)
+            (alone.rate(seconds / 2), load(checked_call, callers, seconds, served.server.process))
+            for _ in range(_ROUNDS + 1)
         ][1:]
     ratio = statistics.median(figures.rate / bare for bare, figures in rounds)
     rate, bare = statistics.median(f.rate for _, f in rounds), statistics.median(b for b, _ in rounds)
@@ -102,17 +103,23 @@ def _trivial() -> list[Row]:
         (grpc, http) = free_ports(2)
         canned = stack.enter_context(script(["benchmarks/grpc_unary.py", str(grpc)], grpc))
         starlette = stack.enter_context(script([str(_CANNED), str(http)], http, python=str(python_of("litserve"))))
-        asked = {
-            "fixed": (fixed.asked("gRPC"), fixed.server),
-            "open": (open_.asked("gRPC"), open_.server),
-            "REST": (fixed.asked("REST JSON"), fixed.server),
+        checked_call = {
+            "fixed": (fixed.checked_call("gRPC"), fixed.server),
+            "open": (open_.checked_call("gRPC"), open_.server),
+            "REST": (fixed.checked_call("REST JSON"), fixed.server),
         }
         to = (fixed.server.grpc, fixed.server.rest)
-        asked["grpc.aio"] = replace(asked["fixed"][0], url=_moved(asked["fixed"][0].url, to[0], grpc)), canned
-        asked["Starlette"] = replace(asked["REST"][0], url=_moved(asked["REST"][0].url, to[1], http)), starlette
-        taken: dict[str, list[LoadFigures]] = {name: [] for name in asked}
+        checked_call["grpc.aio"] = (
+            replace(checked_call["fixed"][0], url=_moved(checked_call["fixed"][0].url, to[0], grpc)),
+            canned,
+        )
+        checked_call["Starlette"] = (
+            replace(checked_call["REST"][0], url=_moved(checked_call["REST"][0].url, to[1], http)),
+            starlette,
+        )
+        taken: dict[str, list[LoadFigures]] = {name: [] for name in checked_call}
         for number in range(_ROUNDS + 1):
-            for name, (each, server) in asked.items():
+            for name, (each, server) in checked_call.items():
                 figures = load(each, _CALLERS, _SECONDS, server.process)
                 taken[name] += [figures] if number else []
     return [
@@ -132,5 +139,5 @@ def run() -> list[Row]:
     """Measure in turn, and compare medians."""
     return [
         *_trivial(),
-        *(_beside_openvino(size, is_dynamic=is_dynamic) for size in _LEAST for is_dynamic in (False, True)),
+        *(_with_openvino(size, is_dynamic=is_dynamic) for size in _LEAST for is_dynamic in (False, True)),
     ]

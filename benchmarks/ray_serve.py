@@ -102,7 +102,7 @@ def _measure(url: str, clients: int, replica: psutil.Process) -> _Round:
     return _Round(CALLS / seconds, cpu / CALLS * 1e3, statistics.median(times) * 1e3)
 
 
-def _told(rounds: list[_Round]) -> str:
+def _summary(rounds: list[_Round]) -> str:
     rate, cpu, median = (statistics.median(column) for column in zip(*rounds, strict=True))
     return f"{rate:.0f}/s, median {median:.1f} ms, {cpu:.2f} ms of CPU in the replica"
 
@@ -116,8 +116,8 @@ def _rows(cluster: psutil.Process, port: int, clients: int) -> list[Row]:
         }
         for _ in range(ROUNDS + 1)
     ][1:]
-    told = {name: _told([each[name] for each in rounds]) for name in replicas}
-    detail = f"{told['ours']}; by hand {told['hand']}"
+    summaries = {name: _summary([each[name] for each in rounds]) for name in replicas}
+    detail = f"{summaries['ours']}; by hand {summaries['hand']}"
     title = f"Trivial model on Ray Serve over HTTP, {clients} client{'s'[: clients - 1]}, against a deployment by hand"
     ratio = statistics.median(each["ours"].rate / each["hand"].rate for each in rounds)
     median = statistics.median(each["ours"].median_ms / each["hand"].median_ms for each in rounds)

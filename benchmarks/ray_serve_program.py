@@ -46,7 +46,7 @@ class ByHand:
 def main(config: str, file: str, port: str) -> None:
     """Serve until standard input ends."""
     # Ray prints the state of its processes to standard output.
-    told = os.fdopen(os.dup(1), "w")
+    output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     ray.init(num_cpus=2, include_dashboard=False, object_store_memory=_STORE_BYTES, log_to_driver=False)
     quiet: dict[str, Any] = {"logging_config": {"enable_access_log": False}}
@@ -55,7 +55,7 @@ def main(config: str, file: str, port: str) -> None:
         serve.run(application({"config": config}), name="ours", route_prefix="/ours", **quiet)
         deployment = serve.deployment(name="hand", max_ongoing_requests=100, ray_actor_options={"num_cpus": 0.1})
         serve.run(deployment(ByHand).bind(file), name="hand", route_prefix="/hand", **quiet)
-        print("ready", file=told, flush=True)
+        print("ready", file=output, flush=True)
         sys.stdin.read()
         serve.shutdown()
     finally:

@@ -67,10 +67,10 @@ def _against_mlserver(server: Server, folder: Path, config: Path) -> list[Row]:
             number: [[_ask(each, body, number)[1] for each, body in sides] for _ in range(ROUNDS + 1)][1:]
             for number in (1, STREAMS)
         }
-    return [_row_beside(number, rounds) for number, rounds in taken.items()]
+    return [_concurrent_row(number, rounds) for number, rounds in taken.items()]
 
 
-def _row_beside(number: int, rounds: list[list[float]]) -> Row:
+def _concurrent_row(number: int, rounds: list[list[float]]) -> Row:
     ratio = statistics.median(ours / theirs for ours, theirs in rounds)
     ours, theirs = (statistics.median(column) for column in zip(*rounds, strict=True))
     what = f"outputs/s of {'one stream' if number == 1 else f'{number} streams'} of inferences, against MLServer"

@@ -3,7 +3,7 @@
 Run ``python benchmarks/transport_canned.py [trio|grpc.aio] [port]`` and load it with::
 
     h2load -n 20000 -c 4 -m 8 -d FILE -H 'content-type: application/grpc' -H 'te: trailers' \
-        http://127.0.0.1:PORT/bench.Canned/Call
+        http://127.0.0.1:PORT/bench.CannedService/Call
 
 where FILE holds a gRPC prefix and 100 bytes (written by ``--payload FILE``). On SIGINT the server prints the CPU time
 that each call cost.
@@ -29,7 +29,7 @@ from ovmstrio.transport.grpc.call import Call
 from ovmstrio.transport.grpc.server import GrpcServer
 from ovmstrio.transport.listeners import open_listeners
 
-METHOD = "/bench.Canned/Call"
+METHOD = "/bench.CannedService/Call"
 ANSWER = b"a" * 100
 
 
@@ -67,7 +67,7 @@ class RawCodec(CodecBase):
         return data
 
 
-class Canned:
+class CannedService:
     """Service with one method and one answer."""
 
     async def call(self, stream: Call) -> None:
@@ -82,7 +82,7 @@ class Canned:
 
 async def serve_trio(port: int) -> None:
     """Serve with this project's transport until SIGINT."""
-    server = GrpcServer([Canned()], RawCodec())
+    server = GrpcServer([CannedService()], RawCodec())
     async with open_listeners([f"127.0.0.1:{port}"]) as listeners, trio.open_nursery() as nursery:
         print(*await nursery.start(server.serve, listeners), flush=True)
         with trio.open_signal_receiver(signal.SIGINT) as signals:
@@ -100,7 +100,7 @@ async def serve_grpc_aio(port: int) -> None:
 
     server = grpc.aio.server()
     handler = grpc.unary_unary_rpc_method_handler(call)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench.Canned", {"Call": handler}),))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench.CannedService", {"Call": handler}),))
     print(f"127.0.0.1:{server.add_insecure_port(f'127.0.0.1:{port}')}", flush=True)
     await server.start()
     stop = asyncio.Event()

@@ -62,7 +62,7 @@ def _calling(server: Server, name: str, tensor: str, width: int) -> Iterator[Cal
     given.set_data_from_numpy(np.ones((1, width), np.float32))
     own = [("grpc.use_local_subchannel_pool", 1)]
     with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.grpc}", channel_args=own) as client:
-        yield lambda **said: client.infer(name, [given], **said)
+        yield lambda **options: client.infer(name, [given], **options)
 
 
 def _cpu_us(server: Server, call: Callable[[], Any]) -> float:

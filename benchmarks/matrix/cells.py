@@ -9,26 +9,26 @@ from typing import Final, Literal
 __all__ = [
     "BRIEF",
     "CONCURRENCIES",
-    "DOORS",
     "FULL",
     "HINTS",
+    "INTERFACES",
     "MIDDLE",
     "QUICK",
     "SIZES",
     "Cell",
-    "Door",
     "Hint",
+    "Interface",
     "ModelCase",
 ]
 
-Door = Literal["gRPC", "REST JSON", "REST binary", "shared memory"]
+Interface = Literal["gRPC", "REST JSON", "REST binary", "shared memory"]
 Hint = Literal["LATENCY", "THROUGHPUT", "default"]
 
 SIZES: Final = {"10 us": 10e-6, "100 us": 100e-6, "1 ms": 1e-3, "10 ms": 10e-3, "75 ms": 75e-3}
 """Approximate time of one inference in seconds."""
 _BETWEEN: Final = {"60 us of convolutions": 60e-6, "150 us of convolutions": 150e-6, "450 us of convolutions": 450e-6}
 """Approximate times of models between the matrix's sizes, with few weights."""
-DOORS: Final[tuple[Door, ...]] = ("gRPC", "REST JSON", "REST binary", "shared memory")
+INTERFACES: Final[tuple[Interface, ...]] = ("gRPC", "REST JSON", "REST binary", "shared memory")
 HINTS: Final[tuple[Hint, ...]] = ("LATENCY", "THROUGHPUT", "default")
 CONCURRENCIES: Final = (1, 8, 32)
 
@@ -70,11 +70,11 @@ class Cell:
     """A model, called over an interface with a concurrency."""
 
     model: ModelCase
-    door: Door
+    interface: Interface
     concurrency: int
 
     def __str__(self) -> str:
-        return f"{self.model}, {self.door}, {self.concurrency}"
+        return f"{self.model}, {self.interface}, {self.concurrency}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,26 +83,26 @@ class Grid:
 
     Attributes:
         models: the served models, each in a separate server.
-        doors: the interfaces.
+        interfaces: the interfaces.
         concurrencies: the numbers of concurrent calls.
         rounds: how often all cells of a server are measured in turn.
         seconds: the minimum duration of a cell in a round.
     """
 
     models: tuple[ModelCase, ...]
-    doors: tuple[Door, ...]
+    interfaces: tuple[Interface, ...]
     concurrencies: tuple[int, ...]
     rounds: int
     seconds: float
 
 
 FULL: Final = Grid(
-    tuple(ModelCase(*each) for each in product(SIZES, (False, True), HINTS, (0, 4))), DOORS, CONCURRENCIES, 3, 1.0
+    tuple(ModelCase(*each) for each in product(SIZES, (False, True), HINTS, (0, 4))), INTERFACES, CONCURRENCIES, 3, 1.0
 )
 _QUICK_HINTS: Final[tuple[Hint, ...]] = ("LATENCY", "default")
 QUICK: Final = Grid(
     tuple(ModelCase(*each, 0) for each in product(("10 us", "1 ms", "10 ms"), (False, True), _QUICK_HINTS)),
-    DOORS,
+    INTERFACES,
     (8,),
     3,
     0.6,

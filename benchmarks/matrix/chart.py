@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 from xml.sax.saxutils import escape
 
-from benchmarks.matrix.cells import CONCURRENCIES, DOORS, HINTS, SIZES, Cell, ModelCase
+from benchmarks.matrix.cells import CONCURRENCIES, HINTS, INTERFACES, SIZES, Cell, ModelCase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,7 +14,7 @@ __all__ = ["chart"]
 
 _TILE_WIDTH, _TILE_HEIGHT, _GAP = 42, 20, 14
 _LEFT, _TOP, _PANEL_HEAD = 120, 44, 46
-_COLUMNS: Final = [(door, concurrency) for door in DOORS for concurrency in CONCURRENCIES]
+_COLUMNS: Final = [(interface, concurrency) for interface in INTERFACES for concurrency in CONCURRENCIES]
 _ROWS: Final = [(size, is_dynamic) for size in SIZES for is_dynamic in (False, True)]
 _PANELS: Final = [(hint, neighbours) for hint in HINTS for neighbours in (0, 4)]
 _PANEL_HEIGHT: Final = _PANEL_HEAD + len(_ROWS) * _TILE_HEIGHT + _GAP
@@ -23,7 +23,7 @@ _PANEL_HEIGHT: Final = _PANEL_HEAD + len(_ROWS) * _TILE_HEIGHT + _GAP
 def chart(cells: dict[str, dict[str, Any]]) -> str:
     """Draw a run as SVG, with a panel for each measured hint, alone and with four other models."""
     panels = [panel for panel in _PANELS if any(name in cells for name in _names(panel))]
-    width = _LEFT + len(_COLUMNS) * _TILE_WIDTH + (len(DOORS) - 1) * _GAP + 20
+    width = _LEFT + len(_COLUMNS) * _TILE_WIDTH + (len(INTERFACES) - 1) * _GAP + 20
     height = _TOP + len(panels) * _PANEL_HEIGHT
     body = [_text(10, 24, "Calls a second, as a part of what OpenVINO alone does in the same minute", size=15)]
     for number, panel in enumerate(panels):
@@ -44,11 +44,11 @@ def _name(panel: tuple[Any, int], row: tuple[str, bool], column: tuple[Any, int]
 
 def _panel(panel: tuple[Any, int], top: float, cells: dict[str, dict[str, Any]]) -> Iterator[str]:
     hint, neighbours = panel
-    beside = "beside four other models" if neighbours else "alone"
-    yield _text(10, top + 14, f"{'no hint' if hint == 'default' else hint}, {beside}", size=13)
-    for number, (door, concurrency) in enumerate(_COLUMNS):
+    label = "with four other models" if neighbours else "alone"
+    yield _text(10, top + 14, f"{'no hint' if hint == 'default' else hint}, {label}", size=13)
+    for number, (interface, concurrency) in enumerate(_COLUMNS):
         if concurrency == CONCURRENCIES[0]:
-            yield _text(_x(number), top + 28, door, size=11)
+            yield _text(_x(number), top + 28, interface, size=11)
         yield _text(_x(number) + 14, top + 41, str(concurrency), size=10)
     for line, (size, is_dynamic) in enumerate(_ROWS):
         y = top + _PANEL_HEAD + line * _TILE_HEIGHT

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from benchmarks.matrix.cells import BRIEF, FULL, MIDDLE, QUICK
 from benchmarks.matrix.chart import chart
-from benchmarks.matrix.measuring import measure
+from benchmarks.matrix.measurement import measure
 from benchmarks.matrix.runs import differences, is_worse, read_run, render_differences, render_run, save_run
 from benchmarks.matrix.summary import render_summary
 from benchmarks.report import machine, write_section

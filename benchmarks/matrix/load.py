@@ -16,7 +16,7 @@ from benchmarks.processes import cpu_of_tree, need
 if TYPE_CHECKING:
     import psutil
 
-    from benchmarks.matrix.doors import Asked
+    from benchmarks.matrix.infer_requests import InferCall
     from ovmstrio.core.tensor import Array
 
 __all__ = ["LoadFigures", "load"]
@@ -36,23 +36,23 @@ class LoadFigures(NamedTuple):
     p99_us: float
 
 
-def load(asked: Asked, concurrency: int, seconds: float, server: psutil.Process) -> LoadFigures:
+def load(call: InferCall, concurrency: int, seconds: float, server: psutil.Process) -> LoadFigures:
     """Send load for the given time and concurrency, or longer until the first response.
 
     Over HTTP/2 eight calls share a connection, over HTTP/1.1 each has its own.  Exits if a call fails.
     """
-    streams = 1 if asked.is_http1 else min(concurrency, _CALLS_A_CONNECTION)
+    streams = 1 if call.is_http1 else min(concurrency, _CALLS_A_CONNECTION)
     connections = max(1, concurrency // streams)
-    command = [need("h2load", "nghttp2-client"), "-c", str(connections), "-m", str(streams), "-d", str(asked.body)]
-    command += ["--h1"] if asked.is_http1 else []
-    command += [word for header in asked.headers for word in ("-H", header)]
+    command = [need("h2load", "nghttp2-client"), "-c", str(connections), "-m", str(streams), "-d", str(call.body)]
+    command += ["--h1"] if call.is_http1 else []
+    command += [word for header in call.headers for word in ("-H", header)]
     for longer in _LONGER:
         before = cpu_of_tree(server)
-        calls = _calls([*command, "-D", f"{longer * seconds * 1e3:.0f}ms", asked.url])
+        calls = _calls([*command, "-D", f"{longer * seconds * 1e3:.0f}ms", call.url])
         used = cpu_of_tree(server) - before
         if len(calls):
             return _figures(calls, used)
-    sys.exit(f"{asked.url}: no answer in {_LONGER[-1] * seconds:g} s")
+    sys.exit(f"{call.url}: no answer in {_LONGER[-1] * seconds:g} s")
 
 
 def _calls(command: list[str]) -> Array:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from itertools import product
 from typing import TYPE_CHECKING, Final
 
-from benchmarks.matrix.cells import CONCURRENCIES, DOORS, HINTS, SIZES
+from benchmarks.matrix.cells import CONCURRENCIES, HINTS, INTERFACES, SIZES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,33 +17,40 @@ if TYPE_CHECKING:
 __all__ = ["render_summary"]
 
 _FIXED, _OPEN = ", fixed, ", ", dynamic, "
-_ALONE, _BESIDE = ", alone, ", ", beside four, "
+_ALONE, _WITH_NEIGHBOURS = ", alone, ", ", beside four, "
 
 
 def render_summary(cells: Run) -> str:
     """Render tables of medians over fixed and open batches, with and without neighbours; a dash if not measured."""
     kinds: defaultdict[str, dict[tuple[str, str], list[float]]] = defaultdict(lambda: defaultdict(list))
     for name, cell in cells.items():
-        size, _, hint, _, door, callers = name.split(", ")
-        kinds[f"{size}, {hint}"][door, callers].append(cell["ratio"])
+        size, _, hint, _, interface, callers = name.split(", ")
+        kinds[f"{size}, {hint}"][interface, callers].append(cell["ratio"])
     callers = "/".join(map(str, CONCURRENCIES))
-    doors = [door for door in DOORS if any((door, str(CONCURRENCIES[0])) in each for each in kinds.values())]
-    lines = [f"| model | {' | '.join(f'{door}, {callers}' for door in doors)} |", "|---" * (len(doors) + 1) + "|"]
+    interfaces = [
+        interface
+        for interface in INTERFACES
+        if any((interface, str(CONCURRENCIES[0])) in each for each in kinds.values())
+    ]
+    lines = [
+        f"| model | {' | '.join(f'{interface}, {callers}' for interface in interfaces)} |",
+        "|---" * (len(interfaces) + 1) + "|",
+    ]
     in_order = [kind for kind in map(", ".join, product(SIZES, HINTS)) if kind in kinds]
     for kind in [*in_order, *(kind for kind in kinds if kind not in in_order)]:
-        lines += [f"| {kind} | {' | '.join(_of_door(kinds[kind], door) for door in doors)} |"]
-    pairs = [] if len(doors) < len(DOORS) else ["", *_pairs(cells)]
+        lines += [f"| {kind} | {' | '.join(_interface_cells(kinds[kind], interface) for interface in interfaces)} |"]
+    pairs = [] if len(interfaces) < len(INTERFACES) else ["", *_pairs(cells)]
     return "\n".join([*lines, *pairs])
 
 
-def _of_door(figures: Mapping[tuple[str, str], list[float]], door: str) -> str:
-    ratios = (figures.get((door, str(callers))) for callers in CONCURRENCIES)
+def _interface_cells(figures: Mapping[tuple[str, str], list[float]], interface: str) -> str:
+    ratios = (figures.get((interface, str(callers))) for callers in CONCURRENCIES)
     return " / ".join(f"{statistics.median(each):.2f}" if each else "-" for each in ratios)
 
 
 _COMPARED: Final = (
     ("an open batch against a fixed one", _FIXED, _OPEN),
-    ("beside four other models against alone", _ALONE, _BESIDE),
+    ("with four other models against alone", _ALONE, _WITH_NEIGHBOURS),
 )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.matrix.cells import SIZES
-from benchmarks.matrix.doors import Asked, MeasuredModel, asked_over, failure_of
+from benchmarks.matrix.infer_requests import InferCall, MeasuredModel, failure_of, infer_call
 from benchmarks.matrix.load import LoadFigures, load
 from benchmarks.matrix.networks import input_of, network
 from benchmarks.models import F32, write_repository
@@ -23,13 +23,13 @@ from benchmarks.processes import wait_idle
 from benchmarks.report import machine, write_section
 
 if TYPE_CHECKING:
-    from benchmarks.matrix.cells import Door
+    from benchmarks.matrix.cells import Interface
     from benchmarks.peers.servers import Peer
 
 __all__ = ["measure_peers"]
 
 _MODELS: Final = {"trivial": "10 us", "perceptron": "1 ms", "resnet": "75 ms"}
-_DOORS: Final[tuple[Door, ...]] = ("gRPC", "REST JSON", "REST binary")
+_INTERFACES: Final[tuple[Interface, ...]] = ("gRPC", "REST JSON", "REST binary")
 _SETTINGS: Final = {**F32, "PERFORMANCE_HINT": "LATENCY"}
 _CONCURRENCY: Final = 8
 _ROUNDS: Final = 3
@@ -48,9 +48,9 @@ class _Question:
     """A model of a server, called over an interface."""
 
     model: str
-    door: Door
+    interface: Interface
     server: Peer
-    asked: Asked
+    call: InferCall
 
     @property
     def seconds(self) -> float:
@@ -95,8 +95,8 @@ def _measure(names: list[str], rounds: int) -> str:
         taken: dict[_Question, list[LoadFigures]] = {each: [] for each in questions}
         for number in range(rounds):
             print(f"round {number + 1} of {rounds}", file=sys.stderr)
-            for each in sorted(questions, key=lambda question: (question.model, question.door)):
-                taken[each].append(load(each.asked, _CONCURRENCY, each.seconds, each.server.process))
+            for each in sorted(questions, key=lambda question: (question.model, question.interface)):
+                taken[each].append(load(each.call, _CONCURRENCY, each.seconds, each.server.process))
                 wait_idle(each.server.process)
         return f"{_starts(servers)}\n\n{_table(taken)}"
 
@@ -106,21 +106,25 @@ def _questions(server: Peer, targets: dict[str, MeasuredModel], root: Path) -> l
     for target in targets.values():
         folder = root / server.name / target.model
         folder.mkdir(parents=True)
-        doors = _DOORS if server.speaks_v2 else ("REST JSON",)
-        for door in doors:
-            asked = asked_over(door, target, server, folder) if server.speaks_v2 else _own_json(target, server, folder)
-            if failure := failure_of(asked):
-                print(f"{server.name} over {door} left out: {failure.splitlines()[0][:200]}", file=sys.stderr)
+        interfaces = _INTERFACES if server.speaks_v2 else ("REST JSON",)
+        for interface in interfaces:
+            call = (
+                infer_call(interface, target, server, folder) if server.speaks_v2 else _own_json(target, server, folder)
+            )
+            if failure := failure_of(call):
+                print(f"{server.name} over {interface} left out: {failure.splitlines()[0][:200]}", file=sys.stderr)
             else:
-                load(asked, 1, 0.5, server.process)
-                found.append(_Question(target.model, door, server, asked))
+                load(call, 1, 0.5, server.process)
+                found.append(_Question(target.model, interface, server, call))
     return found
 
 
-def _own_json(target: MeasuredModel, server: Peer, folder: Path) -> Asked:
+def _own_json(target: MeasuredModel, server: Peer, folder: Path) -> InferCall:
     body = folder / "own.json"
     body.write_text(json.dumps({"model": target.model, "input": target.array.tolist()}))
-    return Asked(f"http://127.0.0.1:{server.rest}/predict", body, ("content-type: application/json",), is_http1=True)
+    return InferCall(
+        f"http://127.0.0.1:{server.rest}/predict", body, ("content-type: application/json",), is_http1=True
+    )
 
 
 def _starts(servers: list[Peer]) -> str:
@@ -135,14 +139,14 @@ def _starts(servers: list[Peer]) -> str:
 def _table(taken: dict[_Question, list[LoadFigures]]) -> str:
     """Render a row per model and interface; a cell is calls per second, CPU per call and p99 of a server."""
     servers = sorted({each.server.name for each in taken}, key=NAMES.index)
-    cells: dict[tuple[str, Door], dict[str, str]] = {}
-    for each, rounds in sorted(taken.items(), key=lambda item: (list(_MODELS).index(item[0].model), item[0].door)):
+    cells: dict[tuple[str, Interface], dict[str, str]] = {}
+    for each, rounds in sorted(taken.items(), key=lambda item: (list(_MODELS).index(item[0].model), item[0].interface)):
         figures = LoadFigures(*(statistics.median(column) for column in zip(*rounds, strict=True)))
         cell = f"{figures.rate:.0f}, {figures.cpu_us:.0f}, {figures.p99_us / 1e3:.1f}"
-        cells.setdefault((each.model, each.door), {})[each.server.name] = cell
+        cells.setdefault((each.model, each.interface), {})[each.server.name] = cell
     head = f"| calls/s, CPU us, p99 ms | {' | '.join(servers)} |"
     lines = [
-        f"| {model}, {_MODELS[model]}, {door} | {' | '.join(of.get(name, '') for name in servers)} |"
-        for (model, door), of in cells.items()
+        f"| {model}, {_MODELS[model]}, {interface} | {' | '.join(of.get(name, '') for name in servers)} |"
+        for (model, interface), of in cells.items()
     ]
     return "\n".join([head, "|---" * (len(servers) + 1) + "|", *lines])

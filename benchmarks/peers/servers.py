@@ -57,8 +57,8 @@ class Peer:
     @property
     def proportional_mb(self) -> float:
         """Return the memory of all its processes, with shared pages counted once."""
-        everybody = [self.process, *self.process.children(recursive=True)]
-        return float(sum(each.memory_full_info().pss for each in everybody) / 1e6)
+        processes = [self.process, *self.process.children(recursive=True)]
+        return float(sum(each.memory_full_info().pss for each in processes) / 1e6)
 
 
 @contextmanager
@@ -115,7 +115,13 @@ def _command(name: str, config: Path, folder: Path, launch: dict[str, Any]) -> l
         _write_mlserver(folder, launch)
         return [str(python.with_name("mlserver")), "start", str(folder)]
     if name == "bentoml":
-        return [str(python.with_name("bentoml")), "serve", "bentoml_program:Served", "--port", str(launch["rest"])]
+        return [
+            str(python.with_name("bentoml")),
+            "serve",
+            "bentoml_program:ModelService",
+            "--port",
+            str(launch["rest"]),
+        ]
     return [str(python), str(_PROGRAMS / f"{name}_program.py")]
 
 
@@ -126,7 +132,7 @@ def _write_mlserver(folder: Path, launch: dict[str, Any]) -> None:
     (folder / "settings.json").write_text(json.dumps({**ports, **chosen}))
     for name in launch["models"]:
         (folder / name).mkdir()
-        about = {"name": name, "implementation": "mlserver_program.Served"}
+        about = {"name": name, "implementation": "mlserver_program.ServedModel"}
         (folder / name / "model-settings.json").write_text(json.dumps(about))
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks.requests import framed_bytes_request, framed_infer_request
 from ovmstrio.transport.grpc import frames
 from ovmstrio.transport.grpc.frames import MAX_WINDOW, FrameType, Setting
-from tests.attacks.served import BIG, INFER, ROW, SLEEPER, TRIVIAL, Ports
+from tests.attacks.attacked_server import BIG, INFER, ROW, SLEEPER, TRIVIAL, Ports
 from tests.support.bare_http2 import BareConnection, ConnectionEnded, frame, framed
 from tests.support.hostile_bodies import HEADERS, ROUTES, SHAPES, bodies
 
@@ -116,8 +116,8 @@ def gzip_bombs(ports: Ports) -> str:
         for post in posts:
             with contextlib.suppress(OSError):
                 post.sendall(f"{post_head}Content-Length: {len(bomb)}\r\n\r\n".encode() + bomb)
-        said = [_status(post) for post in posts] + [_grpc_status(call, stream) for call in calls]
-    return "answers " + ", ".join(said)
+        output = [_status(post) for post in posts] + [_grpc_status(call, stream) for call in calls]
+    return "answers " + ", ".join(output)
 
 
 def _status(post: socket.socket) -> str:
@@ -304,4 +304,4 @@ ATTACKS: Final[dict[str, Attack]] = {
 }
 
 if __name__ == "__main__":
-    print(ATTACKS[sys.argv[1]].run(Ports(*map(int, sys.argv[2:]))))  # noqa: T201 - whoever started this reads it
+    print(ATTACKS[sys.argv[1]].run(Ports(*map(int, sys.argv[2:]))))  # noqa: T201 - the parent process reads the output

@@ -1,9 +1,8 @@
-"""A client that keeps its own pace and measures what its calls take, while others are served or attack.
+"""Client with a fixed request rate that measures latencies while the server is attacked.
 
-``python -m tests.attacks.neighbour GRPC_PORT REST_PORT MODEL`` calls a trivial model over both until its input ends,
-and prints the latencies in milliseconds as JSON.  Calls are due at a steady rate, and each is measured from then on, so
-that a server that stood still is seen by every call that waited.  A call without an answer is the last one, and
-counts as long as it was waited for.
+``python -m tests.attacks.neighbour GRPC_PORT REST_PORT MODEL`` calls a trivial model over both interfaces until its
+standard input ends, and prints the latencies in milliseconds as JSON. Latencies are measured from the due time, so a
+stalled server delays every waiting call. A call without an answer is the last one, and counts with its waiting time.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from collections.abc import Callable
 from typing import Final
 
 from benchmarks.requests import framed_infer_request
-from tests.attacks.served import INFER, ROW
+from tests.attacks.attacked_server import INFER, ROW
 from tests.support.bare_http2 import ANSWER_SECONDS, BareConnection, ConnectionEnded
 
 RATE: Final = 100.0
@@ -50,7 +49,7 @@ def _rest_caller(port: int, model: str) -> Callable[[], None]:
     return ask
 
 
-def _keep_asking(ask: Callable[[], None], over: threading.Event, latencies: list[float]) -> None:
+def _call_periodically(ask: Callable[[], None], over: threading.Event, latencies: list[float]) -> None:
     due = time.perf_counter()
     alive = True
     while alive and not over.wait(max(0.0, due - time.perf_counter())):
@@ -67,15 +66,15 @@ def _main(grpc: int, rest: int, model: str) -> None:
     callers = [_grpc_caller(grpc, model), _rest_caller(rest, model)]
     for ask in callers:
         ask()
-    threads = [threading.Thread(target=_keep_asking, args=(ask, over, latencies)) for ask in callers]
+    threads = [threading.Thread(target=_call_periodically, args=(ask, over, latencies)) for ask in callers]
     for thread in threads:
         thread.start()
-    print("asking", flush=True)  # noqa: T201 - whoever started this waits for it
+    print("started", flush=True)  # noqa: T201 - the parent process waits for this line
     sys.stdin.read()
     over.set()
     for thread in threads:
         thread.join()
-    print(json.dumps(latencies))  # noqa: T201 - what was asked for
+    print(json.dumps(latencies))  # noqa: T201 - the output of the program
 
 
 if __name__ == "__main__":

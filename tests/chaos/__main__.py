@@ -1,4 +1,4 @@
-"""Servers that are disturbed in every way while clients call them. Every answer is checked.
+"""Chaos test: servers are disturbed while clients call them, and every response is checked.
 
 ``python -m tests.chaos [--minutes N] [--seed N] [--only NAME ...]``
 
@@ -8,7 +8,7 @@
     ├── proxies before both servers
     ├── callers: a task each, whose calls block in a thread
     ├── disturbances, one after the other
-    └── hostile clients, beside them
+    └── hostile clients, concurrent with the disturbances
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import trio
 
 from tests.chaos.callers import Caller, callers_of_everything, callers_of_project
 from tests.chaos.disturbances import Disturbances, Parts
-from tests.chaos.ledger import Ledger, Said
+from tests.chaos.ledger import CallOutcome, Ledger
 from tests.chaos.proxy import Proxy
 from tests.chaos.world import FAKETIME, Resources, Server, everything, project, small_disk
 
@@ -138,9 +138,9 @@ async def _call(caller: Caller, ledger: Ledger, over: trio.Event) -> None:
         while not over.is_set():
             number += 1
             begun = time.monotonic()
-            said, context = await trio.to_thread.run_sync(caller.ask, number)
-            ledger.note(caller.name, said, begun, context)
-            await trio.sleep(PAUSE_SECONDS if said is Said.RIGHT else LONG_PAUSE_SECONDS)
+            outcome, context = await trio.to_thread.run_sync(caller.ask, number)
+            ledger.note(caller.name, outcome, begun, context)
+            await trio.sleep(PAUSE_SECONDS if outcome is CallOutcome.RIGHT else LONG_PAUSE_SECONDS)
     finally:
         caller.close()
 
@@ -171,8 +171,8 @@ async def _attack(attack: Callable[[], Awaitable[None]], random: Random) -> None
 
 
 def _look_into_log(name: str, server: Server, report: Report) -> None:
-    for told in server.faults_in_log():
-        report.ledger.find(f"a traceback of {name}: {told}")
+    for fault in server.faults_in_log():
+        report.ledger.find(f"a traceback of {name}: {fault}")
 
 
 def main() -> None:
@@ -183,7 +183,7 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         report = trio.run(partial(chaos, Path(folder), given.minutes * 60, given.seed, given.only))
-    print(report)  # noqa: T201 - what was asked for
+    print(report)  # noqa: T201 - the output of the program
     sys.exit(bool(report.ledger.violations()))
 
 

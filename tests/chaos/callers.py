@@ -1,4 +1,4 @@
-"""Honest clients: each asks one thing over and over, and knows what the right answer is."""
+"""Well-behaved clients: each repeats one request and checks the response."""
 
 from __future__ import annotations
 
@@ -12,16 +12,22 @@ from typing import Any, Final
 import numpy as np
 
 from ovmstrio.encoding.messages import message_class
-from tests.chaos.ledger import Said
+from tests.chaos.ledger import CallOutcome
 from tests.fuzz.grpc_calls import INFER, infer_request
 from tests.support.bare_http2 import BareConnection, ConnectionEnded, framed
 
 SECONDS: Final = 60.0
-_REFUSALS: Final = {408: Said.REFUSED, 429: Said.REFUSED, 503: Said.REFUSED, 400: Said.MISSING, 404: Said.MISSING}
+_REFUSALS: Final = {
+    408: CallOutcome.REFUSED,
+    429: CallOutcome.REFUSED,
+    503: CallOutcome.REFUSED,
+    400: CallOutcome.MISSING,
+    404: CallOutcome.MISSING,
+}
 """A path that nothing has is refused with 400, as OVMS does."""
-_STATUSES: Final = {"5": Said.MISSING, "8": Said.REFUSED, "14": Said.REFUSED}
+_STATUSES: Final = {"5": CallOutcome.MISSING, "8": CallOutcome.REFUSED, "14": CallOutcome.REFUSED}
 _OPS_CLOSED: Final = '"err_no":3001'
-Told = tuple[Said, str]
+Result = tuple[CallOutcome, str]
 
 
 class HttpCaller:
@@ -30,29 +36,29 @@ class HttpCaller:
         self._make = make
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
 
-    def ask(self, number: int) -> Told:
+    def ask(self, number: int) -> Result:
         path, document, is_right = self._make(number)
         if self._connection.sock is not None and _has_ended(self._connection.sock):
             self._connection.close()
         try:
             self._connection.connect() if self._connection.sock is None else None
         except OSError as error:
-            return Said.UNREACHED, repr(error)
+            return CallOutcome.UNREACHED, repr(error)
         try:
             self._connection.request("POST", path, json.dumps(document), {"content-type": "application/json"})
             with self._connection.getresponse() as answer:
                 text = answer.read().decode()
         except TimeoutError as error:
             self._connection.close()
-            return Said.SILENT, repr(error)
+            return CallOutcome.SILENT, repr(error)
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
-            return Said.LOST, repr(error)
+            return CallOutcome.LOST, repr(error)
         if _OPS_CLOSED in text:
-            return Said.REFUSED, text
+            return CallOutcome.REFUSED, text
         if answer.status != http.client.OK:
-            return _REFUSALS.get(answer.status, Said.FAILED), f"{answer.status} {text}"
-        return (Said.RIGHT, "") if is_right(text) else (Said.WRONG, text)
+            return _REFUSALS.get(answer.status, CallOutcome.FAILED), f"{answer.status} {text}"
+        return (CallOutcome.RIGHT, "") if is_right(text) else (CallOutcome.WRONG, text)
 
     def close(self) -> None:
         self._connection.close()
@@ -69,13 +75,13 @@ class GrpcCaller:
         self._make = make
         self._connection: BareConnection | None = None
 
-    def ask(self, number: int) -> Told:
+    def ask(self, number: int) -> Result:
         message, is_right = self._make(number)
         try:
             connection = self._connected()
         except (OSError, ConnectionEnded) as error:
             self.close()
-            return Said.UNREACHED, repr(error)
+            return CallOutcome.UNREACHED, repr(error)
         stream, data = connection.begin(INFER, framed(message))
         try:
             connection.send(data)
@@ -83,15 +89,17 @@ class GrpcCaller:
         except (ConnectionEnded, OSError) as error:
             self.close()
             if isinstance(error, TimeoutError):
-                return Said.SILENT, repr(error)
-            return (Said.UNREACHED if _was_refused(connection, stream) else Said.LOST), repr(error)
+                return CallOutcome.SILENT, repr(error)
+            return (CallOutcome.UNREACHED if _was_refused(connection, stream) else CallOutcome.LOST), repr(error)
         if answer.status != "0":
             if "equence" in answer.headers.get("grpc-message", ""):
-                return Said.FORGOTTEN, str(answer.headers)
-            said = _STATUSES.get(answer.status, Said.UNREACHED if answer.reset == _REFUSED_STREAM else Said.FAILED)
-            return said, f"{answer.headers} {answer.reset}"
+                return CallOutcome.FORGOTTEN, str(answer.headers)
+            outcome = _STATUSES.get(
+                answer.status, CallOutcome.UNREACHED if answer.reset == _REFUSED_STREAM else CallOutcome.FAILED
+            )
+            return outcome, f"{answer.headers} {answer.reset}"
         given = message_class("inference.ModelInferResponse").FromString(answer.message)
-        return (Said.RIGHT, "") if is_right(given) else (Said.WRONG, str(given))
+        return (CallOutcome.RIGHT, "") if is_right(given) else (CallOutcome.WRONG, str(given))
 
     def _connected(self) -> BareConnection:
         held = self._connection
@@ -120,20 +128,20 @@ def _was_refused(connection: BareConnection, stream: int) -> bool:
 
 
 class SequenceCaller(GrpcCaller):
-    """A client whose sequence adds up what it sends; it begins another one when it does not know where it is."""
+    """Client whose sequence sums its inputs; it begins a new sequence when the state is unknown."""
 
     def __init__(self, name: str, port: int, sequence: int) -> None:
         super().__init__(name, port, self._make_step)
         self._id = sequence
         self._steps = 0
 
-    def ask(self, number: int) -> Told:
-        said, context = super().ask(number)
-        if said is Said.RIGHT:
+    def ask(self, number: int) -> Result:
+        outcome, context = super().ask(number)
+        if outcome is CallOutcome.RIGHT:
             self._steps += 1
         else:
             self._id, self._steps = self._id + 1000, 0
-        return said, context
+        return outcome, context
 
     def _make_step(self, _number: int) -> tuple[bytes, Callable[[Any], bool]]:
         request = infer_request("stateful", x=np.ones((1, 2), np.float32))

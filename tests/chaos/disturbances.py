@@ -16,7 +16,7 @@ from typing import Any, Final
 import trio
 
 from tests.attacks.attacks import ATTACKS
-from tests.chaos.ledger import Ledger, Said
+from tests.chaos.ledger import CallOutcome, Ledger
 from tests.chaos.proxy import Proxy
 from tests.chaos.world import Server
 
@@ -90,9 +90,9 @@ class Disturbances:
         if not children:
             self._ledger.find("the project has no processes")
             return
-        whom = self._parts.of_project
-        allowed = (Said.LOST, Said.REFUSED)
-        with self._ledger.window("kill -9 of a worker", *allowed, whom=whom, after_seconds=RECOVERY_SECONDS):
+        clients = self._parts.of_project
+        allowed = (CallOutcome.LOST, CallOutcome.REFUSED)
+        with self._ledger.window("kill -9 of a worker", *allowed, clients=clients, after_seconds=RECOVERY_SECONDS):
             self._random.choice(children).kill()
             await trio.sleep(1)
 
@@ -104,11 +104,13 @@ class Disturbances:
 
     async def _restart(self, server: Server, why: str) -> None:
         number = self._random.choice((signal.SIGTERM, signal.SIGINT))
-        away = (Said.UNREACHED, Said.REFUSED, Said.MISSING)
+        away = (CallOutcome.UNREACHED, CallOutcome.REFUSED, CallOutcome.MISSING)
         with (
             self._ledger.window(f"{why} by {number.name}", *away, after_seconds=RECOVERY_SECONDS),
-            # A proxy accepts first, and finds then that nobody is there.
-            self._ledger.window("nobody behind the proxy", Said.LOST, whom=self._parts.through, after_seconds=1),
+            # A proxy accepts first, and then finds that the server does not listen.
+            self._ledger.window(
+                "no server behind the proxy", CallOutcome.LOST, clients=self._parts.through, after_seconds=1
+            ),
         ):
             code = await trio.to_thread.run_sync(server.stop, number)
             if code and not (code == 1 and self._attacked):
@@ -125,8 +127,8 @@ class Disturbances:
                 os.kill(server.pid, signal.SIGCONT)
 
     async def cut(self) -> None:
-        allowed = (Said.LOST, Said.UNREACHED)
-        with self._ledger.window("cut", *allowed, whom=self._parts.through, after_seconds=1):
+        allowed = (CallOutcome.LOST, CallOutcome.UNREACHED)
+        with self._ledger.window("cut", *allowed, clients=self._parts.through, after_seconds=1):
             for _ in range(self._random.randint(1, 5)):
                 self._random.choice(self._parts.proxies).cut()
                 await trio.sleep(self._random.uniform(0, 0.3))
@@ -139,8 +141,8 @@ class Disturbances:
             proxy.delay_seconds = 0.0
 
     async def half_close(self) -> None:
-        allowed = (Said.LOST, Said.UNREACHED)
-        with self._ledger.window("half-closes", *allowed, whom=self._parts.through, after_seconds=2):
+        allowed = (CallOutcome.LOST, CallOutcome.UNREACHED)
+        with self._ledger.window("half-closes", *allowed, clients=self._parts.through, after_seconds=2):
             for _ in range(3):
                 await self._random.choice(self._parts.proxies).half_close(self._random)
                 await trio.sleep(0.1)
@@ -174,9 +176,9 @@ class Disturbances:
 
 
 def _replace(path: Path, text: str) -> None:
-    beside = path.with_suffix(".new")
-    beside.write_text(text)
-    beside.replace(path)
+    replacement = path.with_suffix(".new")
+    replacement.write_text(text)
+    replacement.replace(path)
 
 
 def _fill(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that can cut, hold up and half-close what goes through it."""
+"""TCP proxy on loopback that can cut, delay and half-close connections."""
 
 from __future__ import annotations
 

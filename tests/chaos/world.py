@@ -1,4 +1,4 @@
-"""The servers of a chaos run, with what they serve and where they keep things, and their lives one after the other."""
+"""Servers of a chaos run: configurations, folders and successive processes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from unittest.mock import patch
 
 import psutil
 
+from tests.attacks.attacked_server import write_attacked
 from tests.attacks.attacks import ATTACKS
-from tests.attacks.served import write_attacked
 from tests.fuzz.campaign import tracebacks
 from tests.support import ir
 from tests.support.all_kinds import write_all_kinds

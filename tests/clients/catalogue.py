@@ -1,4 +1,4 @@
-"""The client programs that are run against servers, by package, and what came of it as tables.
+"""The client programs that are run against servers, by package, and their results as tables.
 
 ``just clients [PYTHON ...]`` runs all of them and updates the tables of ``docs/clients.md``; interpreters are of
 environments that have packages which are not installed here.
@@ -33,7 +33,7 @@ SECONDS: Final = 120
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A program of ours that makes the calls of a package's users; on Node where ``runs_on`` says so."""
+    """Client program for a package, in Python or, by ``runs_on``, Node."""
 
     package: str
     program: str
@@ -174,7 +174,7 @@ def _run_all(clients: tuple[Client, ...], server: ServedInThread) -> list[Outcom
         python, found = _home_of(client, sys.argv[1:])
         outcome = run_client(client, server, python) if python else Outcome(client, "not installed here")
         outcomes.append(replace(outcome, version=found))
-        print(outcome.result, client.program, outcome.output)  # noqa: T201 - what the command is for
+        print(outcome.result, client.program, outcome.output)  # noqa: T201 - the output of the command
     return outcomes
 
 

@@ -31,17 +31,17 @@ def packages() -> Path:
 
 def installed_version(package: str) -> str:
     """Return the version of a package, or an empty text if the package or Node is not installed."""
-    told = packages() / "node_modules" / package / "package.json"
-    if shutil.which("node") is None or not told.is_file():
+    manifest = packages() / "node_modules" / package / "package.json"
+    if shutil.which("node") is None or not manifest.is_file():
         return ""
-    version: str = json.loads(told.read_text())["version"]
+    version: str = json.loads(manifest.read_text())["version"]
     return version
 
 
 def run_program(program: Path, *arguments: str, seconds: float) -> subprocess.CompletedProcess[str]:
     """Run a program with the packages in reach."""
     with TemporaryDirectory() as folder:
-        # Node looks for packages beside the program.
+        # Node looks for packages in the folder of the program.
         Path(folder, "node_modules").symlink_to(packages() / "node_modules")
         copied = shutil.copy(program, folder)
         return subprocess.run(

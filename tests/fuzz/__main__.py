@@ -1,4 +1,4 @@
-"""Fuzz a server over all its doors.
+"""Fuzzer of all interfaces of a server.
 
 python -m tests.fuzz [--count N] [--first N] [--jobs N]
 """
@@ -41,8 +41,8 @@ def _fuzz(numbers: range, jobs: int) -> Report:
                     seen = range(now[0].start, now[-1].stop)
                     total.violations += [Violation(seen, fault) for fault in whole.faults_afterwards()]
                     rate = total.messages / (time.monotonic() - started)
-                    told = f"{len(total.violations)} violations, {rate:.0f}/s; go on with --first {seen.stop}"
-                    print(f"{total.messages} sent, {told}", flush=True)  # noqa: T201 - so that it can be gone on with
+                    progress = f"{len(total.violations)} violations, {rate:.0f}/s; continue with --first {seen.stop}"
+                    print(f"{total.messages} sent, {progress}", flush=True)  # noqa: T201 - progress of the command
                     if len(total.violations) > MOST_VIOLATIONS or server.process.poll() is not None:
                         break
             total.violations += _violations_of_end(server, numbers)
@@ -58,13 +58,13 @@ def _violations_of_end(server: OvmsProcess, numbers: range) -> list[Violation]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Send nearly right messages to a server, over all its doors.")
+    parser = argparse.ArgumentParser(description="Send mutated messages to all interfaces of a server.")
     parser.add_argument("--count", type=int, default=1_000_000)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
     given = parser.parse_args()
     report = _fuzz(range(given.first, given.first + given.count), given.jobs)
-    print(report)  # noqa: T201 - what was asked for
+    print(report)  # noqa: T201 - the output of the program
     sys.exit(bool(report.violations))
 
 

@@ -1,4 +1,4 @@
-"""Sends numbered messages to a server, and checks each answer and the server's state after each batch."""
+"""Fuzz campaign: sends numbered messages, and checks each answer and the state of the server after each batch."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import httpx
 import numpy as np
 
 from ovmstrio.encoding.messages import message_class
-from tests.fuzz.grpc_calls import INFER, GrpcLane, grpc_message, infer_request, raw_http2_message, tell_raw_http2
-from tests.fuzz.http_requests import HttpLane, http_message, raw_http_message, tell_raw_http
+from tests.fuzz.grpc_calls import INFER, GrpcLane, exchange_raw_http2, grpc_message, infer_request, raw_http2_message
+from tests.fuzz.http_requests import HttpLane, exchange_raw_http, http_message, raw_http_message
 from tests.fuzz.messages import Message, Outcome, Transport, Violation
 from tests.support import ir
 from tests.support.all_kinds import ANY_HANDLER, ANY_OPS, write_all_kinds
@@ -46,11 +46,11 @@ class Report:
         self.messages += other.messages
 
     def __str__(self) -> str:
-        doors = sorted({door for door, _ in self.counts})
+        interfaces = sorted({interface for interface, _ in self.counts})
         lines = [f"{self.messages} messages, {len(self.violations)} violations"]
-        for door in doors:
-            said = Counter({kind: count for (of, kind), count in self.counts.items() if of == door})
-            lines.append(f"  {door}: " + ", ".join(f"{kind} x{count}" for kind, count in said.most_common()))
+        for interface in interfaces:
+            counts = Counter({kind: count for (of, kind), count in self.counts.items() if of == interface})
+            lines.append(f"  {interface}: " + ", ".join(f"{kind} x{count}" for kind, count in counts.most_common()))
         return "\n".join([*lines, *map(str, self.violations)])
 
 
@@ -61,14 +61,14 @@ def deliver(lanes: tuple[GrpcLane, HttpLane], ports: tuple[int, int], messages: 
     grpc_lane.begin(calls)
     http_lane.begin(requests)
     raw = {
-        message.number: tell_raw_http2(ports[0], message.body)
+        message.number: exchange_raw_http2(ports[0], message.body)
         if message.transport is Transport.RAW_HTTP2
-        else tell_raw_http(ports[1], message.body)
+        else exchange_raw_http(ports[1], message.body)
         for message in messages
         if message.transport in {Transport.RAW_HTTP, Transport.RAW_HTTP2}
     }
-    told = zip([*calls, *requests], [*grpc_lane.end(calls), *http_lane.end(requests)], strict=True)
-    outcomes = raw | {message.number: outcome for message, outcome in told}
+    results = zip([*calls, *requests], [*grpc_lane.end(calls), *http_lane.end(requests)], strict=True)
+    outcomes = raw | {message.number: outcome for message, outcome in results}
     return [outcomes[message.number] for message in messages]
 
 
@@ -100,18 +100,18 @@ class Campaign:
     def _run_batch(self, lanes: tuple[GrpcLane, HttpLane], numbers: range, report: Report) -> None:
         messages = [make_message(number) for number in numbers]
         for message, outcome in zip(messages, deliver(lanes, self._ports, messages), strict=True):
-            report.counts.update((message.door, kind) for kind in outcome.kinds)
+            report.counts.update((message.interface, kind) for kind in outcome.kinds)
             only = range(message.number, message.number + 1)
             report.violations += [Violation(only, f"{fault}\n    {message}") for fault in outcome.faults]
         report.messages += len(messages)
         report.violations += [Violation(numbers, fault) for fault in self.faults_afterwards()]
 
     def faults_afterwards(self) -> Iterable[str]:
-        for told in tracebacks(self._log()):
-            yield f"a traceback in the log: {told}"
+        for traceback in tracebacks(self._log()):
+            yield f"a traceback in the log: {traceback}"
         try:
             yield from self._ask_plainly()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the server does not answer
+        except Exception as error:  # noqa: BLE001 - any error means that the server does not answer
             yield f"the server does not answer: {error!r}"
 
     def _ask_plainly(self) -> Iterable[str]:
@@ -124,9 +124,9 @@ class Campaign:
             yield f"a plain call was answered wrongly: {given}"
         tensor: dict[str, Any] = {"name": "b", "shape": [1, 10], "datatype": "FP32", "data": _ROW.ravel().tolist()}
         url = f"http://127.0.0.1:{self._ports[1]}/v2/models/model/infer"
-        said = httpx.post(url, json={"inputs": [tensor]}, timeout=20, trust_env=False).json()
-        if said["outputs"][0]["data"] != (_ROW + 1).ravel().tolist():
-            yield f"a plain request was answered wrongly: {said}"
+        counts = httpx.post(url, json={"inputs": [tensor]}, timeout=20, trust_env=False).json()
+        if counts["outputs"][0]["data"] != (_ROW + 1).ravel().tolist():
+            yield f"a plain request was answered wrongly: {counts}"
 
 
 def tracebacks(written: str) -> list[str]:

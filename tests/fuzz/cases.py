@@ -1,4 +1,4 @@
-"""Messages that have broken the server, kept as they were sent."""
+"""Recorded messages that once made the server fail."""
 
 from __future__ import annotations
 

@@ -213,7 +213,7 @@ class GrpcLane:
             if outcome is None:
                 self.close()
                 self.begin([message])
-                (outcome,) = self.end([message])  # noqa: PLW2901 - what is sent again has another outcome
+                (outcome,) = self.end([message])  # noqa: PLW2901 - a repeated request has another outcome
             final.append(outcome)
         return final
 
@@ -258,8 +258,8 @@ def _note(outcome: Outcome, answer: Answer) -> None:
         outcome.add_grpc(answer.status, answer.headers.get("grpc-message", ""))
 
 
-def tell_raw_http2(port: int, data: bytes) -> Outcome:
-    """Send bytes on a connection of their own, and read until the server has closed it."""
+def exchange_raw_http2(port: int, data: bytes) -> Outcome:
+    """Send bytes on a separate connection, and read until the server has closed it."""
     outcome = Outcome()
     connection = BareConnection(port, timeout=SECONDS, greets=False)
     connection.answers = _Answers()

@@ -18,7 +18,7 @@ _JSON: Final = ("content-type", "application/json")
 _BINARY_LENGTH: Final = "inference-header-content-length"
 
 
-class _Door(NamedTuple):
+class _Endpoint(NamedTuple):
     name: str
     weight: int
     paths: tuple[str, ...]
@@ -54,47 +54,50 @@ _CHATS: Final = (
     {**_CHAT, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "boolean"}}}},
     {**_CHAT, "messages": [{"role": "tool", "tool_call_id": "1", "content": "2"}], "presence_penalty": 0.1},
 )
-_DOORS: Final = (
-    _Door("openai chat", 8, tuple(f"POST {prefix}/chat/completions" for prefix in ("/v1", "/v3")), _CHATS),
-    _Door(
+_ENDPOINTS: Final = (
+    _Endpoint("openai chat", 8, tuple(f"POST {prefix}/chat/completions" for prefix in ("/v1", "/v3")), _CHATS),
+    _Endpoint(
         "openai completions", 4, ("POST /v1/completions",),
         ({"model": "chat", "prompt": "Hi", "max_tokens": 3, "echo": True, "logprobs": 1},
          {"model": "chat", "prompt": [[4, 5], [6]], "max_tokens": 2, "stream": True}),
     ),
-    _Door(
+    _Endpoint(
         "openai responses", 4, ("POST /v1/responses",),
         ({"model": "chat", "input": "Hi", "max_output_tokens": 3},
          {"model": "chat", "input": [{"role": "user", "content": [{"type": "input_text", "text": "Hi"}]}],
           "max_output_tokens": 3, "stream": True, "tools": [{"type": "function", "name": "add", "parameters": {}}]}),
     ),
-    _Door(
+    _Endpoint(
         "openai others", 4,
         ("POST /v3/tokenize", "POST /v3/embeddings", "POST /v3/rerank", "GET /v3/models", "GET /v1/models/chat",
          "POST /v3/audio/speech", "POST /v3/graph"),
         ({"model": "chat", "text": ["a", "b"], "add_special_tokens": False}, {"model": "chat", "input": "a"},
          {"model": "chat", "query": "a", "documents": ["b"]}),
     ),
-    _Door("rest kserve", 30, (*_INFERS, "POST /v2/models/model/versions/1/infer"), _KSERVE),
-    _Door("rest generate", 6, ("POST /v2/models/graph/generate", "POST /v2/models/model/generate"), ({"in": "abc"},)),
-    _Door("rest generate_stream", 3, ("POST /v2/models/graph/generate_stream",), ({"in": "abc"},)),
-    _Door(
+    _Endpoint("rest kserve", 30, (*_INFERS, "POST /v2/models/model/versions/1/infer"), _KSERVE),
+    _Endpoint(
+        "rest generate", 6, ("POST /v2/models/graph/generate", "POST /v2/models/model/generate"),
+        ({"in": "abc"},),
+    ),
+    _Endpoint("rest generate_stream", 3, ("POST /v2/models/graph/generate_stream",), ({"in": "abc"},)),
+    _Endpoint(
         "rest tensorflow", 16,
         ("POST /v1/models/model:predict", "POST /v1/models/dynamic/versions/1:predict",
          "POST /v1/models/strings:predict"),
         ({"instances": [[0.5] * 10]}, {"inputs": {"b": [[1] * 10]}, "signature_name": "serving_default"},
          {"instances": [{"strings": "a"}, {"strings": {"b64": "YWJj"}}]}),
     ),
-    _Door(
+    _Endpoint(
         "rest questions", 8,
         ("GET /v2", "GET /v2/models", "GET /v2/models/model", "GET /v2/models/graph/ready", "GET /v2/health/ready",
          "POST /v2/repository/index", "GET /v1/models/model", "GET /v1/models/model/metadata", "GET /v1/models"),
         ({"ready": True},),
     ),
-    _Door("rest admin", 1, ("GET /v1/config", "GET /metrics"), ({},)),
-    _Door("handlers", 14,
+    _Endpoint("rest admin", 1, ("GET /v1/config", "GET /metrics"), ({},)),
+    _Endpoint("handlers", 14,
           ("POST /handler", "GET /handler?a=1&b=2", "PUT /handler", "DELETE /handler", "GET /handler/info"),
           ([1, 2, 3], {"a": {"b": [None, 1.5, "x"]}})),
-    _Door("rest paddle", 12, ("POST /ops/prediction", "GET /ops/health", "GET /ops/trace", "GET /ops/metrics"),
+    _Endpoint("rest paddle", 12, ("POST /ops/prediction", "GET /ops/health", "GET /ops/trace", "GET /ops/metrics"),
           ({"key": ["x"], "value": ["abc"], "logid": 3}, {"key": ["x", "y"], "value": ["[1, 2]", "1"]})),
 )  # fmt: skip
 _HEADERS: Final = (
@@ -120,19 +123,19 @@ _TROUBLES: Final = (
 
 
 def http_message(random: Random, number: int) -> Message:
-    (door,) = random.choices(_DOORS, [each.weight for each in _DOORS])
-    verb, _, path = random.choice(door.paths).partition(" ")
+    (endpoint,) = random.choices(_ENDPOINTS, [each.weight for each in _ENDPOINTS])
+    verb, _, path = random.choice(endpoint.paths).partition(" ")
     if random.random() < 0.08:
         path = _changed_path(random, path)
     if random.random() < 0.03:
         verb = random.choice(("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD", "BREW"))
     body, headers = b"", [_JSON]
-    if verb in {"POST", "PUT", "PATCH"} and door.documents:
-        body, headers = _body(random, random.choice(door.documents), binary=door.name == "rest kserve")
+    if verb in {"POST", "PUT", "PATCH"} and endpoint.documents:
+        body, headers = _body(random, random.choice(endpoint.documents), binary=endpoint.name == "rest kserve")
     if random.random() < 0.1:
         name, values = random.choice(_HEADERS)
         headers = [each for each in headers if each[0] != name] + [(name, random.choice(values))]
-    return Message(number, door.name, Transport.HTTP, body, f"{verb} {path}", tuple(headers))
+    return Message(number, endpoint.name, Transport.HTTP, body, f"{verb} {path}", tuple(headers))
 
 
 def _changed_path(random: Random, path: str) -> str:
@@ -313,7 +316,7 @@ class HttpLane:
         return outcomes
 
 
-def tell_raw_http(port: int, data: bytes) -> Outcome:
+def exchange_raw_http(port: int, data: bytes) -> Outcome:
     outcome = Outcome()
     with socket.create_connection(("127.0.0.1", port), timeout=SECONDS) as connection:
         with contextlib.suppress(OSError):

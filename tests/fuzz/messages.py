@@ -1,4 +1,4 @@
-"""Messages to a server, by number, and what comes of them."""
+"""Numbered messages to a server, and their outcomes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Transport(Enum):
 @dataclass(frozen=True, slots=True)
 class Message:
     number: int
-    door: str
+    interface: str
     transport: Transport
     body: bytes
     path: str = ""
     headers: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.number} ({self.door}) {self.path} {list(self.headers)} {self.body[:300]!r}"
+        return f"{self.number} ({self.interface}) {self.path} {list(self.headers)} {self.body[:300]!r}"
 
 
 _INTERNAL_ERROR: Final = 2

@@ -1,4 +1,4 @@
-"""Changes of bytes, JSON documents and protobuf messages, with values that have broken programs before."""
+"""Changes of bytes, JSON documents and protobuf messages, with values that often expose faults."""
 
 from __future__ import annotations
 

@@ -53,11 +53,11 @@ async def call(address: str, path: str, request: Any, response: str, **options: 
     return await with_channel(address, work)
 
 
-DOORS = ("grpc", "http")
+INTERFACES = ("grpc", "http")
 
 
-def triton_module(door: str) -> Any:
-    if door == "grpc":
+def triton_module(interface: str) -> Any:
+    if interface == "grpc":
         import tritonclient.grpc as module
     else:
         import tritonclient.http as module
@@ -65,13 +65,13 @@ def triton_module(door: str) -> Any:
 
 
 @dataclass
-class BothDoors:
+class BothInterfaces:
     plane: DataPlane
     grpc: str
     http: str
 
-    def address(self, door: str) -> str:
-        return self.grpc if door == "grpc" else self.http
+    def address(self, interface: str) -> str:
+        return self.grpc if interface == "grpc" else self.http
 
     async def request(self, method: str, path: str, **options: Any) -> httpx.Response:
         def work() -> httpx.Response:
@@ -80,11 +80,11 @@ class BothDoors:
 
         return await trio.to_thread.run_sync(work)
 
-    async def with_triton(self, door: str, work: Callable[[Any, Any], ResultT]) -> ResultT:
-        module = triton_module(door)
+    async def with_triton(self, interface: str, work: Callable[[Any, Any], ResultT]) -> ResultT:
+        module = triton_module(interface)
 
         def connected() -> ResultT:
-            with module.InferenceServerClient(self.address(door)) as client:
+            with module.InferenceServerClient(self.address(interface)) as client:
                 return work(client, module)
 
         return await trio.to_thread.run_sync(connected)
@@ -98,8 +98,8 @@ async def serving_both(
     allows_remote_admin: bool = False,
     gate: Gate | None = None,
     **options: Any,
-) -> AsyncIterator[BothDoors]:
-    """Serve as long as the block lasts; ``options`` are those of the data plane."""
+) -> AsyncIterator[BothInterfaces]:
+    """Serve until the block ends; ``options`` configure the data plane."""
     registry = registry_of(load, poll_seconds=0)
     plane = (DataPlane if gate is None else AuthorizingDataPlane)(registry, **options)
     grpc = GrpcFrontEnd(plane, ["127.0.0.1:0"], allows_remote_admin=allows_remote_admin, gate=gate)
@@ -110,5 +110,5 @@ async def serving_both(
         (grpc_address,) = await nursery.start(grpc.serve)
         (http_address,) = await nursery.start(rest.serve)
         plane.begin_serving()
-        yield BothDoors(plane, grpc_address, http_address)
+        yield BothInterfaces(plane, grpc_address, http_address)
         nursery.cancel_scope.cancel()

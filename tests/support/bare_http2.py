@@ -1,4 +1,4 @@
-"""A blocking HTTP/2 client on a bare socket, which sends whatever it is told: calls of gRPC, floods, nonsense."""
+"""Blocking HTTP/2 client on a raw socket: gRPC calls, floods and malformed frames."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def call_headers(path: str, further: Sequence[tuple[str, str]] = ()) -> list[tup
 
 
 class BareConnection:
-    """One connection, which acknowledges SETTINGS and PINGs that it reads; ``window`` bounds what the server sends."""
+    """Connection that acknowledges SETTINGS and PING frames; ``window`` is the initial flow-control window."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Texts in one batch with prefixes cached, against what they are alone without; prints what each case finds as JSON."""
+"""Comparison of texts generated in one batch with a prefix cache and alone without; prints the results as JSON."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _ROUNDS: Final = 4
 
 
 class Texts:
-    """Texts of one batch, compared with what ``alone``, an idle batch without a cache of prefixes, makes of each."""
+    """Texts of one batch, compared with the texts of ``alone``, an idle batch without a prefix cache."""
 
     def __init__(self, options: PipelineOptions, alone: Batch) -> None:
         self.batch = Batch(Pipeline(options))
         self._alone = alone
         self._dice = random.Random(1)
-        self._told: dict[int, list[float]] = {}
+        self._logprobs: dict[int, list[float]] = {}
         self._made: dict[int, list[int]] = {}
 
     def words(self, count: int) -> list[int]:
@@ -36,15 +36,15 @@ class Texts:
 
     def begin(self, prompt: list[int], tokens: int = _TOKENS, *, beams: int = 1) -> QueuedRequest:
         request = replace(_REQUEST, sampling=replace(_REQUEST.sampling, best_of=beams))
-        asked = QueuedRequest(len(self._told), 0, request, prompt, tokens, 1)
-        self._told[asked.id], self._made[asked.id] = [], []
+        asked = QueuedRequest(len(self._logprobs), 0, request, prompt, tokens, 1)
+        self._logprobs[asked.id], self._made[asked.id] = [], []
         self.batch.begin(asked)
         return asked
 
     def step(self, steps: int = 1) -> None:
         for _ in range(steps):
             for new in self.batch.step().news:
-                self._told[new.asked.id] += new.logprobs
+                self._logprobs[new.asked.id] += new.logprobs
                 self._made[new.asked.id] += new.tokens
 
     def finish(self) -> None:
@@ -55,21 +55,21 @@ class Texts:
         return self._made[asked.id]
 
     def come(self, asked: QueuedRequest) -> int:
-        return len(self._told[asked.id])
+        return len(self._logprobs[asked.id])
 
     def wrong(self, *texts: QueuedRequest) -> int:
-        return sum(self._differs(self._told[asked.id], self._made_alone(asked)) for asked in texts)
+        return sum(self._differs(self._logprobs[asked.id], self._made_alone(asked)) for asked in texts)
 
     def _differs(self, found: list[float], alone: list[float]) -> bool:
         return len(found) != len(alone) or any(abs(a - b) > 0.02 for a, b in zip(found, alone, strict=True))
 
     def _made_alone(self, asked: QueuedRequest) -> list[float]:
-        told: list[float] = []
+        logprobs: list[float] = []
         self._alone.begin(replace(asked, left=0, generated=0))
         while self._alone.is_busy:
             for new in self._alone.step().news:
-                told += new.logprobs
-        return told
+                logprobs += new.logprobs
+        return logprobs
 
 
 def that_begin_alike(texts: Texts) -> int:

@@ -1,4 +1,4 @@
-"""Calculators for tests of the engine: they record what is delivered, take their time, and fail when told to."""
+"""Calculators for tests of the engine that record inputs, delay, or fail on request."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Rule = Callable[[Delivery], Sequence[Emission]]
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """Sends on every output a digest of what came on the inputs of its group; nothing when none of them came.
+    """Calculator that sends a digest of the inputs of its group on every output; sends nothing without inputs.
 
     ``groups`` has one entry an output.  Of every ``skip`` timestamps
     ``SPACING`` apart, output ``j`` leaves out number ``j``.
@@ -70,7 +70,7 @@ class Gather:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """Answers an input with up to ``limit`` packets, one a run; a packet on ``LOOPBACK`` counts those left."""
+    """Calculator that returns up to ``limit`` packets per input, one per run; ``LOOPBACK`` carries the rest."""
 
     limit: int
 
@@ -118,7 +118,7 @@ class Recorder:
             for _ in range(self.pauses[turn % len(self.pauses)] if self.pauses else 0):
                 await trio.lowlevel.checkpoint()
             if delivery.timestamp == self.fail_at:
-                raise NodeFailure(f"told to fail at {delivery.timestamp}")
+                raise NodeFailure(f"set to fail at {delivery.timestamp}")
             for port, value, timestamp in self.rule(delivery):
                 context.emit(port, value, timestamp)
         finally:

@@ -1,4 +1,4 @@
-"""Callers by keys that a test can spell, and peers of connections without a socket."""
+"""API-key callers with fixed keys, and peer addresses of connections without a socket."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ovmstrio.core.connection import Peer, UnixSocket, socket_address
 
 
 def entry_of(name: str, *scopes: str, **options: object) -> CallerEntry:
-    """Make the entry of a caller whose key is its name, or whatever else it is known by."""
+    """Create the entry of a caller whose key is its name, or with other credentials."""
     proof = {} if {"certificate", "subject"} & options.keys() else {"sha256": key_hash(name)}
     return CallerEntry(name, Scopes.parse(scopes), **(proof | options))  # type: ignore[arg-type]
 

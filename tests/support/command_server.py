@@ -1,4 +1,4 @@
-"""The server that tests of commands call: models, graphs, a handler and a pipeline of Ops, in this process."""
+"""Server for tests of commands: models, graphs, a handler and a pipeline of Ops, in this process."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def run_command(*arguments: str, stdin: str | bytes = "") -> CommandResult:
 
 
 def run_on_terminal(*arguments: str, columns: int = 300) -> tuple[int, str]:
-    """Run one command line on a terminal of its own, without colours; return the exit code and all output."""
+    """Run one command line on a separate terminal without colours; return the exit code and all output."""
     ours, theirs = pty.openpty()
     chunks: list[bytes] = []
 

@@ -19,7 +19,7 @@ _OF_PODS = frozenset({"containers", "workerSpec", "volumes", "affinity", "tolera
 
 
 def reduced(schema: dict[str, Any]) -> dict[str, Any]:
-    """Keep the structure; an object takes what it names, unless it takes any names."""
+    """Return the structural schema; objects reject unknown fields unless they allow any."""
     if schema.get("x-kubernetes-int-or-string"):
         return {"type": ["integer", "string"]}
     kept = {key: value for key, value in schema.items() if key in _KEPT}

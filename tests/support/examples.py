@@ -1,4 +1,4 @@
-"""Number of examples of a property that needs another number than the default."""
+"""Number of examples of a Hypothesis property, relative to the profile's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""openvino-genai's own opinion of grammars, from a process that may be stopped when it takes too long."""
+"""Validation of grammars by openvino-genai, in a process that is stopped after a timeout."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def main() -> None:
                 pipe.step()
             tokens = [token for output in handle.read_all() for token in output.generated_ids]
             answer["text"] = pipe.get_tokenizer().decode(tokens)
-        except Exception as error:  # noqa: BLE001 -- whatever it is, it is the answer
+        except Exception as error:  # noqa: BLE001 -- any error is the answer
             answer["error"] = str(error)[-300:] or type(error).__name__
             pipe = _engine(folder)
         sys.stdout.write(json.dumps(answer) + "\n")

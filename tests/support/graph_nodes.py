@@ -194,7 +194,7 @@ def make_node(
 
 
 class Nodes:
-    """Loads nodes whose handlers lie in a folder, and runs them; all of them share a pool of threads."""
+    """Loader of nodes with handlers in a folder; all nodes share a pool of threads."""
 
     def __init__(self, folder: Path, threads: WorkerThreads, scope: DefinitionScope) -> None:
         self.folder = folder

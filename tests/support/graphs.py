@@ -178,7 +178,7 @@ async def stream(servable: GraphServable, *requests: InferRequest, wait_each: in
             opened.end()
             async for reply in opened.replies:
                 answers.take(reply)
-    except Exception as error:  # noqa: BLE001 - what a stream ends with is what tests look at
+    except Exception as error:  # noqa: BLE001 - tests check the error of a stream
         answers.failure = error
     return answers
 
@@ -234,13 +234,13 @@ SHOUTING: dict[str, Any] = {
         def execute(self, inputs):
             document = json.loads(bytes(inputs[0]))
             for choice in document.get("choices", ()):
-                said = choice.get("delta") or choice.get("message") or choice
+                message = choice.get("delta") or choice.get("message") or choice
                 for key in ("content", "text"):
-                    said[key] = (said.get(key) or "").upper()
+                    message[key] = (message.get(key) or "").upper()
             return document
     """,
 }
-"""Handlers of these nodes: the words of a header are said, too, and all that comes back is in capitals."""
+"""Handlers of these nodes: they add the words of a header and return texts in capitals."""
 
 
 def session_text(*names: str) -> str:

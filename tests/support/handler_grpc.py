@@ -1,4 +1,4 @@
-"""Projects with services of users, served on the test's own event loop and called by grpcio."""
+"""Projects with user-defined gRPC services, served on the test's event loop and called by grpcio."""
 
 from __future__ import annotations
 
@@ -144,5 +144,5 @@ async def served(
 
 
 def served_kinds(folder: Path, handler: str, **options: Any) -> AbstractAsyncContextManager[ServedProject]:
-    """Serve a handler of the service ``Kinds``, in a package of its own; options are those of ``served``."""
+    """Serve a handler of the service ``Kinds``, in a separate package; options are those of ``served``."""
     return served(folder, FOUR_KINDS.format(package=f"kinds_{folder.name}"), handler, **options)

@@ -105,7 +105,7 @@ SHAPES: Final[dict[str, Callable[[int], bytes]]] = {
     "no JSON": lambda size: b"\x08\x01\x12" * (size // 3),
     "UTF-16": lambda size: ("[" + "0," * (size // 4) + "0]").encode("utf-16"),
 }
-"""JSON values by what they are of; each is made of about a size in bytes."""
+"""JSON values by kind; each is built with a size in bytes."""
 
 _TENSOR: Final = {"name": "b", "shape": [1, 10], "datatype": "FP32", "data": list(range(10))}
 _MESSAGES: Final = [{"role": "user", "content": "x"}]
@@ -113,7 +113,7 @@ _MESSAGES: Final = [{"role": "user", "content": "x"}]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A route, or several with one reader of their bodies.
+    """Route or routes with a common body parser.
 
     Attributes:
         patterns: paths of the route in which ``<model>`` stands for a name and so on; the first is called.
@@ -289,4 +289,4 @@ FORMS: Final[dict[str, tuple[str, Callable[[int], bytes]]]] = {
     "text in IDNA": ("text/plain; charset=idna", lambda size: b"a." * (size // 2)),
     "no JSON": (_JSON, lambda size: b"\0" * size),
 }
-"""Bodies of handlers by what they are of: their content type, and what makes them."""
+"""Handler bodies by kind: content type and builder."""

@@ -59,7 +59,7 @@ def dummy(shape: Shape = (1, 10), *, datatype: str = "FP32", layout: str = "", a
 
 
 def dynamic(rank: int = 2) -> ov.Model:
-    """As :func:`dummy`, every dimension of any size."""
+    """Return :func:`dummy` with dynamic dimensions."""
     return dummy([-1] * rank)
 
 
@@ -69,7 +69,7 @@ def scalar(datatype: str = "FP32") -> ov.Model:
 
 
 def ones() -> ov.Model:
-    """As many ones as the input ``count`` says."""
+    """Return a model whose output has ``count`` ones."""
     count = parameter("count", [1], "INT64")
     return named_model({"ones": op.broadcast(op.constant(np.float32(1)), count)}, [count], "ones")
 
@@ -159,7 +159,7 @@ def accumulator(width: int = 2, *, offset: float = 0.0) -> ov.Model:
 
 
 def slow_accumulator(size: int = 512, layers: int = 60) -> ov.Model:
-    """As :func:`accumulator`, of [size, size] and behind many large products: tens of milliseconds and more."""
+    """Return an :func:`accumulator` of [size, size] after large products that take tens of milliseconds."""
     x = parameter("x", [size, size])
     before, cell = _memory("total", [size, size])
     weights = op.constant(np.eye(size, dtype=np.float32))

@@ -1,4 +1,4 @@
-"""Autouse fixtures that check what a test leaves behind: processes, garbage, loggers.
+"""Autouse fixtures that check for leaks of a test: processes, garbage, loggers.
 
 They cost too much for tests without processes. ``tests/system/conftest.py`` imports them for the tests of its folder,
 and the option that runs slow tests registers this module as a plugin for all tests.

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class TrioThread:
-    """Runs one call at a time, with everything that it sets in motion, and then stands still."""
+    """Thread with a trio loop that runs one call at a time until all its tasks are blocked."""
 
     def __init__(self) -> None:
         self._started = threading.Event()
@@ -64,7 +64,7 @@ COINS = ("forward", "backward", "both")
 
 
 class _Coin(Random):
-    """Falls as it is told; what else trio asks of it is as ever."""
+    """Random source of trio whose order of tasks is fixed by the test."""
 
     def __init__(self, coin: str) -> None:
         super().__init__(5)

@@ -1,4 +1,4 @@
-"""Folders of models for handlers, and libraries over them whose time stands still until a test moves it."""
+"""Folders of models for handlers, and model libraries on a clock that the test advances."""
 
 from __future__ import annotations
 
@@ -127,11 +127,11 @@ async def next_look(library: ModelLibrary, clock: MockClock, seconds: float = 10
 
 
 def paths_below(root: Path, pattern: str) -> set[Path]:
-    """List what is below a folder while others remove it, for which ``Path.glob`` fails."""
+    """List paths below a folder during their removal, where ``Path.glob`` fails."""
     return {root / path for path in glob(pattern, root_dir=root)}  # noqa: PTH207 - see above
 
 
-async def wait_gone(root: Path, pattern: str) -> None:
-    """Wait until nothing below a folder has such a path; whoever removes files may still be about it."""
+async def wait_removed(root: Path, pattern: str) -> None:
+    """Wait until no path below a folder matches; files are removed asynchronously."""
     while await trio.to_thread.run_sync(paths_below, root, pattern):
         await trio.lowlevel.checkpoint()

@@ -15,7 +15,7 @@ _TYPES: Final = {"float32": _FLOAT, "int64": _INT64}
 
 
 class OnnxNode(NamedTuple):
-    """An operation: its name, inputs, output, and attributes, which are whole numbers."""
+    """Operation: name, inputs, output, and integer attributes."""
 
     operation: str
     inputs: Sequence[str]
@@ -24,7 +24,7 @@ class OnnxNode(NamedTuple):
 
 
 class OnnxValue(NamedTuple):
-    """An input or output: its name, element type, and shape; names in it are dimensions that are open."""
+    """Input or output: name, element type and shape; names in the shape are dynamic dimensions."""
 
     name: str
     kind: str

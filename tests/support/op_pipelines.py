@@ -1,4 +1,4 @@
-"""A pipeline that answers with what it was asked, and servers of pipelines on free ports."""
+"""An echo pipeline, and servers of pipelines on free ports."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LOOPBACK = ("127.0.0.1:0",)
 
 
 class EchoExecutor:
-    """Answers every request with its own input, as texts or as tensors, or with ``answer``; ``gate`` holds requests."""
+    """Executor that returns the input of each request, as texts or tensors, or ``answer``; ``gate`` holds requests."""
 
     def __init__(self, *, as_tensors: bool = False) -> None:
         self.requests: list[PipelineRequest] = []

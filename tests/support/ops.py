@@ -19,7 +19,7 @@ from tests.support.waits import until_async
 
 
 class TextOp(Op):
-    """Joins its inputs' texts by its own name: ``b(a(x))``, ``d(b(x),c(x))``; runs on the loop."""
+    """Op on the loop that joins the texts of its inputs by its own name: ``b(a(x))``, ``d(b(x),c(x))``."""
 
     seconds: float = 0.0
 
@@ -79,7 +79,7 @@ def asking(x: str = "x", **values: Any) -> PipelineRequest:
 
 
 class Model:
-    """A predictor on the loop: ``y = x + 1``, after some seconds a call, of which ``calls`` keeps the rows."""
+    """Predictor on the loop: ``y = x + 1`` after a delay in seconds; ``calls`` records the rows of each call."""
 
     feed_names = ("x",)
     fetch_names = ("y",)

@@ -1,4 +1,4 @@
-"""Pipelines of one Op that runs in processes, by the names under which their workers make them."""
+"""Pipelines of one Op in processes, by the import names that their workers use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["load", "loaded"]
 
 
 class _Acting(Op):
-    """Does what the text of a request names; answers with the worker's number, process and count of requests."""
+    """Op that executes the action in a request's text; returns the worker's number, process id and request count."""
 
     def init_op(self) -> None:
         self.count = 0

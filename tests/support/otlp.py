@@ -1,4 +1,4 @@
-"""A collector of OpenTelemetry's in this process, over HTTP and over gRPC, made of the server's own transports."""
+"""OpenTelemetry collector in this process, over HTTP and gRPC, built on the server's transports."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _LOW_BITS = 0x7F
 
 @dataclass(frozen=True)
 class Layer:
-    """A product of the input ``x`` with ``weights``: Paddle's operation, the output's name, what is added to it.
+    """Product of the input ``x`` and ``weights``: Paddle's operation, output name and bias.
 
     ``columns`` is how many dimensions of ``x`` are rows of the matrix (``mul`` alone has it).
     """

@@ -1,5 +1,5 @@
-# ruff: noqa: E501, RUF001 -- texts are written as models write them
-"""Texts as models write them, and what they mean."""
+# ruff: noqa: E501, RUF001 -- texts have the form of model output
+"""Texts of models and their parsed results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 @dataclass(frozen=True)
 class Sample:
-    """A text, its parsers, and what comes of it; calls are names and arguments as they are written."""
+    """Text of a model, its parsers and the expected result; calls are names and raw arguments."""
 
     name: str
     tools: str

@@ -35,7 +35,7 @@ async def hosting() -> AsyncIterator[trio.Nursery]:
     async with trio.open_nursery() as nursery:
         try:
             yield nursery
-        except Exception as error:  # noqa: BLE001 - it is raised below
+        except Exception as error:  # noqa: BLE001 - raised below
             failure = error
     if failure is not None:
         raise failure
@@ -120,7 +120,7 @@ ARITHMETIC = '''
         constant = np.float32(params.get("constant", 0))
         total = sum(array * np.float32(index + 1) for index, (_, array) in enumerate(sorted(inputs.items())))
         if params["op"] == "fail":
-            raise ValueError("told to fail")
+            raise ValueError("set to fail")
         if params["op"] == "gather":
             return {"y": total.sum(axis=0) + constant}
         if params["op"] == "split":
@@ -155,7 +155,7 @@ def dag_entry(name: str, model: str, item: tuple[str, str], result: tuple[str, s
 
 
 def pipeline_entry(name: str, called: str, item: str = "b", output: str = "a", **options: Any) -> dict[str, Any]:
-    """Return the entry of a pipeline whose input and output have the names of those of the service that it calls."""
+    """Return the entry of a pipeline whose input and output have the same names as those of the called service."""
     return dag_entry(name, called, (item, item), (output, output), **options)
 
 

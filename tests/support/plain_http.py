@@ -1,4 +1,4 @@
-"""HTTP servers in threads and a TCP relay, which stand for other servers than this one."""
+"""HTTP servers in threads and a TCP relay, as substitutes for external servers."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def chat_server() -> Iterator[ChatServer]:
 
 
 class Relay:
-    """Passes bytes between its own port and a server, until it is held or cut."""
+    """TCP relay between its own port and a server that tests hold or cut."""
 
     def __init__(self, target: str) -> None:
         host, _, port = target.rpartition(":")

@@ -1,4 +1,4 @@
-"""Ports of loopback for programs that have to be told theirs, which nothing else takes before they listen."""
+"""Reserved loopback ports for programs that need their port as an argument."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _looking = threading.Lock()
 
 
 def free_ports(count: int) -> list[int]:
-    """Find loopback ports that nobody listens on, and that are not given twice within a process.
+    """Find free loopback ports; a process never gets the same port twice.
 
-    They lie below those that the kernel gives to clients: a port of these may be the near end of anybody's
-    connection by the time that a server listens, which then fails.
+    The ports are below the ephemeral range: a port of that range may be the local port of a client
+    connection by the time that the server binds it.
     """
     process = os.getpid()
     with _looking:

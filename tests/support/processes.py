@@ -32,7 +32,7 @@ def end_of_output(process: subprocess.Popen[str], seconds: float = SECONDS_TO_EN
     try:
         return process.communicate(timeout=seconds)[0] or ""
     except subprocess.TimeoutExpired:
-        left = kill_and_tell(process)
+        left = kill_processes(process)
         printed = process.communicate(timeout=seconds)[0] or ""
     raise AssertionError(f"still running {seconds} s after the end of a process: {left}\n{printed}")
 
@@ -40,7 +40,7 @@ def end_of_output(process: subprocess.Popen[str], seconds: float = SECONDS_TO_EN
 @contextlib.contextmanager
 def killed_if_late(process: subprocess.Popen[str], seconds: float) -> Iterator[None]:
     """Kill a process, and everything else that can write to its output, if the block takes longer; so reads end."""
-    late = Timer(seconds, kill_and_tell, (process,))
+    late = Timer(seconds, kill_processes, (process,))
     late.start()
     try:
         yield
@@ -49,18 +49,18 @@ def killed_if_late(process: subprocess.Popen[str], seconds: float) -> Iterator[N
         late.join()
 
 
-def kill_and_tell(process: subprocess.Popen[str]) -> list[str]:
+def kill_processes(process: subprocess.Popen[str]) -> list[str]:
     own = [psutil.Process(process.pid)] if process.poll() is None else []
     return [killed(each) for each in {*own, *_writers(process)}]
 
 
 def killed(process: psutil.Process) -> str:
     try:
-        told = f"{process.pid} {shlex.join(process.cmdline())}"
+        command = f"{process.pid} {shlex.join(process.cmdline())}"
         process.kill()
     except psutil.NoSuchProcess:
-        return "one that has just ended"
-    return told
+        return "a process that has just ended"
+    return command
 
 
 def _writers(process: subprocess.Popen[str]) -> list[psutil.Process]:
@@ -168,8 +168,7 @@ def running(
 ) -> Iterator[OvmsProcess]:
     """Run an ``ovms`` command that serves at these ports until the block ends, in a folder or the current one.
 
-    What it prints goes to the end of ``log``, where one is given; a server that prints much needs one, for nobody reads
-    the pipe that it has otherwise.
+    Output is appended to ``log`` if given. A server that prints much needs one, because its pipe is not read otherwise.
     """
     command = [sys.executable, "-m", "ovms_cli", *arguments]
     with contextlib.ExitStack() as stack:
@@ -256,7 +255,7 @@ class ProjectProcess:
             self._reader.join(SECONDS_TO_END)
         finally:
             if self._reader.is_alive():
-                left = kill_and_tell(self.process)
+                left = kill_processes(self.process)
                 self._reader.join()
             if self.process.stdout is not None:
                 self.process.stdout.close()

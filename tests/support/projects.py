@@ -1,4 +1,4 @@
-"""Projects of handlers: their files, what is read from them, and opened handlers."""
+"""Handler projects: files, parsed configuration and opened handlers."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ PRIMES: Final = """
       int64 prime_number = 1;
     }
 """
-"""A service that streams as many prime numbers as it is asked for."""
+"""A service that streams the requested number of prime numbers."""
 
 
 def written(folder: Path, name: str, text: str) -> Path:

@@ -31,7 +31,7 @@ class RayCluster:
     commands: IO[str]
     answers: IO[str]
 
-    def tell(self, *words: str) -> str:
+    def send_command(self, *words: str) -> str:
         with killed_if_late(self.process, _START_SECONDS):
             self.commands.write(" ".join(words) + "\n")
             self.commands.flush()

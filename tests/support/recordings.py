@@ -1,4 +1,4 @@
-"""Files of sound for tests: tones, as any program writes them."""
+"""WAV files of tones for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An S3 server for tests: moto's, in a process of its own."""
+"""S3 server for tests (moto) in a separate process."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Bucket:
 
 @contextmanager
 def s3_server(bucket: str, port: int = 0) -> Iterator[Bucket]:
-    """Run a server with one empty bucket, that anybody may read, while the block lasts; port 0 is any free one."""
+    """Run a server with one empty public bucket until the block ends; port 0 selects any free port."""
     import boto3
 
     environment = {**os.environ, **_CREDENTIALS}

@@ -1,4 +1,4 @@
-"""The server's end of a program's channel, with messages that a test has written down."""
+"""Server's end of a program's channel with scripted messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ovmstrio.isolation.messages import Message
 
 
 class ScriptedChannel:
-    """Returns the messages of a server, numbered from 2, and records the answers to them."""
+    """Channel with scripted messages of a server, numbered from 2, that records the answers."""
 
     def __init__(self, *messages: list[Any], has_end: bool = False) -> None:
         self._messages = deque[Message | None](Message(list(each)) for each in enumerate(messages, start=2))
@@ -24,5 +24,5 @@ class ScriptedChannel:
         return bool(self._messages)
 
     def send(self, value: Any) -> None:
-        number, said = value
-        self.sent[number] = said
+        number, message = value
+        self.sent[number] = message

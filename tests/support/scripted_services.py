@@ -1,4 +1,4 @@
-"""Services of texts, speech and vectors that answer as a test has written down, and record their requests."""
+"""Text, speech and embedding services with scripted answers that record their requests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TRANSCRIPT = (
 
 
 class ScriptedAnswer:
-    """The parts of a script; it waits at events of the script, after it has set ``waiting``, and raises its errors."""
+    """Stream of the parts of a script; at events it sets ``waiting`` and waits, and it raises errors of the script."""
 
     language, seconds, cached_tokens = "en", 9.25, 1
 
@@ -58,7 +58,7 @@ class ScriptedAnswer:
 
 @dataclass
 class ScriptedService:
-    """Records its requests, and refuses all of them with ``refusal``; a request that is left early sets ``left``."""
+    """Service that records its requests; ``refusal`` rejects all, and a cancelled request sets ``left``."""
 
     name: str
     refusal: Exception | None = None
@@ -144,7 +144,7 @@ def text_spec(folder: Path, name: str = CHAT) -> TextModelSpec:
 
 @dataclass
 class LetterEncoder(ScriptedService):
-    """A text's vector is its length and how often it has an a; its score is its share of the query's letters."""
+    """Encoder: the embedding is the length and the number of a's; the score is the share of the query's letters."""
 
     name: str = WORDS
     width: int = 4

@@ -1,4 +1,4 @@
-"""Models built by code, loaded as the server loads them, requests for them, and their trials."""
+"""Models built by code, loaded as the server loads them, requests for them, and load trials."""
 
 from __future__ import annotations
 

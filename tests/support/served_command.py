@@ -1,11 +1,11 @@
-"""The ``ovms`` command, imported once and run in many processes that are forked from there."""
+"""The ``ovms`` command, imported once and run in processes forked from it."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-import openvino  # noqa: F401 - imported for those that are forked
+import openvino  # noqa: F401 - imported for the forked processes
 import trio  # noqa: F401
 
 import ovmstrio.workers.serve  # noqa: F401

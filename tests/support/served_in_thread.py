@@ -131,7 +131,7 @@ def _serving(make_plan: Callable[[], Awaitable[Plan]]) -> Iterator[ServedInThrea
     def run() -> None:
         try:
             trio.run(main)
-        except BaseException as error:  # noqa: BLE001 - told to the test, which waits for it
+        except BaseException as error:  # noqa: BLE001 - raised in the test, which waits for it
             started.put(error)
 
     thread = threading.Thread(target=run)

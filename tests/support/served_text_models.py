@@ -1,4 +1,4 @@
-"""Served text models, of one block or shared by the tests of a module in a thread of their own."""
+"""Served text models: for one block, or shared by the tests of a module in a thread."""
 
 from __future__ import annotations
 

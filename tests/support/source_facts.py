@@ -1,8 +1,9 @@
-"""Imports and docstrings of a source file, which several tests read."""
+"""Imports, docstrings and comments of a source file."""
 
 from __future__ import annotations
 
 import ast
+import tokenize
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -21,6 +22,14 @@ class Docstring(NamedTuple):
 class SourceFacts(NamedTuple):
     imports: list[ast.Import | ast.ImportFrom]
     docstrings: list[Docstring]
+
+
+def comments(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the line and the text of each comment."""
+    with path.open("rb") as file:
+        for token in tokenize.tokenize(file.readline):
+            if token.type == tokenize.COMMENT:
+                yield token.start[0], token.string
 
 
 @cache

@@ -33,7 +33,7 @@ from ovmstrio.serving.registry import Registry
 
 
 class PassThrough:
-    """Returns its inputs; the parameters ``fail`` and ``block`` of a request make it raise and wait for ever."""
+    """Servable that returns its inputs; the request parameters ``fail`` and ``block`` make it raise or wait forever."""
 
     def __init__(self, spec: ModelSpec, version: int) -> None:
         inputs = (
@@ -169,7 +169,7 @@ class ScriptedStream:
 
 
 class ScriptedServable:
-    """Streams that can be watched; after ``pause_after`` replies a stream waits for :meth:`release`."""
+    """Servable with recorded streams; after ``pause_after`` replies a stream waits for :meth:`release`."""
 
     def __init__(self) -> None:
         self.metadata = ServableMetadata(GRAPH, "OpenVINO", (_spec("x"), _spec("y")), (_spec("x"), _spec("y")))
@@ -242,7 +242,7 @@ Load = Callable[[Any, int, Path], Awaitable[Any]]
 
 
 class StubServable:
-    """Answers with its name and version; ``misuse`` notes calls after it was closed, and closing it wrongly."""
+    """Servable that returns its name and version; ``misuse`` records calls after close and invalid closes."""
 
     def __init__(self, spec: ModelSpec, version: int) -> None:
         self.spec = spec
@@ -290,9 +290,9 @@ class StubLoader:
         return self._gates.setdefault((name, version), trio.Event())
 
     def fail(self, name: str, version: int, error: Exception | None = None) -> None:
-        self.failing[name, version] = error or ModelFailure("the stub was told to fail")
+        self.failing[name, version] = error or ModelFailure("the stub is set to fail")
 
-    def mend(self, name: str, version: int) -> None:
+    def recover(self, name: str, version: int) -> None:
         self.failing.pop((name, version), None)
 
     async def wait_attempts(self, count: int) -> None:

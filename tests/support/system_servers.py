@@ -1,4 +1,4 @@
-"""Servers that system tests share: one process tree per configuration, started by the first test that needs it.
+"""Servers that system tests share: one process tree per configuration, started on first use.
 
 Tests do not stop, reconfigure or starve a shared server. Counts in its metrics and logs are compared as differences
 or by names that only one test uses. ``recovering_workers`` is the only server whose worker processes tests kill.
@@ -276,7 +276,7 @@ class _Started:
 
 
 class SystemServers:
-    """The shared servers of one process of tests; a server that has ended is started again when it is needed."""
+    """Shared servers of one test process; an exited server is restarted on demand."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

@@ -1,4 +1,4 @@
-"""A model of speech of seeded weights that says the same of any sound, in the form that Optimum exports Whisper in.
+"""Whisper model with seeded weights and a constant transcript, in Optimum's export layout.
 
 It hears three seconds at once.  Of a short recording without times it says :data:`SAID`; else each window has a segment
 of a second and a half, :data:`SEGMENT`, or :data:`TRANSLATED`.

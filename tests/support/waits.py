@@ -30,7 +30,7 @@ def until(holds: Callable[[], T], *, seconds: float = WAIT_SECONDS, why: Callabl
 
 
 class Gate:
-    """A gate that blocks threads until a test opens it, and counts the threads that have reached it."""
+    """Gate that blocks threads until a test opens it, and counts the waiting threads."""
 
     def __init__(self) -> None:
         self._open = threading.Event()

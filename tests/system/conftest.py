@@ -1,4 +1,4 @@
-"""Shared servers, checks of what tests leave behind, and one rerun for tests of real processes."""
+"""Shared servers, leak checks, and one rerun for tests of real processes."""
 
 from __future__ import annotations
 

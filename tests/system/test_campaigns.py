@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests.attacks.attacks import ATTACKS
-from tests.attacks.measuring import measure
+from tests.attacks.measurement import measure
 from tests.chaos.__main__ import chaos
-from tests.chaos.ledger import Said
+from tests.chaos.ledger import CallOutcome
 from tests.fuzz.campaign import Campaign, deliver, new_in_log, write_fuzzed
 from tests.fuzz.cases import CASES
 from tests.fuzz.grpc_calls import GrpcLane
@@ -50,10 +50,22 @@ def test_nearly_right_messages_cause_no_fault_of_the_server(served: Served, numb
     ports, log = served
     report = Campaign(ports, log).run(numbers)
     assert not report.violations, report
-    doors = {door for door, _ in report.counts}
-    assert {"rest kserve", "rest generate_stream", "rest tensorflow", "rest paddle", "handlers", "rest admin"} <= doors
-    assert {"openai chat", "openai completions", "openai responses", "openai others"} <= doors
-    assert {"raw http", "raw http2", "grpc GRPCInferenceService/ModelInfer", "grpc PredictionService/Predict"} <= doors
+    interfaces = {interface for interface, _ in report.counts}
+    assert {
+        "rest kserve",
+        "rest generate_stream",
+        "rest tensorflow",
+        "rest paddle",
+        "handlers",
+        "rest admin",
+    } <= interfaces
+    assert {"openai chat", "openai completions", "openai responses", "openai others"} <= interfaces
+    assert {
+        "raw http",
+        "raw http2",
+        "grpc GRPCInferenceService/ModelInfer",
+        "grpc PredictionService/Predict",
+    } <= interfaces
 
 
 GROWTH = 1.25
@@ -74,4 +86,4 @@ def test_an_attack_stops_no_other_client_and_leaves_no_memory(tmp_path: Path, na
 async def test_a_minute_of_all_disturbances(tmp_path: Path) -> None:
     report = await chaos(tmp_path, 60, 7)
     assert report.ledger.violations() == [], report
-    assert sum(count for (_, said), count in report.ledger.counts.items() if said is Said.RIGHT) > 1_000
+    assert sum(count for (_, outcome), count in report.ledger.counts.items() if outcome is CallOutcome.RIGHT) > 1_000

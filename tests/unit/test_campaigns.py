@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.chaos.ledger import Ledger, Said
+from tests.chaos.ledger import CallOutcome, Ledger
 from tests.fuzz.campaign import make_message, tracebacks
 from tests.fuzz.messages import Outcome, Transport
 
@@ -54,33 +54,33 @@ def test_equal_tracebacks_are_found_once() -> None:
 def test_a_window_excuses_only_what_it_allows() -> None:
     ledger = Ledger()
     before = ledger.began
-    with ledger.window("kill", Said.LOST, whom=frozenset({"a"})):
-        ledger.note("a", Said.LOST, before)
-        ledger.note("a", Said.WRONG, before, "7")
-        ledger.note("b", Said.LOST, before, "gone")
-        ledger.note("b", Said.RIGHT, before)
+    with ledger.window("kill", CallOutcome.LOST, clients=frozenset({"a"})):
+        ledger.note("a", CallOutcome.LOST, before)
+        ledger.note("a", CallOutcome.WRONG, before, "7")
+        ledger.note("b", CallOutcome.LOST, before, "gone")
+        ledger.note("b", CallOutcome.RIGHT, before)
     wrong, lost = ledger.violations()
     assert wrong.endswith("a: wrong answers: 7 (meanwhile: kill)")
-    assert lost.endswith("b: without an answer: gone (meanwhile: kill)")
+    assert lost.endswith("b: connection lost: gone (meanwhile: kill)")
 
 
 def test_calls_after_a_window_are_not_excused(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("tests.chaos.ledger.time.monotonic", lambda: now)
     ledger = Ledger(began=now)
-    with ledger.window("restart", Said.UNREACHED, after_seconds=3):
+    with ledger.window("restart", CallOutcome.UNREACHED, after_seconds=3):
         now = 110.0
     now = 112.5
-    ledger.note("a", Said.UNREACHED, now)
+    ledger.note("a", CallOutcome.UNREACHED, now)
     assert ledger.violations() == []
     now = 113.5
-    ledger.note("a", Said.UNREACHED, now, "refused")
-    assert ledger.violations() == ["13.50 to 13.50 s: a: not accepted: refused (meanwhile: nothing)"]
+    ledger.note("a", CallOutcome.UNREACHED, now, "refused")
+    assert ledger.violations() == ["13.50 to 13.50 s: a: connection refused: refused (meanwhile: nothing)"]
 
 
 def test_equal_violations_are_counted_in_one_text() -> None:
     ledger = Ledger()
     for _ in range(30):
-        ledger.note("a", Said.SILENT, ledger.began, "timed out")
+        ledger.note("a", CallOutcome.SILENT, ledger.began, "timed out")
     (violation,) = ledger.violations()
     assert violation.startswith("30 times, first ")

@@ -1,4 +1,4 @@
-"""Plain language in docstrings, documentation and help texts."""
+"""Plain language in docstrings, comments, documentation and help texts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.source_facts import source_facts
+from tests.support.source_facts import comments, source_facts
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,6 +23,10 @@ SOURCES = sorted(
     for path in (ROOT / folder).rglob("*.py")
     if "generated" not in path.parts
 )
+TESTS = sorted(path for folder in ("tests", "benchmarks") for path in (ROOT / folder).rglob("*.py"))
+"""Files whose data strings are exempt, such as names of unknown models."""
+SCRIPTS = sorted((ROOT / ".ci").iterdir())
+"""Shell scripts."""
 
 
 def _docstrings(path: Path) -> Iterator[tuple[set[str], int, str]]:
@@ -38,7 +42,7 @@ def _docstrings(path: Path) -> Iterator[tuple[set[str], int, str]]:
 
 def test_docstrings_begin_with_a_noun_or_an_imperative_verb() -> None:
     wrong = []
-    for path in SOURCES:
+    for path in SOURCES + TESTS:
         for forbidden, line, text in _docstrings(path):
             first = re.split(r"[\s,.:]", text, maxsplit=1)[0]
             if first in forbidden:
@@ -48,9 +52,14 @@ def test_docstrings_begin_with_a_noun_or_an_imperative_verb() -> None:
 
 def test_docstrings_and_comments_use_no_banned_word() -> None:
     wrong = []
-    for path in SOURCES:
+    for path in SOURCES + SCRIPTS:
         for number, line in enumerate(path.read_text().splitlines(), 1):
             if found := BANNED_WORDS.search(line):
+                wrong.append(f"{path.relative_to(ROOT)}:{number}: {found[0]}")
+    for path in TESTS:
+        docstrings = ((each.line, each.text) for each in source_facts(path).docstrings)
+        for number, text in (*docstrings, *comments(path)):
+            if found := BANNED_WORDS.search(text):
                 wrong.append(f"{path.relative_to(ROOT)}:{number}: {found[0]}")
     assert not wrong
 

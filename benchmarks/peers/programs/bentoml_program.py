@@ -8,7 +8,7 @@ from shared_models import Models
 
 
 @bentoml.service(workers=1)
-class Served:
+class ModelService:
     """Service of all models, selected by the name in the request."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from shared_models import SETUP, Models
 _MODELS = Models()
 
 
-class Served(Model):  # type: ignore[misc] # it has no types
+class ServedModel(Model):  # type: ignore[misc] # it has no types
     """One of the models."""
 
     def __init__(self, name: str) -> None:
@@ -29,4 +29,4 @@ class Served(Model):  # type: ignore[misc] # it has no types
 
 if __name__ == "__main__":
     server = ModelServer(http_port=SETUP["rest"], grpc_port=SETUP["grpc"], workers=1, access_log_format=None)
-    server.start([Served(name) for name in SETUP["models"]])
+    server.start([ServedModel(name) for name in SETUP["models"]])

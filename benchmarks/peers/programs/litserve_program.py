@@ -9,7 +9,7 @@ import numpy as np
 from shared_models import SETUP, Models
 
 
-class Served(litserve.LitAPI):  # type: ignore[misc] # it has no types
+class ModelsApi(litserve.LitAPI):  # type: ignore[misc] # it has no types
     """All models, by the name in the request."""
 
     def setup(self, device: str) -> None:
@@ -23,5 +23,5 @@ class Served(litserve.LitAPI):  # type: ignore[misc] # it has no types
 
 
 if __name__ == "__main__":
-    server = litserve.LitServer(Served(), accelerator="cpu", workers_per_device=1)
+    server = litserve.LitServer(ModelsApi(), accelerator="cpu", workers_per_device=1)
     server.run(port=SETUP["rest"], num_api_servers=1, generate_client_file=False, log_level="error")

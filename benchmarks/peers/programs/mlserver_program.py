@@ -12,7 +12,7 @@ from shared_models import Models
 _MODELS: list[Models] = []
 
 
-class Served(MLModel):  # type: ignore[misc] # it has no types
+class ServedModel(MLModel):  # type: ignore[misc] # it has no types
     """One of the models."""
 
     async def load(self) -> bool:

@@ -22,7 +22,7 @@ with TemporaryDirectory() as folder:
     command += ["--profile", "kind=concurrent,streams=3", "--constraint", f"kind=max_requests,count={REQUESTS}"]
     command += ["--data", f"kind=json_file,path={data}", "--output", f"kind=json,path={report}"]
     subprocess.run(command, env={**os.environ, "HF_HUB_OFFLINE": "1"}, check=True, timeout=110)
-    (told,) = json.loads(report.read_text(encoding="utf-8"))["benchmarks"]
-requests, counts = told["metrics"]["request_totals"], told["metrics"]["output_token_count"]["successful"]
+    (benchmark,) = json.loads(report.read_text(encoding="utf-8"))["benchmarks"]
+requests, counts = benchmark["metrics"]["request_totals"], benchmark["metrics"]["output_token_count"]["successful"]
 assert (requests["successful"], requests["errored"]) == (REQUESTS, 0)
 assert (counts["count"], counts["min"] > 0) == (REQUESTS, True)

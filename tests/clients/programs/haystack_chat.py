@@ -22,7 +22,7 @@ tool = Tool(name="weather", description="Tells it.", parameters=PARAMETERS, func
 called = generator.run(messages, tools=[tool], generation_kwargs={"tool_choice": "required", "max_tokens": 150})
 reply = called["replies"][0]
 assert reply.tool_calls[0].tool_name == "weather"
-told = ChatMessage.from_tool("sunny", origin=reply.tool_calls[0])
-assert generator.run([*messages, reply, told], tools=[tool])["replies"]
+tool_reply = ChatMessage.from_tool("sunny", origin=reply.tool_calls[0])
+assert generator.run([*messages, reply, tool_reply], tools=[tool])["replies"]
 assert OpenAITextEmbedder(**SERVER, model="words").run("a cat")["embedding"]
 assert OpenAIDocumentEmbedder(**SERVER, model="words").run([Document(content="a dog")])["documents"][0].embedding

@@ -40,8 +40,10 @@ def converse(chat: ChatOpenAI) -> None:
     for chunk in rest:
         whole += chunk
     assert whole.tool_calls[0]["name"] == "weather"
-    told = ToolMessage("sunny", tool_call_id=called.tool_calls[0]["id"])
-    assert chat.invoke([SystemMessage("Be brief."), HumanMessage("How is Paris?"), called, told]).response_metadata
+    tool_reply = ToolMessage("sunny", tool_call_id=called.tool_calls[0]["id"])
+    assert chat.invoke(
+        [SystemMessage("Be brief."), HumanMessage("How is Paris?"), called, tool_reply]
+    ).response_metadata
     for method in ("json_schema", "function_calling"):
         assert isinstance(chat.with_structured_output(City, method=method).invoke("a city"), City)
 
@@ -58,5 +60,5 @@ assert len(first) == len(second) == len(embeddings.embed_query("a cat"))
 try:
     ChatOpenAI(**{**options, "model": "nothing"}).invoke("hello")
 except openai.NotFoundError as missing:
-    told = missing
-assert told.code == "model_not_found"
+    error = missing
+assert error.code == "model_not_found"

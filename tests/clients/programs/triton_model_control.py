@@ -13,14 +13,14 @@ for module, address in ((over_grpc, GRPC), (over_http, REST)):
         client.load_model("spare")
         assert client.is_model_ready("spare")
         client.load_model("spare", config='{"max_batch_size":"16"}')
-        told = client.get_model_config("spare")
-        assert (told["max_batch_size"] if isinstance(told, dict) else told.config.max_batch_size) == 16
+        config = client.get_model_config("spare")
+        assert (config["max_batch_size"] if isinstance(config, dict) else config.config.max_batch_size) == 16
         client.unload_model("spare")
         assert not client.is_model_ready("spare")
         try:
             client.load_model("wrong_model_name")
         except InferenceServerException as error:
-            said = error.message()
+            message = error.message()
         else:
-            said = "it was loaded"
-        assert "failed to load" in said, said
+            message = "it was loaded"
+        assert "failed to load" in message, message

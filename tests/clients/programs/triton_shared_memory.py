@@ -34,10 +34,10 @@ for module, address in ((over_grpc, GRPC), (over_http, REST)):
             try:
                 client.register_cuda_shared_memory("gpu", b"aGFuZGxl", 0, SIZE)
             except InferenceServerException as error:
-                said = str(error)
+                message = str(error)
             else:
-                said = "it was registered"
-            assert "CUDA" in said, said
+                message = "it was registered"
+            assert "CUDA" in message, message
     finally:
         for handle in (ins, outs):
             shm.destroy_shared_memory_region(handle)

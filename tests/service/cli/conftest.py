@@ -1,4 +1,4 @@
-"""A server in this process for commands that call a server; it would take over the logs of other modules."""
+"""Server in this process for commands that call a server; separate, because it reconfigures logging."""
 
 from __future__ import annotations
 

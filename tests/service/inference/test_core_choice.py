@@ -165,7 +165,7 @@ async def test_change_of_cores_does_not_return_streams_lost_to_a_failure(cores: 
 
 
 @pytest.mark.parametrize("error", [ConfigError([Problem("no file")]), MemoryError()])
-async def test_model_that_cannot_be_compiled_again_goes_on_unchanged(
+async def test_model_that_cannot_be_recompiled_continues_unchanged(
     error: Exception, cores: CoreShare, tmp_path: Path
 ) -> None:
     running = _away(network(ir.dummy(), tmp_path, plugin_config=ONE_THREAD))
@@ -275,7 +275,7 @@ async def test_small_model_has_all_cores_while_its_requests_are_long(
             np.testing.assert_array_equal((await running.infer(given))[0], expected)
 
 
-async def test_call_that_waits_for_the_pool_goes_on_when_the_loop_gets_its_own_stream(
+async def test_call_that_waits_for_the_pool_continues_when_the_loop_gets_its_own_stream(
     cores: CoreShare, tmp_path: Path
 ) -> None:
     running = network(ir.matmul(), tmp_path)
@@ -428,11 +428,11 @@ async def test_cancelled_call_does_not_delay_the_return_of_streams(
     running = _shared_out(monkeypatch, tmp_path, ir.matmul(), RecordingHooks(), plugin_config=settings)
     running.tuner._clock = lambda: now
     await _fails(running)
-    stopped, mend = [], running._recover
+    stopped, recover = [], running._recover
 
     async def note(*args: Any, is_stopped: bool = False) -> None:
         stopped.append(is_stopped)
-        await mend(*args, is_stopped=is_stopped)
+        await recover(*args, is_stopped=is_stopped)
 
     monkeypatch.setattr(running, "_recover", note)
     now = 30.0

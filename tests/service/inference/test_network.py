@@ -382,10 +382,12 @@ async def test_short_requests_of_a_model_that_may_fail_return_to_the_loop(tmp_pa
         assert not running._is_loop_free_soon()
 
 
-async def test_cancelled_request_among_others_mends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cancelled_request_among_others_does_not_recover_the_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # It is stopped if it is alone, and otherwise left to end.
     running = send_away(network(ir.matmul(), tmp_path, nireq=4))
-    mended = _calls_of(monkeypatch, Network, "_recover")
+    recoveries = _calls_of(monkeypatch, Network, "_recover")
     async with trio.open_nursery() as nursery:
         for _ in range(3):
             nursery.start_soon(running.infer, LARGE)
@@ -393,7 +395,7 @@ async def test_cancelled_request_among_others_mends_nothing(tmp_path: Path, monk
         with trio.move_on_after(0) as scope:
             await running.infer(LARGE)
     assert scope.cancelled_caught
-    assert (running.pool.active, mended) == (0, [])
+    assert (running.pool.active, recoveries) == (0, [])
     await multiplies(running, 2, 3, 2)
 
 

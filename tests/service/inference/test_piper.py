@@ -8,7 +8,7 @@ import pytest
 
 from ovmstrio.core.errors import ModelFailure
 from ovmstrio.inference.engine.speech_program import InvalidVoice, PiperSpeaker, without_shape_cache
-from tests.support.tiny_speakers import PIPER_SAMPLES, heard_letters, write_tiny_piper
+from tests.support.tiny_speech_models import PIPER_SAMPLES, heard_letters, write_tiny_piper
 
 ESPEAK = {"phoneme_type": "espeak", "espeak": {"voice": "en-us"}}
 

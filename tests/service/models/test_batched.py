@@ -44,7 +44,7 @@ async def call_all(servable: BatchedServable, requests: Sequence[InferRequest]) 
         task_status.started()
         try:
             got[index] = tensors(await servable.infer(request))[0].array
-        except Exception as error:  # noqa: BLE001 - it is what the caller got
+        except Exception as error:  # noqa: BLE001 - the result of the caller
             got[index] = error
 
     async with trio.open_nursery() as nursery:

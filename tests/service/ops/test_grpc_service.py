@@ -18,14 +18,14 @@ from ovmstrio.encoding.messages import METHOD, REQUEST, RESPONSE
 from ovmstrio.ops.op_service import OpService
 from ovmstrio.ops.settings import PipelineSettings
 from ovmstrio.ops.values import PipelineRequest, PipelineResponse
-from tests.service.protocols.kserve.grpc.servers import KeptCalls, serving_grpc
+from tests.service.protocols.kserve.grpc.servers import RecordedCalls, serving_grpc
 from tests.support.api_clients import call, with_channel
 from tests.support.fetched_samples import unpack_original
 from tests.support.op_pipelines import EchoExecutor, serving_pipeline
 from tests.support.waits import WAIT_SECONDS
 
 RESPONSE_NAME = RESPONSE.DESCRIPTOR.full_name
-ORIGINAL = Path(__file__).parents[2] / "support" / "original_client.py"
+ORIGINAL = Path(__file__).parents[2] / "support" / "paddle_serving_client.py"
 
 
 async def ask(address: str, request: Any, **options: Any) -> Any:
@@ -242,7 +242,7 @@ async def test_a_server_without_pipelines_does_not_have_the_service() -> None:
 
 
 async def test_each_call_of_a_pipeline_is_one_event() -> None:
-    ends = KeptCalls()
+    ends = RecordedCalls()
     async with _serving({"first": "uci"}, observers=[ends]) as address:
         for number in ("0", "6000", "123"):
             await _ask_entry(address, "uci", number)

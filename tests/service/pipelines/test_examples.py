@@ -225,7 +225,7 @@ def test_strings_are_passed_as_rows(server: ServedInThread, protocol: Any) -> No
     assert loud.tolist() == [b"ZEBRA", b"", b"STRING_123"]
 
 
-def test_no_detection_has_a_status_of_its_own(server: ServedInThread) -> None:
+def test_no_detection_has_a_separate_status(server: ServedInThread) -> None:
     black = np.zeros((1, 3, _HEIGHT, _WIDTH), np.float32)
     with pytest.raises(InferenceServerException, match="had no results") as raised:
         _call(server, tritonclient.grpc, "faces", [], image=black)

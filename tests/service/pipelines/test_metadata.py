@@ -111,7 +111,7 @@ PAIRS: dict[str, tuple[TensorSpec, TensorSpec, tuple[str, str] | None]] = {
 
 
 @pytest.mark.parametrize("case", PAIRS)
-def test_input_of_two_nodes_is_what_both_accept(case: str) -> None:
+def test_input_of_two_nodes_has_the_type_that_both_accept(case: str) -> None:
     one, two, expected = PAIRS[case]
     nodes = [make_node(name, {"i": "request.x"}, model_name="m") for name in ("one", "two")]
     signatures = {"one": _signature([one], [_spec("y", 1)]), "two": _signature([two], [_spec("y", 1)])}

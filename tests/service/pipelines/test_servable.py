@@ -178,7 +178,7 @@ async def test_failure_names_its_node(tmp_path: Path) -> None:
     servables = {"flexible": flexible, "fixed": fixed, "product": product}
     custom = make_pipeline(nodes[:1], {"o": "custom.y"}, libraries=library)
     async with serving_pipeline(custom, **servables) as pipeline:
-        await _fails(pipeline, CustomNodeFailure, "custom.*told to fail", x=[[1, 2]])
+        await _fails(pipeline, CustomNodeFailure, "custom.*set to fail", x=[[1, 2]])
     shapes = make_pipeline(nodes[1:3], {"o": "fixed.a"}, inputs=["y"])
     async with serving_pipeline(shapes, **servables) as pipeline:
         await _fails(pipeline, InvalidRequest, r"input name: b; node: fixed", y=[[1, 2, 3]])

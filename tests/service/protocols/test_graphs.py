@@ -18,7 +18,7 @@ from ovmstrio.server.front_ends import GrpcFrontEnd, RestFrontEnd
 from ovmstrio.serving.data_plane import DataPlane
 from ovmstrio.serving.interfaces import KSERVE_GRPC, TENSORFLOW_GRPC
 from tests.service.protocols.kserve.grpc.servers import Caller, payload
-from tests.support.api_clients import BothDoors, call, with_channel, with_triton
+from tests.support.api_clients import BothInterfaces, call, with_channel, with_triton
 from tests.support.graphs import LOOPBACK, graph_text, python_node
 from tests.support.stub_registry import registry_of
 from tests.unit.protocols.tensorflow.calls import predict_request, refusal, tensor
@@ -54,7 +54,7 @@ HANDLERS = {
 }
 
 
-async def _infer(both: BothDoors, model: str, *texts: str, **more: Any) -> Any:
+async def _infer(both: BothInterfaces, model: str, *texts: str, **more: Any) -> Any:
     given = {"name": "in", "shape": [len(texts)], "datatype": "BYTES", "data": list(texts)}
     return (await both.request("POST", f"/v2/models/{model}/infer", json={"inputs": [given], **more})).json()
 
@@ -72,7 +72,7 @@ def _write(folder: Path, name: str) -> GraphSpec:
 
 
 @asynccontextmanager
-async def _serve(folder: Path) -> AsyncIterator[BothDoors]:
+async def _serve(folder: Path) -> AsyncIterator[BothInterfaces]:
     async with trio.open_nursery() as tasks:
 
         async def load(spec: Any, version: int, directory: Path) -> Any:
@@ -86,23 +86,23 @@ async def _serve(folder: Path) -> AsyncIterator[BothDoors]:
             grpc = await nursery.start(GrpcFrontEnd(plane, ["127.0.0.1:0"]).serve)
             rest = await nursery.start(RestFrontEnd(plane, ["127.0.0.1:0"]).serve)
             plane.begin_serving()
-            yield BothDoors(plane, grpc[0], rest[0])
+            yield BothInterfaces(plane, grpc[0], rest[0])
             nursery.cancel_scope.cancel()
         tasks.cancel_scope.cancel()
 
 
 @pytest.fixture
-async def both(tmp_path: Path) -> AsyncIterator[BothDoors]:
+async def both(tmp_path: Path) -> AsyncIterator[BothInterfaces]:
     async with _serve(tmp_path) as served:
         yield served
 
 
-async def _generate(both: BothDoors, model: str, text: str) -> tuple[int, dict[str, Any]]:
+async def _generate(both: BothInterfaces, model: str, text: str) -> tuple[int, dict[str, Any]]:
     answer = await both.request("POST", f"/v2/models/{model}/generate", json={"in": text})
     return answer.status_code, answer.json()
 
 
-async def test_invalid_requests_leave_the_stream_of_a_graph_open(both: BothDoors) -> None:
+async def test_invalid_requests_leave_the_stream_of_a_graph_open(both: BothInterfaces) -> None:
     def work(channel: Any) -> Any:
         caller = Caller(channel)
         seen = []
@@ -125,7 +125,7 @@ async def test_invalid_requests_leave_the_stream_of_a_graph_open(both: BothDoors
     assert (end[0], end[1]) == ([], "OK")
 
 
-async def test_graphs_answer_in_json(both: BothDoors) -> None:
+async def test_graphs_answer_in_json(both: BothInterfaces) -> None:
     parameters = {"OVMS_MP_TIMESTAMP": 2**40}
     answer = await _infer(both, "custom", "ab", id="7", parameters=parameters)
     assert "cannot be written as JSON" in answer["error"]
@@ -136,7 +136,7 @@ async def test_graphs_answer_in_json(both: BothDoors) -> None:
     assert (output["name"], bytes(output["data"])) == ("out", b"\x02\0\0\0AB")
 
 
-async def test_graphs_answer_with_binary_tensors(both: BothDoors) -> None:
+async def test_graphs_answer_with_binary_tensors(both: BothInterfaces) -> None:
     given = {"name": "in", "shape": [2], "datatype": "BYTES", "parameters": {"binary_data_size": 2}}
     head = json.dumps({"inputs": [given], "outputs": [{"name": "out", "parameters": {"binary_data": True}}]}).encode()
     answer = await both.request(
@@ -150,7 +150,7 @@ async def test_graphs_answer_with_binary_tensors(both: BothDoors) -> None:
     assert (output["datatype"], output["shape"], answer.content[at:]) == ("words", [1, 3], b"\xff\x00")
 
 
-async def test_the_http_client_of_triton_reads_outputs_of_python_nodes(both: BothDoors) -> None:
+async def test_the_http_client_of_triton_reads_outputs_of_python_nodes(both: BothInterfaces) -> None:
     def work(client: Any, module: Any) -> bytes:
         given = module.InferInput("in", [1], "BYTES")
         given.set_data_from_numpy(np.array([b"word"], object))
@@ -159,7 +159,7 @@ async def test_the_http_client_of_triton_reads_outputs_of_python_nodes(both: Bot
     assert await both.with_triton("http", work) == b"\x04\0\0\0WORD"
 
 
-async def test_generate_joins_all_texts_of_a_graph(both: BothDoors) -> None:
+async def test_generate_joins_all_texts_of_a_graph(both: BothInterfaces) -> None:
     status, answer = await _generate(both, "words", "one two three")
     assert (status, answer["out"]) == (200, "onetwothree")
     assert (await _generate(both, "upper", "größe"))[1]["out"] == "GRÖSSE"
@@ -169,14 +169,14 @@ async def test_generate_joins_all_texts_of_a_graph(both: BothDoors) -> None:
 
 
 @pytest.mark.parametrize(("graph", "text"), [("upper", "bad"), ("words", "one bad")])
-async def test_a_failing_node_is_a_bad_request_over_rest(both: BothDoors, graph: str, text: str) -> None:
+async def test_a_failing_node_is_a_bad_request_over_rest(both: BothInterfaces, graph: str, text: str) -> None:
     status, answer = await _generate(both, graph, text)
     assert status == 400
     assert answer["error"].startswith("Mediapipe execution failed. MP status - ")
     assert "no such word" in answer["error"]
 
 
-async def test_generate_stream_sends_one_event_per_text_and_the_failure(both: BothDoors) -> None:
+async def test_generate_stream_sends_one_event_per_text_and_the_failure(both: BothInterfaces) -> None:
     answer = await both.request("POST", "/v2/models/words/generate_stream", json={"in": "one two bad three"})
     lines = answer.text.split("\n\n")
     assert [json.loads(line[6:])["out"] for line in lines[:3]] == ["one", "two", "bad"]
@@ -184,7 +184,7 @@ async def test_generate_stream_sends_one_event_per_text_and_the_failure(both: Bo
     assert lines[4:] == [""]
 
 
-async def test_graphs_have_metadata_configuration_and_readiness(both: BothDoors) -> None:
+async def test_graphs_have_metadata_configuration_and_readiness(both: BothInterfaces) -> None:
     tensors = (
         [{"name": "in", "datatype": "INVALID", "shape": []}],
         [{"name": "out", "datatype": "INVALID", "shape": []}],
@@ -205,7 +205,7 @@ async def test_graphs_have_metadata_configuration_and_readiness(both: BothDoors)
     assert await with_triton(both.grpc, work) == ([{"name": "in", "datatype": "INVALID"}], [{"name": "in"}], True)
 
 
-async def test_graphs_are_called_through_the_tensorflow_api(both: BothDoors) -> None:
+async def test_graphs_are_called_through_the_tensorflow_api(both: BothInterfaces) -> None:
     strings = tensor("DT_STRING", (1,), string_val=[b"words"])
     path = "/tensorflow.serving.PredictionService/Predict"
 
@@ -226,7 +226,7 @@ async def test_graphs_are_called_through_the_tensorflow_api(both: BothDoors) -> 
 
 
 async def _streamed(
-    both: BothDoors, texts: str, wanted: list[str], later: list[str] | None = None, **options: Any
+    both: BothInterfaces, texts: str, wanted: list[str], later: list[str] | None = None, **options: Any
 ) -> list[str]:
     """Stream words to ``either`` with requested outputs; return the texts of replies and errors."""
 
@@ -251,26 +251,26 @@ async def _streamed(
     return await with_triton(both.grpc, work)
 
 
-async def test_the_first_request_of_a_stream_selects_its_outputs(both: BothDoors) -> None:
+async def test_the_first_request_of_a_stream_selects_its_outputs(both: BothInterfaces) -> None:
     assert await _streamed(both, "one 2 three 4", []) == ["one", "2", "three", "4"]
     assert await _streamed(both, "one 2 three 4", ["word"]) == ["one", "three"]
     assert await _streamed(both, "one 2 three 4", ["number"], later=[]) == ["2", "4"]
     assert await _streamed(both, "1 2", ["number", "word"]) == ["1", "2"]
 
 
-async def test_unknown_and_changed_outputs_of_a_stream_are_refused(both: BothDoors) -> None:
+async def test_unknown_and_changed_outputs_of_a_stream_are_refused(both: BothInterfaces) -> None:
     (unknown,) = await _streamed(both, "one", ["word", "text"])
     assert "requested outputs: expected some of number, word, got text" in unknown
     *_, others = await _streamed(both, "one two", ["word"], later=["number"])
     assert "requested outputs: expected those of the stream's first request (word), got others" in others
 
 
-async def test_classification_of_a_stream_is_refused(both: BothDoors) -> None:
+async def test_classification_of_a_stream_is_refused(both: BothInterfaces) -> None:
     *_, error = await _streamed(both, "one", ["word"], class_count=1)
     assert "output word: classification needs numbers" in error
 
 
-async def test_only_requested_outputs_of_a_call_are_required(both: BothDoors) -> None:
+async def test_only_requested_outputs_of_a_call_are_required(both: BothInterfaces) -> None:
     requested = {"outputs": [{"name": "word"}]}
     assert (await _infer(both, "either", "one", **requested))["outputs"][0]["name"] == "word"
     assert 'nothing came out of "word"' in (await _infer(both, "either", "2", **requested))["error"]

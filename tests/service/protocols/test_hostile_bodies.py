@@ -38,7 +38,7 @@ KINDS = ("JSON", "gzip", "large gzip", "large JSON")
 
 
 @dataclass
-class Attacked:
+class AttackedServer:
     """A server in a thread.
 
     Attributes:
@@ -62,7 +62,7 @@ class Attacked:
 
 
 @pytest.fixture(scope="module")
-def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
+def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AttackedServer]:
     """Serve a service of every kind but text models, and observe where JSON is parsed."""
     rules: list[Rule] = []
 
@@ -76,7 +76,7 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
         settings: dict[str, Any] = {"model_control": "explicit", "allow_shared_memory": True, "load_model": "*"}
         config = write_hostile_services(tmp_path_factory.mktemp("attacked"))
         with serving_in_thread(config_path=config, **settings) as server:
-            made = Attacked(int(server.http.rpartition(":")[2]), rules)
+            made = AttackedServer(int(server.http.rpartition(":")[2]), rules)
             loops = {thread.ident for thread in threading.enumerate() if thread.name.endswith("(run)")}
             assert len(loops) == 1
 
@@ -99,7 +99,7 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
             yield made
 
 
-def test_every_route_that_accepts_a_body_is_tested(attacked: Attacked) -> None:
+def test_every_route_that_accepts_a_body_is_tested(attacked: AttackedServer) -> None:
     tested = {
         next((rule.pattern.pattern for rule in attacked.rules if rule.pattern.fullmatch(path)), path)
         for route in ROUTES.values()
@@ -111,7 +111,7 @@ def test_every_route_that_accepts_a_body_is_tested(attacked: Attacked) -> None:
 
 
 @pytest.mark.parametrize("name", ROUTES)
-def test_the_body_without_hostile_values_is_valid(attacked: Attacked, name: str) -> None:
+def test_the_body_without_hostile_values_is_valid(attacked: AttackedServer, name: str) -> None:
     route = ROUTES[name]
     status, answer = attacked.post(route.paths[0], json.dumps(route.base).encode(), HEADERS)
     # The log can be changed where an earlier test of the same process has configured it.
@@ -120,7 +120,7 @@ def test_the_body_without_hostile_values_is_valid(attacked: Attacked, name: str)
 
 @pytest.mark.parametrize("name", ROUTES)
 def test_a_hostile_body_is_served_or_refused_with_a_short_message_off_the_event_loop(
-    attacked: Attacked, name: str
+    attacked: AttackedServer, name: str
 ) -> None:
     route = ROUTES[name]
     wrong: list[str] = []
@@ -144,7 +144,7 @@ def test_a_hostile_body_is_served_or_refused_with_a_short_message_off_the_event_
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_hostile_forms_are_served_or_refused_with_a_short_message(attacked: Attacked, size: int) -> None:
+def test_hostile_forms_are_served_or_refused_with_a_short_message(attacked: AttackedServer, size: int) -> None:
     wrong: list[str] = []
     for name, (content_type, make) in FORMS.items():
         status, answer = attacked.post("/handler", make(size), {"Content-Type": content_type})
@@ -159,7 +159,7 @@ LARGE_JSON = [
 
 
 @pytest.mark.parametrize("name", LARGE_JSON)
-def test_other_requests_are_answered_while_a_hostile_body_is_read(attacked: Attacked, name: str) -> None:
+def test_other_requests_are_answered_while_a_hostile_body_is_read(attacked: AttackedServer, name: str) -> None:
     is_reading, may_read = threading.Event(), threading.Event()
 
     def pause() -> None:
@@ -185,7 +185,9 @@ def test_other_requests_are_answered_while_a_hostile_body_is_read(attacked: Atta
         attacked.pause = None
 
 
-def test_a_large_text_parsed_on_the_event_loop_is_detected(attacked: Attacked, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_text_parsed_on_the_event_loop_is_detected(
+    attacked: AttackedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("ovmstrio.protocols.kserve.rest_requests.AT_ONCE_BYTES", 2**40)
     monkeypatch.setattr(json_reader, "AT_ONCE_BYTES", 2**40)
     attacked.parsed_on_loop.clear()

@@ -27,10 +27,10 @@ from ovmstrio.server.front_ends import make_rest_router
 from ovmstrio.serving.authorization import AuthorizingDataPlane, CallerRecorder
 from ovmstrio.telemetry.metrics import Metrics
 from ovmstrio.telemetry.recent_history import RecentHistory
-from tests.service.protocols.kserve.grpc.servers import KeptCalls
+from tests.service.protocols.kserve.grpc.servers import RecordedCalls
 from tests.support import ir
 from tests.support.all_kinds import write_all_kinds
-from tests.support.api_clients import DOORS, BothDoors, serving_both, with_channel
+from tests.support.api_clients import INTERFACES, BothInterfaces, serving_both, with_channel
 from tests.support.callers import bearer, entry_of, gate_of
 from tests.support.served_in_thread import ServedInThread, serving_in_thread
 from tests.support.waits import WAIT_SECONDS
@@ -46,12 +46,14 @@ SCOPES: Final = {
 
 
 @pytest.fixture
-def seen() -> KeptCalls:
-    return KeptCalls()
+def seen() -> RecordedCalls:
+    return RecordedCalls()
 
 
 @pytest.fixture
-async def doors(tmp_path: Path, seen: KeptCalls, request: pytest.FixtureRequest) -> AsyncIterator[BothDoors]:
+async def interfaces(
+    tmp_path: Path, seen: RecordedCalls, request: pytest.FixtureRequest
+) -> AsyncIterator[BothInterfaces]:
     path, limit = ir.save(ir.dummy(), tmp_path, "add"), getattr(request, "param", 0)
     spec = ModelSpec(name="add", base_path=path, max_concurrency=limit)
     async with serving_both([spec], gate=gate_of(SCOPES), observers=(CallerRecorder(), seen)) as both:
@@ -78,11 +80,9 @@ QUESTIONS: Final[dict[str, tuple[Callable[..., Any], set[str]]]] = {
 }
 
 
-@pytest.mark.parametrize("doors", [0, 4], ids=["unlimited", "limited"], indirect=True)
-@pytest.mark.parametrize("door", DOORS)
-async def test_tritonclient_may_call_what_its_scopes_allow_and_is_refused_otherwise(
-    doors: BothDoors, door: str
-) -> None:
+@pytest.mark.parametrize("interfaces", [0, 4], ids=["unlimited", "limited"], indirect=True)
+@pytest.mark.parametrize("interface", INTERFACES)
+async def test_tritonclient_calls_are_allowed_or_refused_by_scope(interfaces: BothInterfaces, interface: str) -> None:
     def work(client: Any, module: Any) -> None:
         assert client.is_server_live()
         assert client.is_server_ready()
@@ -90,15 +90,15 @@ async def test_tritonclient_may_call_what_its_scopes_allow_and_is_refused_otherw
             for caller in SCOPES:
                 if caller in allowed:
                     assert ask(client, module, headers=bearer(caller)) is not False, (what, caller)
-                elif what != "ready" or door == "grpc":
+                elif what != "ready" or interface == "grpc":
                     _assert_refused(
                         module, ask, client, bearer(caller), ("403", "PERMISSION_DENIED"), "lacks the scope"
                     )
-            if what != "ready" or door == "grpc":
+            if what != "ready" or interface == "grpc":
                 _assert_refused(module, ask, client, {}, ("401", "UNAUTHENTICATED"), "authentication required")
                 _assert_refused(module, ask, client, bearer("x"), ("401", "UNAUTHENTICATED"), "unknown or expired key")
 
-    await doors.with_triton(door, work)
+    await interfaces.with_triton(interface, work)
 
 
 def _assert_refused(
@@ -110,17 +110,19 @@ def _assert_refused(
     assert text in caught.value.message()
 
 
-async def test_each_call_is_one_event_with_its_caller(doors: BothDoors, seen: KeptCalls) -> None:
-    for door in DOORS:
-        await doors.with_triton(door, lambda client, module: _infer(client, module, headers=bearer("shop")))
-        await doors.with_triton(door, lambda client, _: client.get_model_metadata("add", headers=bearer("reader")))
+async def test_each_call_is_one_event_with_its_caller(interfaces: BothInterfaces, seen: RecordedCalls) -> None:
+    for interface in INTERFACES:
+        await interfaces.with_triton(interface, lambda client, module: _infer(client, module, headers=bearer("shop")))
+        await interfaces.with_triton(
+            interface, lambda client, _: client.get_model_metadata("add", headers=bearer("reader"))
+        )
     calls = [(event.method, event.caller) for event in seen.events]
     assert calls == [("ModelInfer", "shop"), ("ModelMetadata", "reader")] * 2
 
 
-async def test_forbidden_and_unknown_models_get_the_same_answer(doors: BothDoors) -> None:
+async def test_forbidden_and_unknown_models_get_the_same_answer(interfaces: BothInterfaces) -> None:
     paths = ("/v2/models/add", "/v2/models/nothing")
-    answers = [await doors.request("GET", path, headers=bearer("other")) for path in paths]
+    answers = [await interfaces.request("GET", path, headers=bearer("other")) for path in paths]
     assert [answer.status_code for answer in answers] == [403, 403]
     assert answers[0].text == answers[1].text
 
@@ -141,9 +143,9 @@ async def test_forbidden_and_unknown_models_get_the_same_answer(doors: BothDoors
     ],
 )
 async def test_a_refusal_over_http_has_the_challenge_of_rfc_6750(
-    doors: BothDoors, path: str, key: str, status: int, challenge: str
+    interfaces: BothInterfaces, path: str, key: str, status: int, challenge: str
 ) -> None:
-    answer = await doors.request("GET", path, headers={"x-api-key": key} if key else {})
+    answer = await interfaces.request("GET", path, headers={"x-api-key": key} if key else {})
     assert (answer.status_code, answer.headers.get("www-authenticate", "")) == (status, challenge)
 
 
@@ -166,7 +168,7 @@ REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
     ],
 )
 async def test_a_refusal_over_grpc_has_the_challenge_of_rfc_6750_in_a_trailer(
-    doors: BothDoors, path: str, key: str, status: str, challenge: str
+    interfaces: BothInterfaces, path: str, key: str, status: str, challenge: str
 ) -> None:
     def work(channel: grpc.Channel) -> tuple[str, str]:
         metadata = list(bearer(key).items()) if key else []
@@ -175,11 +177,11 @@ async def test_a_refusal_over_grpc_has_the_challenge_of_rfc_6750_in_a_trailer(
             list(call)
         return call.code().name, dict(call.trailing_metadata()).get("www-authenticate", "")
 
-    assert await with_channel(doors.grpc, work) == (status, challenge)
+    assert await with_channel(interfaces.grpc, work) == (status, challenge)
 
 
-@pytest.mark.parametrize("door", DOORS)
-async def test_refused_requests_are_counted_by_reason_without_keys(tmp_path: Path, door: str) -> None:
+@pytest.mark.parametrize("interface", INTERFACES)
+async def test_refused_requests_are_counted_by_reason_without_keys(tmp_path: Path, interface: str) -> None:
     metrics, gate = Metrics(), gate_of(SCOPES)
     gate.refused = metrics.refused
     spec = ModelSpec(name="add", base_path=ir.save(ir.dummy(), tmp_path, "add"))
@@ -190,22 +192,24 @@ async def test_refused_requests_are_counted_by_reason_without_keys(tmp_path: Pat
                 _infer(client, module, headers=bearer(key) if key else {})
 
     async with serving_both([spec], gate=gate, metrics=metrics) as both:
-        await both.with_triton(door, work)
+        await both.with_triton(interface, work)
     text = metrics.render().decode()
     counted = dict(re.findall(r'(?m)^ovmstrio_refused_callers_total{reason="(\w+)"} (\S+)$', text))
     assert counted == {"nothing_shown": "1.0", "not_known": "1.0", "scope": "2.0"}
     assert "secret" not in text
 
 
-@pytest.mark.parametrize("door", DOORS)
-async def test_changes_of_the_server_are_logged_with_caller_and_client(doors: BothDoors, door: str) -> None:
+@pytest.mark.parametrize("interface", INTERFACES)
+async def test_changes_of_the_server_are_logged_with_caller_and_client(
+    interfaces: BothInterfaces, interface: str
+) -> None:
     def work(client: Any, _: Any) -> None:
         client.unregister_system_shared_memory(headers=bearer("boss"))
         with pytest.raises(Exception, match="lacks the scope admin"):
             client.unregister_system_shared_memory(headers=bearer("reader"))
 
     with capture_logs() as lines:
-        await doors.with_triton(door, work)
+        await interfaces.with_triton(interface, work)
     changes = [(line["change"], line["caller"], line["client"]) for line in lines if line["event"] == "server changed"]
     assert changes == [("shared memory unregistered", "boss", "127.0.0.1")]
 
@@ -381,7 +385,7 @@ PIPELINE: Final = "baidu.paddle_serving.pipeline_serving"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInThread]:
-    """Serve a service of every kind to known callers, of whom ``shop`` may call the model alone."""
+    """Serve a service of every kind to known callers, where ``shop`` may only call the model."""
     folder = tmp_path_factory.mktemp("guarded")
     keys = folder / "keys.json"
     entry = {"name": "shop", "sha256": key_hash("shop"), "scopes": ["infer:model"]}

@@ -71,7 +71,7 @@ class ForgedListener(PlainListener):
 
 
 @dataclass
-class Served:
+class ServedInterfaces:
     rest: RestFrontEnd
     grpc: GrpcFrontEnd
     rest_port: int = 0
@@ -84,17 +84,19 @@ async def _listen() -> tuple[trio.SocketListener, int]:
 
 
 @asynccontextmanager
-async def _front_ends(folder: Path, proxies: str = "", observer: Observer | None = None) -> AsyncIterator[Served]:
+async def _front_ends(
+    folder: Path, proxies: str = "", observer: Observer | None = None
+) -> AsyncIterator[ServedInterfaces]:
     trusted = TrustedProxies.parse(proxies)
     async with stack(folder, regions=ClientRegions(is_allowed=True, folder=folder)) as (plane, _, _):
-        yield Served(
+        yield ServedInterfaces(
             RestFrontEnd(plane, past=RecentHistory(), trusted_proxies=trusted, observer=observer),
             GrpcFrontEnd(plane, trusted_proxies=trusted, observer=observer),
         )
 
 
 @asynccontextmanager
-async def _serving(folder: Path, address: ClientAddress, proxies: str = "") -> AsyncIterator[Served]:
+async def _serving(folder: Path, address: ClientAddress, proxies: str = "") -> AsyncIterator[ServedInterfaces]:
     async with _front_ends(folder, proxies) as served, trio.open_nursery() as nursery:
         rest, served.rest_port = await _listen()
         calls, served.grpc_port = await _listen()

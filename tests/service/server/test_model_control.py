@@ -11,7 +11,7 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from tests.support import ir
-from tests.support.api_clients import DOORS, triton_module
+from tests.support.api_clients import INTERFACES, triton_module
 from tests.support.onnx_files import onnx_external_file, onnx_loss_file
 from tests.support.pipelines import pipeline_entry
 from tests.support.served_in_thread import ServedInThread, serving_in_thread
@@ -37,7 +37,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServedIn
         yield running
 
 
-@pytest.fixture(params=DOORS)
+@pytest.fixture(params=INTERFACES)
 def client(server: ServedInThread, request: pytest.FixtureRequest) -> Iterator[Any]:
     module = triton_module(request.param)
     address = server.grpc if request.param == "grpc" else server.http

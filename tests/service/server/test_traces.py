@@ -111,8 +111,8 @@ async def test_url_scheme_is_that_of_the_client_or_of_its_proxy(tracing: Tracing
         tracing(settings=tls) as (collector, server),
         httpx.AsyncClient(trust_env=False, timeout=60, verify=context) as client,
     ):
-        for said in ("", "http", "gopher"):
-            headers = {"x-forwarded-proto": said} if said else {}
+        for scheme in ("", "http", "gopher"):
+            headers = {"x-forwarded-proto": scheme} if scheme else {}
             answer = await client.post(f"https://{server.rest[0]}{path}", json=infer_body(), headers=headers)
             assert answer.status_code == 200
     calls = [span for span in collector.spans if span.kind == "server"]

@@ -15,7 +15,13 @@ from openai import BadRequestError, NotFoundError, OpenAI
 from tests.support.recordings import wave_file
 from tests.support.served_in_thread import serving_in_thread
 from tests.support.tiny_encoders import TinyEncoder, word_pieces, write_embedder, write_reranker
-from tests.support.tiny_speakers import T5_SAMPLES, heard_letters, write_tiny_piper, write_tiny_speecht5, write_voice
+from tests.support.tiny_speech_models import (
+    T5_SAMPLES,
+    heard_letters,
+    write_tiny_piper,
+    write_tiny_speecht5,
+    write_voice,
+)
 from tests.support.tiny_whisper import LANGUAGE, SAID, SEGMENT, TRANSLATED, write_tiny_whisper
 
 _TEXTS = ("the cat sat.", "red house", "A dog ran, the cats sat!")

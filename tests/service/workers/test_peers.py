@@ -68,7 +68,7 @@ async def _several(*answers: Answer) -> AsyncIterator[list[WorkerRpc]]:
 
 
 class _Blocking:
-    """Keeps the numbers of questions, and answers the first question once its gate is open."""
+    """Handler that records the numbers of requests, and answers the first one after its gate opens."""
 
     def __init__(self) -> None:
         self.begun: list[Any] = []
@@ -503,7 +503,7 @@ async def test_invalid_answer_fails_its_question() -> None:
             assert await accepted.recv(10) == b""
 
 
-async def test_address_of_another_user_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_address_of_another_user_is_not_queried(monkeypatch: pytest.MonkeyPatch) -> None:
     secret = os.urandom(8).hex()
     first = WorkerRpc(secret, 2, 0)
     async with _listening_as_peer(secret, 1) as other, _running(first):

@@ -24,7 +24,7 @@ def _status(server: OvmsProcess, key: str, path: str = MODEL) -> int:
     return httpx.get(server.rest + path, headers=headers, timeout=WAIT_SECONDS).status_code
 
 
-def test_keys_come_and_go_and_stay_secret(tmp_path: Path) -> None:
+def test_keys_are_added_and_removed_and_stay_secret(tmp_path: Path) -> None:
     """The test changes the keys of its server, so the server is its own."""
     keys = tmp_path / "keys.json"
     shop = _new_key(keys, "shop", "--scope", "infer:add")

@@ -1,4 +1,4 @@
-"""One server in the process of the tests for all commands that call a server."""
+"""One in-process server for all commands that call a server."""
 
 from __future__ import annotations
 

@@ -318,9 +318,9 @@ def test_a_new_version_is_rolled_out_without_a_lost_request(
 
 
 def test_a_node_is_killed_under_load_without_a_lost_request(cluster: RayCluster) -> None:
-    assert cluster.tell("replicas", "spread") == "2"
+    assert cluster.send_command("replicas", "spread") == "2"
     with _load(cluster, ("spread", "b"), ("dag", "x"), ("near", "in")) as wait:
         wait(5)
-        assert cluster.tell("kill") == "killed"
+        assert cluster.send_command("kill") == "killed"
         assert list(wait(ENOUGH)) == ["200"]
-    assert cluster.tell("nodes") == "1"
+    assert cluster.send_command("nodes") == "1"

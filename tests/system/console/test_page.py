@@ -389,7 +389,7 @@ def test_markup_in_a_name_is_shown_as_text_in_every_view(server: ServedInThread,
 
 
 @pytest.mark.slow
-def test_a_service_is_shown_with_what_its_kind_has(server: ServedInThread, open_page: OpenPage) -> None:
+def test_a_service_is_shown_with_the_features_of_its_kind(server: ServedInThread, open_page: OpenPage) -> None:
     with open_page(_url(server, "services/handler")) as page:
         page.get_by_label("Body, JSON").fill("[20, 22]")
         page.get_by_role("button", name="Send").click()

@@ -86,7 +86,7 @@ def _built(builder: _Builder, extras: str) -> Iterator[Path]:
     builder("build", "--isolation", "chroot", "-f", str(_RECIPE), *arguments, *mounts, "-t", "localhost/made", ".")
     container = builder("from", "--pull-never", "localhost/made")
     mounted = Path(builder("mount", container))
-    # Mount points are made by whoever runs an image.
+    # The user who runs the image creates mount points.
     for name in ("proc", "dev", "tmp"):
         (mounted / name).mkdir(exist_ok=True)
     try:

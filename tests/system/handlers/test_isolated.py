@@ -341,7 +341,7 @@ async def test_several_processes_share_the_calls(tmp_path: Path) -> None:
     assert first != second
 
 
-async def test_a_handler_has_the_packages_of_its_own_environment(tmp_path: Path) -> None:
+async def test_a_handler_has_the_packages_of_its_environment(tmp_path: Path) -> None:
     venv.EnvBuilder(symlinks=True).create(tmp_path / "venv")
     packages = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path / "venv")}))
     (packages / "only_here.py").write_text("NAME = 'only here'")

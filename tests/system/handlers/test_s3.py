@@ -151,7 +151,7 @@ async def test_models_serve_while_their_server_is_away(monkeypatch: pytest.Monke
 
 
 class _Relay:
-    """Passes connections on to a server, or keeps their data once it ``hangs``."""
+    """TCP relay to a server that holds data while it ``hangs``."""
 
     def __init__(self, endpoint: str) -> None:
         parts = urlsplit(endpoint)
@@ -297,7 +297,7 @@ async def test_no_call_fails_while_a_bucket_changes(bucket: Bucket, tmp_path: Pa
         memory, disk = library.cache.counts()
         assert memory <= (sizes[0] if sizes else disk)
         # Models that no call has used since they changed keep the files that they were loaded from.
-        wanted = set(library.cache.copies().values()) | {each.copy for each in library.cache._loaded.values()}  # noqa: SLF001 - files of loaded models show nowhere else
+        wanted = set(library.cache.copies().values()) | {each.copy for each in library.cache._loaded.values()}  # noqa: SLF001 - files of loaded models are not observable otherwise
         kept = {copy.folder for copy in wanted}
         while await trio.to_thread.run_sync(paths_below, tmp_path, "*/*/*/*") != kept:
             await trio.lowlevel.checkpoint()

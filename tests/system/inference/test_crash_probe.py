@@ -204,7 +204,7 @@ async def test_model_is_tried_again_if_an_earlier_one_damaged_the_process(
     tmp_path: Path, workers: list[WorkerProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def start(_: str) -> WorkerProcess:
-        workers.append(WorkerProcess("tests.support.spoiled_program"))
+        workers.append(WorkerProcess("tests.support.crashing_worker"))
         return workers[-1]
 
     monkeypatch.setattr(trial_workers, "WorkerProcess", start)

@@ -24,7 +24,7 @@ from ovmstrio.isolation.side_messages import decode_samples
 from ovmstrio.isolation.worker_process import RestartedProcess, WorkerExited, WorkerProcess
 from ovmstrio.telemetry.log_levels import LOG_LEVEL
 from ovmstrio.util.backoff import Backoff
-from tests.support.obedient_program import PROGRAM
+from tests.support.scripted_worker import PROGRAM
 from tests.support.waits import WAIT_SECONDS, until_async
 
 
@@ -334,8 +334,8 @@ async def _log_of(*requests: list[Any]) -> list[Any]:
 
 
 async def test_lines_of_several_writes_are_logged() -> None:
-    said = await _log_of(["write", 1, "one\ntw"], ["write", 1, "o\n"], ["write", 1, "open"])
-    assert said == [("stdout", "one"), ("stdout", "two"), ("stdout", "open")]
+    printed = await _log_of(["write", 1, "one\ntw"], ["write", 1, "o\n"], ["write", 1, "open"])
+    assert printed == [("stdout", "one"), ("stdout", "two"), ("stdout", "open")]
 
 
 async def test_output_of_a_crashed_process_is_logged_before_its_end_is_reported() -> None:
@@ -343,8 +343,8 @@ async def test_output_of_a_crashed_process_is_logged_before_its_end_is_reported(
 
 
 async def test_long_output_is_cut_and_delays_no_answer_forever() -> None:
-    said = await _log_of(["write", 1, "x" * 50_000 + "\n"], ["write", 1, "y\n" * 10_000], ["echo", 1])
-    assert [len(said), said[0][1][:4], len(said[0][1]) < 4200] == [10_001, "xxxx", True]
+    printed = await _log_of(["write", 1, "x" * 50_000 + "\n"], ["write", 1, "y\n" * 10_000], ["echo", 1])
+    assert [len(printed), printed[0][1][:4], len(printed[0][1]) < 4200] == [10_001, "xxxx", True]
 
 
 class _Records(logging.Handler):
@@ -372,7 +372,7 @@ async def test_log_records_arrive_with_their_fields_also_before_a_crash(records:
     await _log_of(["log", logging.ERROR, "last words", fields], ["die", signal.SIGKILL])
     (record,) = records
     assert (record.name, record.levelname, record.getMessage()) == ("worker.code", "ERROR", "last words")
-    assert (record.filename, record.funcName) == ("obedient_program.py", "_obey")
+    assert (record.filename, record.funcName) == ("scripted_worker.py", "_handle")
     assert {name: vars(record)[name] for name in fields} == fields
 
 
@@ -451,7 +451,7 @@ import json, queue, sys, trio
 from ovmstrio.isolation.code_host import AsyncGeneratorHost
 from ovmstrio.isolation.code_host import LoopThread
 
-loop, answers, told = LoopThread(), queue.Queue(), []
+loop, answers, replies = LoopThread(), queue.Queue(), []
 alive = 0
 
 
@@ -492,13 +492,13 @@ for steps in sys.argv[1].split(","):
             case "pull":
                 made.pull(2)
             case "answered":
-                told.append(answer_of(2))
+                replies.append(answer_of(2))
             case "leave":
                 made.leave(2)
             case "close":
                 made.close(3)
-                told.append(answer_of(3))
-print(json.dumps([alive, [each for each in told if each]]))
+                replies.append(answer_of(3))
+print(json.dumps([alive, [each for each in replies if each]]))
 """
 
 

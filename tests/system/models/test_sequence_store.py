@@ -65,8 +65,8 @@ def test_sequences_over_rest_and_grpc_survive_a_restart(tmp_path: Path) -> None:
         assert (listed["id"], listed["requests"]) == (1, 2)
         assert 0 <= listed["idle_seconds"] <= listed["age_seconds"] < 60
         assert server.get("/v2/models/m/versions/1/sequences").status_code == 200
-        told = run_ovms("sequences", "m", "--json", "--url", server.rest)
-        assert [(each["id"], each["requests"]) for each in json.loads(told.stdout)] == [(1, 2)]
+        output = run_ovms("sequences", "m", "--json", "--url", server.rest)
+        assert [(each["id"], each["requests"]) for each in json.loads(output.stdout)] == [(1, 2)]
         table = run_ovms("sequences", "m", "--version", "1", "--url", server.rest).stdout
         assert table.split()[:4] == ["sequence", "age", "idle", "requests"]
         assert "2" in table.splitlines()[1].split()
@@ -85,11 +85,11 @@ def test_killed_server_keeps_stored_steps(tmp_path: Path) -> None:
     options = _options(tmp_path, "--sequence_flush_seconds", "1")
     with serving(*options) as server:
         second = run_ovms("serve", "--port", "0", "--rest_bind_address", "127.0.0.1", "--rest_port", "1", *options)
-        told = " ".join((second.stdout + second.stderr).split())
+        output = " ".join((second.stdout + second.stderr).split())
         assert second.returncode == 1
-        assert f"process {server.process.pid} on" in told
-        assert "serving m" in told
-        assert "set another folder" in told
+        assert f"process {server.process.pid} on" in output
+        assert "serving m" in output
+        assert "set another folder" in output
         done = 0
         file, stored = tmp_path / "kept" / "sequences.bin", set[int]()
         with httpx.Client() as client:

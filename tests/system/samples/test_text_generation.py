@@ -68,7 +68,7 @@ def test_a_refused_request_is_an_openai_error(server: OvmsProcess) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="lists the libraries of a process")
-def test_the_engine_runs_in_a_process_of_its_own(server: OvmsProcess) -> None:
+def test_the_engine_runs_in_a_separate_process(server: OvmsProcess) -> None:
     assert BY_NAME["text_generation"].config() == {
         "mediapipe_config_list": [
             {"name": "text_generation", "base_path": "text_generation", "python_isolation": "process"}

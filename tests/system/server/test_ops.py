@@ -153,7 +153,7 @@ async def test_unusable_folder_of_process_info_ends_the_start(tmp_path: Path, mo
 
 
 class _Waiting(Op):
-    """Waits at a gate if the text of the request is ``gate``."""
+    """Op that waits at a gate if the text of the request is ``gate``."""
 
     gate: ClassVar[trio.Event]
     arrived: ClassVar[trio.Event]

@@ -65,7 +65,7 @@ service Talk {{ rpc Say (Text) returns (Text); }}
 
 @dataclass
 class _Served:
-    """A served project, which ends once the test sets ``end``."""
+    """Served project that ends when the test sets ``end``."""
 
     running: Running
     end: trio.Event

@@ -78,7 +78,7 @@ class StopTarget:
 
 
 class Workload:
-    """Clients that ask until nobody listens any more."""
+    """Clients that send requests until the server stops listening."""
 
     def __init__(self, target: StopTarget, seed: int) -> None:
         self.tally = Tally()
@@ -114,14 +114,14 @@ class Workload:
 Client = Callable[[Workload, StopTarget, random.Random], None]
 
 
-class _KeptFile(io.BufferedReader):
+class _UnclosedFile(io.BufferedReader):
     def close(self) -> None:
         pass
 
 
 class _Answers:
     def __init__(self, sock: socket.socket) -> None:
-        self._file = _KeptFile(socket.SocketIO(sock, "r"))
+        self._file = _UnclosedFile(socket.SocketIO(sock, "r"))
 
     def makefile(self, *_: Any, **__: Any) -> Any:
         return self._file

@@ -13,8 +13,8 @@ import trio.testing
 from ovmstrio.core.resource_registry import owned_by
 from ovmstrio.isolation.worker_process import WorkerProcess
 from tests.support import ir
-from tests.support.obedient_program import PROGRAM
 from tests.support.processes import serving
+from tests.support.scripted_worker import PROGRAM
 from tests.support.system_servers import SystemServers
 from tests.support.waits import WAIT_SECONDS, until
 from tests.support.worker_clients import ROW

@@ -35,7 +35,7 @@ def compare(blocks):
     scheduler = genai.SchedulerConfig()
     scheduler.num_kv_blocks, scheduler.enable_prefix_caching = blocks, True
     pipeline = genai.ContinuousBatchingPipeline(folder, scheduler, "CPU")
-    prefixes, dice, earlier, told = PrefixCacheModel(blocks, 32), random.Random(1), [], []
+    prefixes, dice, earlier, estimates = PrefixCacheModel(blocks, 32), random.Random(1), [], []
     some = lambda most: [dice.randrange(3, 260) for _ in range(dice.randrange(most))]
     begins = [some(2) + [dice.randrange(3, 260) for _ in range(300)] for _ in range(4)]
     for number in range(90):
@@ -56,11 +56,11 @@ def compare(blocks):
                     scores += output.generated_log_probs
         # Of an echoed prompt the library gives the probabilities that it has computed, but for the first of them.
         computed = len(scores) - made
-        told.append((prefixes.find(prompt), max(len(prompt) - computed - 1, 0)))
+        estimates.append((prefixes.find(prompt), max(len(prompt) - computed - 1, 0)))
         text = prompt + tokens[-made:]
         prefixes.keep(text[:-1])
         earlier.append(text)
-    return told
+    return estimates
 
 print(json.dumps([compare(int(blocks)) for blocks in sys.argv[2:]]))
 """

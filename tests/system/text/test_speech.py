@@ -21,7 +21,7 @@ from ovmstrio.text.speech import SpeechModel
 from ovmstrio.text.transcription import TranscriptionModel
 from tests.support.recordings import wave_file
 from tests.support.served_text_models import server_of
-from tests.support.tiny_speakers import (
+from tests.support.tiny_speech_models import (
     PIPER_RATE,
     T5_RATE,
     T5_SAMPLES,
@@ -97,7 +97,7 @@ async def test_speecht5_speaks_with_voices_of_its_folder_and_settings(
     assert abs(own[0]) not in {0.0, 0.75, 0.125}
 
 
-async def test_invalid_requests_are_refused_and_the_process_goes_on(serve_speecht5: ServeVoice) -> None:
+async def test_invalid_requests_are_refused_and_the_process_continues(serve_speecht5: ServeVoice) -> None:
     refusals: list[tuple[dict[str, Any], str, str]] = [
         ({"voice": "anna"}, "voice", r"Requested voice 'anna' not found in available voices; there are: loud"),
         ({"speed": 0.2}, "speed", r"speed must be between speed_min \(0\.5\) and speed_max \(4\); got 0\.2"),

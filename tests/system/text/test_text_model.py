@@ -521,17 +521,17 @@ def odd_model(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory, host_
 @on_model_loop
 async def test_template_that_loops_or_refuses_fails_its_request(odd_model: TextModel) -> None:
     asked = _request(_saying("fine"))
-    for messages, said in (
+    for messages, text in (
         (({"role": "user", "content": "loop"},), "line 1: too many loop iterations"),
         (_HELLO * 2, "line 2: one is enough"),
     ):
-        with pytest.raises(InvalidRequest, match=said):
+        with pytest.raises(InvalidRequest, match=text):
             await made(odd_model, GenerationRequest(Conversation(messages), asked.sampling))
     assert text_of(await made(odd_model, asked)) == "fine"
 
 
 @on_model_loop
-async def test_other_requests_go_on_while_a_template_runs_too_long(odd_model: TextModel) -> None:
+async def test_other_requests_continue_while_a_template_runs_too_long(odd_model: TextModel) -> None:
     hostile = GenerationRequest(
         Conversation(({"role": "user", "content": "hostile"},)), _request(_saying("fine")).sampling
     )

@@ -133,7 +133,7 @@ def test_sequences_end_with_the_worker_that_owns_their_ids(servers: SystemServer
         for identity in kept:
             assert sum_of(step(here, identity))[0] == 3.0
         for identity in lost:
-            # Until the successor is ready, the step waits, and then it is told to try again.
+            # Until the successor is ready, the step waits, and then it fails as retryable.
             until(lambda identity=identity: step(here, identity).status_code == 404)  # type: ignore[misc]  # the loop's own
             assert sum_of(step(here, identity, start=True))[0] == 1.0
         with each_worker(server) as again:

@@ -115,12 +115,12 @@ async def test_unchanged_callers_keep_their_usage() -> None:
 async def test_a_verification_during_a_change_of_callers_is_not_cached() -> None:
     directory = CallerDirectory()
 
-    class Changing(_Verifier):
+    class CacheClearingVerifier(_Verifier):
         async def verify(self, token: str) -> VerifiedClaims:
             authentication.clear_cache()
             return await super().verify(token)
 
-    verifier = Changing()
+    verifier = CacheClearingVerifier()
     authentication = Authentication(directory, verifier.verify, _Clock())
     for times in (1, 2):
         await authentication.identify([("x-api-key", "good.ann.x")], None)

@@ -34,7 +34,7 @@ def test_a_caller_can_call_names_that_match_a_pattern(patterns: list[str], name:
 
 
 @given(PATTERNS, PATTERNS, NAMES)
-def test_scopes_allow_what_they_do_not_lack(own: list[str], others: list[str], name: str) -> None:
+def test_a_superset_of_scopes_allows_at_least_the_same_models(own: list[str], others: list[str], name: str) -> None:
     mine, theirs = (_caller(*(f"infer:{pattern}" for pattern in patterns)) for patterns in (own, others))
     if not mine.scopes.lacks(theirs.scopes) and name:
         assert mine.may_infer(name) >= theirs.may_infer(name)

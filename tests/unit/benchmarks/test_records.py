@@ -9,7 +9,7 @@ from benchmarks import python_calls
 from benchmarks.__main__ import main
 from benchmarks.matrix.cells import QUICK, Cell
 from benchmarks.matrix.load import LoadFigures
-from benchmarks.matrix.measuring import Measured
+from benchmarks.matrix.measurement import Measurement
 from benchmarks.matrix.runs import differences, read_run, save_run
 
 
@@ -108,7 +108,7 @@ def test_compare_refuses_runs_that_cannot_be_compared(tmp_path: Path, content: s
 def test_the_ratio_of_a_cell_is_the_median_of_its_rounds(
     rounds: list[tuple[float, float]], ratio: float, spread: float
 ) -> None:
-    summary = Measured(tuple((LoadFigures(rate, 10, 1, 2), alone) for rate, alone in rounds)).summary()
+    summary = Measurement(tuple((LoadFigures(rate, 10, 1, 2), alone) for rate, alone in rounds)).summary()
     assert (summary["ratio"], summary["spread"]) == pytest.approx((ratio, spread))
     assert summary["alone"] == sorted(alone for _, alone in rounds)[len(rounds) // 2]
 

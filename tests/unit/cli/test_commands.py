@@ -302,9 +302,9 @@ def test_usage_errors_of_scripts(script: Path, capsys: pytest.CaptureFixture[str
     assert ended(run_pipeline_service, Path("nope2.yml"), script, {}) == 64
     assert ended(run_pipeline_service, here, script, {"nireq": 1}) == 64
     assert ended(run_pipeline_service, here, script, {"port": "99999"}) == 64
-    told = capsys.readouterr().err.replace("\n", " ")
+    output = capsys.readouterr().err.replace("\n", " ")
     for part in ("nope.yml", "-c needs a file", "unix:/socket", "nope.py", "nope2.yml", "--nireq: cannot", "--port:"):
-        assert part in told
+        assert part in output
 
 
 @pytest.mark.parametrize(
@@ -325,16 +325,16 @@ def test_a_failed_script_is_reported_without_frames_of_the_command(
 ) -> None:
     script.write_text(body)
     assert ended(execute_script, Path(script.name), [], None, lambda service: service.graph()) == 1
-    told = capsys.readouterr().err
-    assert text in told.replace("\n", " ")
-    assert "ovms_cli" not in told
+    output = capsys.readouterr().err
+    assert text in output.replace("\n", " ")
+    assert "ovms_cli" not in output
 
 
 def test_a_pipeline_without_its_script_is_refused(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for given in (Path("config.yml"), script.parent):
         assert ended(run_project, given, {}) == 64
-        told = " ".join(capsys.readouterr().err.split())
-        assert "config.yml configures a pipeline of Ops; add --service SCRIPT" in told
+        output = " ".join(capsys.readouterr().err.split())
+        assert "config.yml configures a pipeline of Ops; add --service SCRIPT" in output
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ def test_a_split_character_is_joined_only_after_text() -> None:
         (_output([True], "JSON"), [True]),
     ],
 )
-def test_values_are_what_json_can_hold(given: StreamOutput, values: object) -> None:
+def test_values_are_json_serializable(given: StreamOutput, values: object) -> None:
     assert values_of(given) == values
 
 

@@ -124,7 +124,7 @@ async def test_every_worker_shows_the_same_figures(tmp_path: Path, autojump_cloc
         assert {int(each["at"]) for each in other.frames.history} >= {int(at) for at in before}
 
 
-async def test_a_stuck_worker_is_listed_and_not_asked(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_stuck_worker_is_listed_and_not_queried(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
     async with _workers(tmp_path) as (one, other):
         await one.frames.frame()
         other.peers.is_stuck = True

@@ -105,7 +105,7 @@ class _UserError(Exception): ...
 def _raised(error: BaseException, cause: BaseException | None = None) -> BaseException:
     try:
         raise error from cause  # noqa: TRY301 - this is where it comes from
-    except BaseException as caught:  # noqa: BLE001 - whatever it is
+    except BaseException as caught:  # noqa: BLE001 - any class of error
         return caught
 
 

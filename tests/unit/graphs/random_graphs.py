@@ -1,4 +1,4 @@
-"""Random graphs and packets, for the engine and for the model of it."""
+"""Random graphs and packets for the engine and its reference model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Recorders = dict[str, Recorder]
 
 @dataclass(frozen=True)
 class Case:
-    """A graph and what it is fed with.
+    """Graph and its input packets.
 
     Attributes:
         in_flight: ``max_in_flight`` by node.

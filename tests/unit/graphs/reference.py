@@ -1,4 +1,4 @@
-"""A slow and simple model of a packet graph: one node runs at a time, and every state is computed again each time.
+"""Reference model of a packet graph: simple and slow, one node at a time, every state recomputed each time.
 
 It knows nothing of the engine.  Streams are lists; a node asks its policy and runs if it may, and all nodes are looked
 at again until nothing changes.
@@ -20,7 +20,7 @@ _ALWAYS: Final = -(10**30)
 
 
 class TimestampMismatch(Exception):
-    """A packet came at a timestamp that its stream has passed."""
+    """Error for a packet with a timestamp that its stream has passed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class _Queue:
 
 
 class _Close(Exception):
-    """The policy wants the node closed."""
+    """Request of the policy to close the node."""
 
 
 class _State:
@@ -227,7 +227,7 @@ class ModelRun:
             self._settle()
 
     def _settle(self) -> None:
-        while any([self._advance(state) for state in self._states]):  # noqa: C419 - each of them has its turn
+        while any([self._advance(state) for state in self._states]):  # noqa: C419 - all are evaluated
             pass
 
     def _advance(self, state: _State) -> bool:

@@ -38,7 +38,7 @@ from tests.support.model_projects import (
     one_model,
     paths_below,
     several_models,
-    wait_gone,
+    wait_removed,
     write_model,
 )
 from tests.support.pipelines import gather
@@ -226,7 +226,7 @@ async def test_the_files_of_a_call_stay_until_it_ends(tmp_path: Path, mock_clock
             shutil.rmtree(up / "m")
             await next_look(library, mock_clock)
             assert (model.folder / "model.txt").read_text() == "a"
-        await wait_gone(model.folder.parent, "1")
+        await wait_removed(model.folder.parent, "1")
 
 
 async def test_a_handler_needs_a_load_method(tmp_path: Path) -> None:
@@ -325,7 +325,7 @@ async def test_an_old_copy_in_use_does_not_delay_the_new_one(tmp_path: Path, moc
             assert _call(library, "b") == "b"
             assert library.cache.counts() == (1, 1)
             assert (old.folder / "model.txt").read_text() == "a"
-        await wait_gone(old.folder.parent, "1")
+        await wait_removed(old.folder.parent, "1")
 
 
 async def test_a_change_is_fetched_at_the_next_call(tmp_path: Path, mock_clock: MockClock) -> None:
@@ -342,7 +342,7 @@ async def test_a_change_is_fetched_at_the_next_call(tmp_path: Path, mock_clock: 
         assert len(storage.fetched) == 3
         with pytest.raises(UserRuntimeException, match="'b' was not found"):
             get("b")
-        await wait_gone(removed.folder.parent, "1")
+        await wait_removed(removed.folder.parent, "1")
 
 
 async def test_a_cached_model_outlives_its_storage(tmp_path: Path, mock_clock: MockClock) -> None:
@@ -394,7 +394,7 @@ async def test_a_model_removed_during_its_load_is_returned_but_not_kept(tmp_path
             await library.watcher.check_now()
             go_on.set()
         assert library.cache.counts() == (0, 0)
-        await wait_gone(tmp_path, "down/*/*/a")
+        await wait_removed(tmp_path, "down/*/*/a")
 
 
 @settings(max_examples=examples(15), deadline=None)
@@ -504,7 +504,7 @@ async def test_a_model_in_use_keeps_its_place_until_the_call_ends(tmp_path: Path
         await library.watcher.check_now()
         assert await trio.to_thread.run_sync(paths_below, tmp_path, "down/*/*/a")
         go_on.set()
-        await wait_gone(tmp_path, "down/*/*/a")
+        await wait_removed(tmp_path, "down/*/*/a")
         assert library.cache.counts() == (0, 0)
 
 
@@ -536,7 +536,7 @@ async def test_a_project_sets_the_folder_interval_and_number_of_versions(
 
 
 class _StuckStorage(CountingStorage):
-    """Blocks the fetches of one location until the test releases them."""
+    """Storage that blocks the fetches of one location until the test releases them."""
 
     def __init__(self, stuck: str) -> None:
         super().__init__()
@@ -581,7 +581,7 @@ async def test_the_old_model_serves_while_the_new_one_is_fetched(
 
 
 class _StuckMaker(CopyMaker):
-    """Blocks until the test releases it, and records the copies that are removed."""
+    """Factory that blocks until the test releases it, and records the removed copies."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root, [])

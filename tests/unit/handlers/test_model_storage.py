@@ -248,7 +248,7 @@ def test_the_highest_and_enough_working_versions_are_kept(
 
 
 class _Usage(RuleBasedStateMachine):
-    """Compares the policy with lists whose last elements are the most recently used ones."""
+    """State machine that compares the policy with lists ordered by last use."""
 
     def __init__(self) -> None:
         super().__init__()

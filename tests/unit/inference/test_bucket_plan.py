@@ -53,11 +53,11 @@ def test_outputs_that_cannot_be_cut_back_are_refused() -> None:
         "flat": op.reshape(product, op.constant(np.array([-1], np.int64)), special_zero=False),
         "halves": op.slice(product, *(op.constant(np.array([n], np.int64)) for n in (0, 2**40, 2, 1))),
     }
-    told = problems(ir.named_model(outputs, [ids, mask]), words=both(16))
-    assert [path for path, _ in told] == ["words", "words"]
-    assert "padding of output 'flat' cannot be removed" in told[0][1]
-    assert "output 'halves'" in told[1][1]
-    assert "2 for 4, 8 for 16" in told[1][1]
+    found = problems(ir.named_model(outputs, [ids, mask]), words=both(16))
+    assert [path for path, _ in found] == ["words", "words"]
+    assert "padding of output 'flat' cannot be removed" in found[0][1]
+    assert "output 'halves'" in found[1][1]
+    assert "2 for 4, 8 for 16" in found[1][1]
 
 
 def test_configuration_names_outputs_of_unknown_dimensions() -> None:
@@ -81,7 +81,7 @@ def test_missing_input_of_a_dimension_is_reported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "buckets", "path", "told"),
+    ("model", "buckets", "path", "problem"),
     [
         (ir.dynamic(), {"sizes": [4], "inputs": {"c": 0}}, "x.inputs", "names a tensor that the model does not have"),
         (ir.dynamic(), {"sizes": [4], "outputs": {"c": 0}}, "x.outputs", "names a tensor that the model does not have"),
@@ -99,9 +99,9 @@ def test_missing_input_of_a_dimension_is_reported() -> None:
         (ir.accumulator(), [4], "", "requires a stateless model"),
     ],
 )
-def test_invalid_buckets_are_refused(model: ov.Model, buckets: Any, path: str, told: str) -> None:
+def test_invalid_buckets_are_refused(model: ov.Model, buckets: Any, path: str, problem: str) -> None:
     texts = dict(problems(model, x=buckets))
-    assert told in texts[path or "shape_buckets"]
+    assert problem in texts[path or "shape_buckets"]
 
 
 def test_bucket_that_the_model_cannot_take_is_refused() -> None:

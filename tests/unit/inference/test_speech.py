@@ -231,7 +231,7 @@ def test_error_of_the_library_fails_one_text_and_recreates_the_pipeline(
     assert pipeline.call_count == 2
 
 
-def test_window_of_a_closed_recording_is_refused_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_window_of_a_closed_recording_is_refused_and_others_continue(monkeypatch: pytest.MonkeyPatch) -> None:
     model = SimpleNamespace(languages=("en",), window=48_000, check=lambda _: None)
     model.hear = lambda sound, *_, **__: WindowTranscript("said", len(sound), "en")
     monkeypatch.setattr(hearing, "SpeechRecognizer", lambda *_, **__: model)

@@ -125,7 +125,7 @@ def test_decoded_arrays_are_aligned_writable_views_that_own_the_memory() -> None
 
 
 class _Custom:
-    """A class of a user."""
+    """User-defined class."""
 
 
 @pytest.mark.parametrize("value", [_Custom(), {"x": threading.Event()}, [lambda: None], np.zeros(1, "i4,f4")])
@@ -191,7 +191,7 @@ class _Own(Overloaded):
 
 
 class _Odd(Exception):
-    """Cannot be created from its ``args``."""
+    """Error that cannot be created from its ``args``."""
 
     def __init__(self, one: int, two: object) -> None:
         super().__init__(f"{one} and more")
@@ -199,7 +199,7 @@ class _Odd(Exception):
 
 
 class _Mute(Exception):
-    """Raises an error instead of returning its text."""
+    """Error whose text raises an error."""
 
     def __str__(self) -> str:
         raise ValueError("no text")

@@ -76,7 +76,7 @@ async def test_descriptor_arrives_with_its_message(ends: tuple[MessageChannel, M
     os.close(reader)
 
 
-async def test_finished_channel_delivers_what_was_sent_and_still_receives(
+async def test_finished_channel_delivers_sent_messages_and_still_receives(
     ends: tuple[MessageChannel, MessageChannel],
 ) -> None:
     one, other = ends

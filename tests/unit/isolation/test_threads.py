@@ -362,7 +362,7 @@ async def test_cancelled_start_needs_no_close() -> None:
 
 
 class _Storage:
-    """Blocks calls, which lend their places meanwhile, and keeps their names as they go on."""
+    """Storage that blocks calls, which release their slots meanwhile, and records their names when they continue."""
 
     def __init__(self) -> None:
         self.answers = threading.Event()
@@ -396,7 +396,7 @@ async def test_lent_place_is_returned_before_the_next_call_begins(*, is_strict: 
                 await until_async(held.is_set)
                 nursery.start_soon(threads.call, storage.notes.append, "last")
                 storage.answers.set()
-                await until_async(lambda: threads._places.is_wanted)  # noqa: SLF001 - a blocked thread shows nowhere else
+                await until_async(lambda: threads._places.is_wanted)  # noqa: SLF001 - a blocked thread is not observable otherwise
                 gate.set()
             assert storage.notes == ["held", "waited", "last"]
             await until_async(lambda: _busy_threads() == 1)

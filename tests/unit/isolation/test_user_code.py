@@ -199,7 +199,7 @@ def test_package_is_unloaded_while_another_thread_imports(tmp_path: Path, monkey
 PARENT = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
 
 
-def test_incompatible_exporter_packages_are_reported_once_and_calls_go_on(
+def test_incompatible_exporter_packages_are_reported_once_and_calls_continue(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tried: list[str] = []

@@ -61,7 +61,7 @@ def test_tracebacks_follow_their_line(directory: Path) -> None:
         try:
             int("of the hook")
         except ValueError as error:
-            log.error("failed", exc_info=error)  # noqa: TRY400 - what a server does that keeps the error
+            log.error("failed", exc_info=error)  # noqa: TRY400 - simulates a server that keeps the error
             logging.getLogger().exception("failed too")
     text = (directory / "pipeline.log.wf").read_text()
     assert text.count("ValueError: invalid literal") == 2

@@ -25,7 +25,7 @@ from ovmstrio.ops.values import (
 
 
 class _Pipeline:
-    """Records requests, and returns one response."""
+    """Pipeline that records requests, and returns one response."""
 
     def __init__(self, response: PipelineResponse | None = None) -> None:
         self.response = response or PipelineResponse()

@@ -127,7 +127,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(case=cases())
-def test_pipelines_compute_what_numpy_computes(case: Case, library: Path) -> None:
+def test_pipelines_compute_the_same_as_numpy(case: Case, library: Path) -> None:
 
     async def main() -> None:
         async with serving_pipeline(case.spec(library)) as pipeline:

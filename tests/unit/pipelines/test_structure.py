@@ -131,7 +131,7 @@ def test_problems_have_file_line_and_suggestion() -> None:
     assert problems[0].suggestion == "did you mean 'request'?"
 
 
-def test_dynamic_entry_beside_another_demultiplexer_is_refused() -> None:
+def test_dynamic_entry_with_another_demultiplexer_is_refused() -> None:
     assert _codes([SPLIT], {"o": "split.y"}, demultiply_count=-1) == ["NOT_IMPLEMENTED"]
 
 
@@ -146,7 +146,7 @@ SPEC = make_pipeline(
 )
 
 
-def test_boxes_have_what_they_call_and_their_level() -> None:
+def test_boxes_have_their_callees_and_level() -> None:
     drawing = draw_pipeline(SPEC)
     boxes = [[(box.title, box.subtitle, *box.notes) for box in layer] for layer in drawing.layers]
     library = "library arithmetic (sums.py)"

@@ -1,4 +1,4 @@
-"""A REST front end over a real registry and data plane, served on loopback, and plain sockets to talk to it."""
+"""A REST front end over a real registry and data plane, served on loopback, and raw socket clients."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from ovmstrio.protocols.kserve.rest_routes import encode_infer_response
 from ovmstrio.protocols.tensorflow.rest_routes import encode_predict_response
 from ovmstrio.serving import ovms_errors as refusals
 from ovmstrio.serving.ovms_errors import decompressed_body
-from tests.support.kept_by_errors import bytes_kept_by
+from tests.support.error_memory import bytes_referenced_by
 
 NOISE = random.Random(1).randbytes(10_000)
 
@@ -40,12 +40,12 @@ def _request(body: bytes) -> HttpRequest:
 async def test_only_large_bodies_are_inflated_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[int] = []
 
-    class Noted(Inflation):
+    class RecordingInflation(Inflation):
         def finish(self) -> bytes:
             threads.append(threading.get_ident())
             return super().finish()
 
-    monkeypatch.setattr(refusals, "Inflation", Noted)
+    monkeypatch.setattr(refusals, "Inflation", RecordingInflation)
     for body in (b"small", NOISE):
         assert await decompressed_body(_request(gzip.compress(body)), 2**20) == body
     assert [thread == threading.get_ident() for thread in threads] == [True, False]
@@ -59,13 +59,13 @@ async def test_a_body_above_the_limit_is_refused() -> None:
 async def test_one_body_is_inflated_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     gate, running = threading.Event(), threading.Semaphore(0)
 
-    class Waiting(Inflation):
+    class BlockingInflation(Inflation):
         def finish(self) -> bytes:
             running.release()
             gate.wait(20)
             return super().finish()
 
-    monkeypatch.setattr(refusals, "Inflation", Waiting)
+    monkeypatch.setattr(refusals, "Inflation", BlockingInflation)
     body = gzip.compress(NOISE)
     async with trio.open_nursery() as nursery:
         for _ in range(6):
@@ -82,7 +82,7 @@ def test_a_refusal_does_not_keep_the_inflated_bytes() -> None:
             trio.run(decompressed_body, _request(gzip.compress(bytes(5 * 2**20))), 4 * 2**20)
         return caught.value
 
-    assert bytes_kept_by(refused) < 2**19
+    assert bytes_referenced_by(refused) < 2**19
 
 
 Array = np.ndarray[Any, Any]

@@ -219,7 +219,7 @@ def test_attributes_of_arrays_are_missing_with_a_hint() -> None:
 
 def test_tensors_compare_by_identity() -> None:
     tensor, other = Tensor("x", np.zeros(2)), Tensor("x", np.zeros(2))
-    assert tensor == tensor  # noqa: PLR0124 - it is what is tested
+    assert tensor == tensor  # noqa: PLR0124 - the comparison is tested
     assert tensor != other
     assert bool(tensor)
     assert len({tensor, other, copy.copy(tensor), copy.deepcopy(tensor)}) == 2

@@ -78,7 +78,7 @@ def test_port_options_of_a_project_name_the_ports_of_its_protocols(
     assert (plan.grpc, plan.rest) == (grpc, rest)
 
 
-def test_project_has_defaults_of_its_own(tmp_path: Path) -> None:
+def test_project_has_separate_defaults(tmp_path: Path) -> None:
     settings = _plan(tmp_path, {}).settings
     assert (settings.max_message_size, settings.file_system_poll_wait_seconds) == (2**31 - 1, 0)
     settings = _plan(tmp_path, {"max_message_size": 2048, "file_system_poll_wait_seconds": 2}).settings

@@ -81,11 +81,11 @@ def test_a_service_cannot_be_named_in_a_way_that_avoids_the_check(plane: DataPla
 
 @pytest.mark.parametrize("missing", sorted(OPERATION_SCOPES))
 def test_an_operation_without_a_scope_is_denied_to_every_caller(missing: str) -> None:
-    class Guarded(DataPlane):
+    class GuardedPlane(DataPlane):
         def statuses(self) -> Any:
             return {}
 
-    guard_operations(Guarded, {name: scope for name, scope in OPERATION_SCOPES.items() if name != missing})
+    guard_operations(GuardedPlane, {name: scope for name, scope in OPERATION_SCOPES.items() if name != missing})
     current_caller.set(Caller("boss", "key", Scopes.parse(["infer:*", "read", "admin", "metrics"])))
     with pytest.raises(PermissionDenied, match=f"no required scope is stated for {missing}"):
-        getattr(Guarded.__new__(Guarded), missing)
+        getattr(GuardedPlane.__new__(GuardedPlane), missing)

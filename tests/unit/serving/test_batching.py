@@ -297,7 +297,7 @@ async def test_error_of_the_block_cancels_batches_and_fails_callers(autojump_clo
     run = _Runner(seconds=5)
     got: dict[int, Any] = {}
     async with trio.open_nursery() as nursery:
-        with pytest.raises(ExceptionGroup) as caught:  # noqa: PT012 - the block is what is tested
+        with pytest.raises(ExceptionGroup) as caught:  # noqa: PT012 - the block is tested
             async with open_batcher(run, Options(1, 0.0)) as batcher:
                 nursery.start_soon(_submit_all, batcher, [1, 2], got)
                 await trio.testing.wait_all_tasks_blocked()

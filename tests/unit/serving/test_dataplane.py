@@ -327,10 +327,10 @@ async def test_load_runs_in_all_processes_at_once_and_a_failure_undoes_it_in_all
         assert (one.served(), other.served()) == (["a"], ["a"])
         for plane in (one, other):
             plane.loader.fail("b", 1)
-            with pytest.raises(ModelFailure, match="told to fail"):
+            with pytest.raises(ModelFailure, match="set to fail"):
                 await _control(one).load("b")
             assert (one.served(), other.served()) == (["a"], ["a"])
-            plane.loader.mend("b", 1)
+            plane.loader.recover("b", 1)
 
 
 async def test_a_cancelled_load_is_undone(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ async def test_a_call_waits_for_a_load_within_the_bound(
             assert lease.version == "1"
 
 
-async def test_callers_load_after_what_they_call_and_are_known_meanwhile(
+async def test_callers_load_after_their_callees_and_are_known_meanwhile(
     tmp_path: Path, loader: StubLoader, loading: Loading, registry: Registry
 ) -> None:
     async with loading(graph_calling(tmp_path, "s"), _pipeline(tmp_path, "m"), _model(tmp_path, 1), name="s"):
@@ -124,10 +124,10 @@ async def test_a_failed_load_is_reported_and_other_services_are_ready(
     for version in ("", "4"):
         with pytest.raises(ServiceLoading) as caught:
             await registry.lease("s", version)
-        expected = f'{kind} "s" is not loaded yet: its last load failed: the stub was told to fail'
+        expected = f'{kind} "s" is not loaded yet: its last load failed: the stub is set to fail'
         assert caught.value.message == expected
     assert (registry.is_ready("s"), registry.is_ready("t")) == (False, True)
-    assert registry.readiness.reason == f'{kind} "s": version 1: the stub was told to fail'
+    assert registry.readiness.reason == f'{kind} "s": version 1: the stub is set to fail'
     index = repository_index(DataPlane(registry))
     assert [(entry.name, entry.version, entry.state) for entry in index] == [("s", "1", "LOADING"), ("t", "1", "READY")]
 
@@ -232,11 +232,11 @@ async def test_a_failed_reload_leaves_the_old_graph_serving(
     loader.fail("s", 1)
     (tmp_path / "handler.py").write_text("changed = True")
     result = await registry.rescan()
-    assert [status.reason for status in result.failures] == ["the stub was told to fail"]
+    assert [status.reason for status in result.failures] == ["the stub is set to fail"]
     assert _state(registry) == (1, AVAILABLE, "FAILED_PRECONDITION")
     assert registry.peek("s") is old
     assert registry.readiness.ready
-    loader.mend("s", 1)
+    loader.recover("s", 1)
     assert (await registry.rescan()).changed
     assert registry.peek("s") is not old
     await trio.testing.wait_all_tasks_blocked()
@@ -250,7 +250,7 @@ async def test_polling_loads_edited_and_repaired_graphs(
     async with running(registry_of(loader, poll_seconds=1)) as registry:
         await registry.apply([_graph(tmp_path)])
         for text, code in (("a = 1", "OK"), ("broken", "FAILED_PRECONDITION"), ("repaired = 1", "OK")):
-            loader.mend("s", 1)
+            loader.recover("s", 1)
             if code != "OK":
                 loader.fail("s", 1)
             before = registry.peek("s")
@@ -293,7 +293,7 @@ async def test_an_edit_that_only_moves_a_pipeline_in_its_file_loads_nothing(
     assert loader.attempts["p", 1] == 1
     loader.fail("p", 1)
     config.write_text(json.dumps({**document, "pipeline_config_list": [{**pipeline, "inputs": ["c"]}]}))
-    with pytest.raises(ModelFailure, match=r'^pipeline "p": the stub was told to fail'):
+    with pytest.raises(ModelFailure, match=r'^pipeline "p": the stub is set to fail'):
         await source.reload()
 
 
@@ -584,7 +584,7 @@ class _ClosingLoader(StubLoader):
 
 
 @pytest.mark.parametrize("end", ["retired", "shut down"])
-async def test_callers_close_before_what_they_call(tmp_path: Path, end: str) -> None:
+async def test_callers_close_before_their_callees(tmp_path: Path, end: str) -> None:
     loader = _ClosingLoader()
     async with running(registry_of(loader, poll_seconds=0)) as registry:
         await registry.apply(

@@ -168,7 +168,7 @@ async def test_subscribers_receive_every_state_in_order(tmp_path: Path, loader: 
     reported: list[tuple[int, VersionState, str]] = []
     registry.subscribe(lambda status: reported.append((status.version, status.state, status.error_code)))
     await registry.apply([_spec(add_versions(tmp_path, 1))])
-    loader.mend("m", 1)
+    loader.recover("m", 1)
     await registry.rescan()
     await registry.apply([])
     await trio.testing.wait_all_tasks_blocked()
@@ -357,7 +357,7 @@ async def test_a_model_without_a_working_version_keeps_the_server_from_being_rea
         await registry.apply([_spec(good, name="a"), _spec(bad, name="b"), _spec(tmp_path / "c", name="c")])
         assert registry.readiness.ready is ready_when_failed
         if not ready_when_failed:
-            assert 'model "b": version 1: the stub was told to fail; model "c": ' in registry.readiness.reason
+            assert 'model "b": version 1: the stub is set to fail; model "c": ' in registry.readiness.reason
         await registry.apply([_spec(good, name="a")])
         assert registry.readiness.ready
 
@@ -403,7 +403,7 @@ async def test_a_failed_version_is_retried_at_growing_intervals_and_when_its_fil
         await loader.wait_attempts(9)
         pauses = [later - earlier for earlier, later in pairwise(times)]
         assert pauses[:7] == pytest.approx([1, 2, 4, 8, 16, 32, 60], abs=0.6)
-        loader.mend("m", 1)
+        loader.recover("m", 1)
         began = trio.current_time()
         (tmp_path / "1" / "model.bin").touch()
         await _until(registry, "m", [1])

@@ -46,7 +46,7 @@ async def test_old_settings_serve_until_the_new_ones_are_loaded(
     assert (old.closed, len(loader.open_versions)) == (1, 1)
 
 
-@pytest.mark.parametrize("remedy", ["mend", "revert"])
+@pytest.mark.parametrize("remedy", ["recover", "revert"])
 async def test_a_failed_change_is_reported_and_the_old_instance_serves_until_it_heals(
     tmp_path: Path, remedy: str, loader: StubLoader, registry: Registry
 ) -> None:
@@ -58,17 +58,17 @@ async def test_a_failed_change_is_reported_and_the_old_instance_serves_until_it_
     assert (result.changed, len(result.failures)) == (False, 1)
     (status,) = registry.statuses()["m"]
     assert (status.version, status.state, status.error_code) == (2, VersionState.AVAILABLE, "UNKNOWN")
-    assert status.reason == "the stub was told to fail"
+    assert status.reason == "the stub is set to fail"
     assert _served(registry) is old
     assert registry.readiness.ready
-    if remedy == "mend":
-        loader.mend("m", 2)
+    if remedy == "recover":
+        loader.recover("m", 2)
         await registry.rescan()
     else:
         await registry.apply([_spec(base)])
     (status,) = registry.statuses()["m"]
     assert (status.state, status.error_code, status.reason) == (VersionState.AVAILABLE, "OK", "")
-    assert _served(registry).spec.nireq == (2 if remedy == "mend" else 0)
+    assert _served(registry).spec.nireq == (2 if remedy == "recover" else 0)
 
 
 async def test_a_new_base_path_that_is_missing_leaves_the_old_one_serving(tmp_path: Path, registry: Registry) -> None:
@@ -260,9 +260,9 @@ async def test_the_next_reload_retries_a_model_that_failed(site: _Site) -> None:
     site.write("a", "b")
     with pytest.raises(ModelFailure) as caught:
         await site.source.reload()
-    assert caught.value.message == 'model "b" version 1: the stub was told to fail'
+    assert caught.value.message == 'model "b" version 1: the stub is set to fail'
     assert site.served() == ["a"]
-    site.loader.mend("b", 1)
+    site.loader.recover("b", 1)
     assert await site.source.reload() is True
     assert site.served() == ["a", "b"]
 
@@ -279,7 +279,7 @@ async def test_a_duplicate_name_fails_the_reload_and_a_warning_does_not(site: _S
 async def test_a_rescan_reports_the_version_that_fails(site: _Site) -> None:
     site.loader.fail("a", 2)
     add_versions(site.folder / "a", 2)
-    with pytest.raises(VersionsFailure, match=r'^model "a" version 2: the stub was told'):
+    with pytest.raises(VersionsFailure, match=r'^model "a" version 2: the stub is set'):
         await reload_versions(site.registry)
     assert site.registry.available_versions("a") == [1]
 

@@ -89,8 +89,8 @@ class _RegistryHistory(RuleBasedStateMachine):
         self.loader.fail(name, version)
 
     @rule(name=NAMES, version=VERSIONS)
-    def mend_version(self, name: str, version: int) -> None:
-        self.loader.mend(name, version)
+    def recover_version(self, name: str, version: int) -> None:
+        self.loader.recover(name, version)
         self.loop.run(self.registry.rescan)
 
     @rule(name=NAMES, version=st.sampled_from(["", "0", "1", "2", "3", "4"]))

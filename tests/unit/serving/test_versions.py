@@ -157,7 +157,7 @@ def test_any_change_below_a_directory_changes_its_mark(tmp_path: Path, change: C
     assert tree_mark(tmp_path) != before
 
 
-def test_missing_paths_and_impossible_names_have_a_mark_of_their_own(tmp_path: Path) -> None:
+def test_missing_paths_and_impossible_names_have_distinct_marks(tmp_path: Path) -> None:
     (mark,) = {tree_mark(tmp_path / name) for name in ("model.onnx", "nowhere", "x" * 300, "a\0b")}
     (tmp_path / "model.onnx").touch()
     assert tree_mark(tmp_path / "model.onnx") != mark
@@ -253,7 +253,7 @@ async def test_pauses_are_constant_without_a_backoff(autojump_clock: MockClock) 
     assert [time - begin for time in looks.begun] == [2, 5, 8]
 
 
-async def test_a_requested_look_begins_at_once_and_is_shared(autojump_clock: MockClock) -> None:
+async def test_a_requested_poll_begins_at_once_and_is_shared(autojump_clock: MockClock) -> None:
     looks = _Looks()
     begin = trio.current_time()
     watcher = FileWatcher(looks, 100)

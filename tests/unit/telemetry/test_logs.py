@@ -221,7 +221,7 @@ class _SlowSink(LogSink):
 
 
 def _logger_to(outlet: logging.Handler) -> logging.Logger:
-    made = logging.Logger("test", logging.DEBUG)  # noqa: LOG001 - one that nobody else has
+    made = logging.Logger("test", logging.DEBUG)  # noqa: LOG001 - a logger that only this test uses
     made.addHandler(outlet)
     return made
 
@@ -290,7 +290,7 @@ async def test_a_descriptor_that_fails_to_close_does_not_end_the_writer() -> Non
 
 @contextmanager
 def _stderr_pipe() -> Iterator[int]:
-    """Make standard error a pipe; gives the end that nobody reads."""
+    """Make standard error a pipe; return its read end, which is never read."""
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     with open(writing, "w", encoding="utf-8") as stream, pytest.MonkeyPatch.context() as patched:  # noqa: PTH123 - a descriptor

@@ -549,7 +549,7 @@ class _Shown(EngineServer):
         self._on_message(frame)
 
 
-async def _told(session: StreamedResult) -> list[str]:
+async def _updates(session: StreamedResult) -> list[str]:
     return [kind async for kind, _ in session]
 
 
@@ -561,7 +561,7 @@ async def test_owner_that_leaves_reports_requests_that_have_not_ended(autojump_c
             assert await engine.call(0, ["add", number, {"n": 1}]) == [ANSWERED, ["accepted"]]
         with trio.fail_after(MOCK_SECONDS):
             await engine.leave(5)
-            assert await _told(session) == expected
+            assert await _updates(session) == expected
 
 
 async def test_requests_that_wait_for_room_end_with_their_worker() -> None:
@@ -636,7 +636,7 @@ async def test_worker_that_does_not_read_loses_its_requests_and_little_is_kept_f
             engine.send_step([[[2, 0, text, 1, None, None]], [], None])
         with trio.fail_after(MOCK_SECONDS):
             await engine.idle()
-            assert await _told(session) == [LOST]
+            assert await _updates(session) == [LOST]
         assert process.reported == [["cancel", 2]]
         assert await engine.call(0, ["add", 4, {"n": 1}]) == [LEAVING, None]
         nursery.cancel_scope.cancel()

@@ -121,9 +121,9 @@ def test_text_without_calls_and_reasoning_is_content(text: str, pair: tuple[str,
 )
 def test_invalid_calls_lose_no_word(parts: list[str], tools: str) -> None:
     found = _joined(make_parser(tools, "none", tools=TOOLS), [" ".join(parts)])
-    told = " ".join([found.content, *(" ".join(call) for call in found.calls)])
+    output = " ".join([found.content, *(" ".join(call) for call in found.calls)])
     words = [part for part in parts if part[:1] == "w" and part[1:].isdecimal()]
-    assert not [word for word in words if told.count(word) < words.count(word)]
+    assert not [word for word in words if output.count(word) < words.count(word)]
 
 
 def test_text_and_reasoning_stream_up_to_a_possible_marker() -> None:

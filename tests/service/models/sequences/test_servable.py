@@ -259,7 +259,7 @@ async def test_steps_run_in_the_worker_that_owns_their_sequence(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("width", [2, 2 * 4096], ids=["small", "large"])
-async def test_sequences_in_turn_have_states_of_their_own(tmp_path: Path, width: int) -> None:
+async def test_interleaved_sequences_have_separate_states(tmp_path: Path, width: int) -> None:
     servable = await load_stateful(ir.accumulator(width), tmp_path)
     for count in (1, 2, 3, 4):
         for number in (1, 2, 3):
@@ -424,7 +424,7 @@ async def serving(base: Path) -> AsyncIterator[_Server]:
         yield server
 
 
-async def test_sequences_go_on_after_a_reload_with_the_new_settings(tmp_path: Path) -> None:
+async def test_sequences_continue_after_a_reload_with_the_new_settings(tmp_path: Path) -> None:
     async with serving(tmp_path) as server:
         before = server.registry.peek("m")
         await server.step(1, control=START)

@@ -127,10 +127,10 @@ class _SequenceHistory(RuleBasedStateMachine):
             except ServerError as error:
                 sent.result = type(error)
             else:
-                y, told = response.outputs
+                y, state = response.outputs
                 assert isinstance(y, Tensor)
-                assert isinstance(told, Tensor)
-                sent.result = (int(y.array[0, 0]), int(y.array[0, 1]), int(told.array[0]))
+                assert isinstance(state, Tensor)
+                sent.result = (int(y.array[0, 0]), int(y.array[0, 1]), int(state.array[0]))
         sent.over = True
 
     @rule(number=NUMBERS, kind=KINDS, value=st.integers(1, 100))
@@ -153,11 +153,11 @@ class _SequenceHistory(RuleBasedStateMachine):
             self.next_id = number + 1
         self._send(0, number, kind, value)
 
-    def _send(self, told: int, number: int, kind: str, value: int) -> None:
+    def _send(self, expected: int, number: int, kind: str, value: int) -> None:
         sent = _Sent(len(self.sent) + 1, number, kind, value)
         refusal = self._refusal(sent)
         self.sent[sent.token] = sent
-        self.loop.start(self._infer, sent, told)
+        self.loop.start(self._infer, sent, expected)
         assert sent.result == refusal
         if refusal is None:
             self.alive.setdefault(number, _Expected()).waiting.append(sent)

@@ -1,4 +1,4 @@
-"""Run every mode of the fixture library that comes back, for a checker of memory to watch.
+"""Program that runs every returning mode of the fixture library, for a memory checker.
 
 Arguments: the library; ``leak`` to forget to close a node at the end.
 """

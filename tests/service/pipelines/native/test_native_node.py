@@ -361,7 +361,7 @@ def test_address_sanitizer_reports_no_error_and_no_leak(tmp_path: Path, leaks: b
     done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "nodes were called" in done.stdout
-    # The copy that was opened is gone when the report is made, which has its name and places in it.
+    # The opened copy is deleted before the report is made, which contains its name and addresses.
     assert (f"/.{path.name}." in done.stderr) is leaks, done.stderr
 
 

@@ -15,22 +15,22 @@ from ovmstrio.core.errors import Overloaded
 from ovmstrio.protocols.admin.profile import merge_profiles
 from ovmstrio.serving.profiling import Profiler, VersionCalls
 from tests.support import ir
-from tests.support.api_clients import BothDoors, serving_both
+from tests.support.api_clients import BothInterfaces, serving_both
 from tests.support.callers import bearer
 from tests.support.waits import WAIT_SECONDS
 
 
 @pytest.fixture
-async def doors(tmp_path: Path) -> AsyncIterator[BothDoors]:
+async def interfaces(tmp_path: Path) -> AsyncIterator[BothInterfaces]:
     """Serve the model "add"."""
     spec = ModelSpec(name="add", base_path=ir.save(ir.dummy(), tmp_path, "add"))
     async with serving_both([spec]) as both:
         yield both
 
 
-async def _ask(doors: BothDoors, body: Any, key: str = "") -> httpx.Response:
+async def _ask(interfaces: BothInterfaces, body: Any, key: str = "") -> httpx.Response:
     headers = bearer(key) if key else {}
-    return await doors.request("POST", "/v2/profile", content=json.dumps(body), headers=headers)
+    return await interfaces.request("POST", "/v2/profile", content=json.dumps(body), headers=headers)
 
 
 def _infer(client: Any, module: Any) -> None:
@@ -39,16 +39,16 @@ def _infer(client: Any, module: Any) -> None:
     client.infer("add", [tensor])
 
 
-async def test_a_profile_has_stacks_of_the_event_loop_and_layers_of_called_models(doors: BothDoors) -> None:
+async def test_a_profile_has_stacks_of_the_event_loop_and_layers_of_called_models(interfaces: BothInterfaces) -> None:
     answers: list[httpx.Response] = []
 
     async def ask() -> None:
-        answers.append(await _ask(doors, {"seconds": 0.5, "rate": 200}))
+        answers.append(await _ask(interfaces, {"seconds": 0.5, "rate": 200}))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ask)
         while not answers:
-            await doors.with_triton("http", _infer)
+            await interfaces.with_triton("http", _infer)
     profile = answers[0].json()
     assert answers[0].status_code == 200, profile
     threads = {each["name"]: each for each in profile["threads"]}
@@ -62,11 +62,11 @@ async def test_a_profile_has_stacks_of_the_event_loop_and_layers_of_called_model
     assert [layer["name"].split("_")[0] for layer in model["layers"]] == ["Add"]
 
 
-async def test_layers_of_named_models_are_timed(doors: BothDoors) -> None:
-    profile = (await _ask(doors, {"seconds": 0.01, "models": ["add"]})).json()
+async def test_layers_of_named_models_are_timed(interfaces: BothInterfaces) -> None:
+    profile = (await _ask(interfaces, {"seconds": 0.01, "models": ["add"]})).json()
     (model,) = profile["models"]
     assert (model["name"], model["version"], model["calls"], len(model["layers"])) == ("add", "1", 0, 1)
-    assert (await _ask(doors, {"seconds": 0.01, "models": []})).json()["models"] == []
+    assert (await _ask(interfaces, {"seconds": 0.01, "models": []})).json()["models"] == []
 
 
 @pytest.mark.parametrize(
@@ -82,13 +82,15 @@ async def test_layers_of_named_models_are_timed(doors: BothDoors) -> None:
         ({"seconds": 0.01, "models": ["nothing"]}, 404, "nothing"),
     ],
 )
-async def test_invalid_profile_options_are_refused(doors: BothDoors, body: Any, status: int, text: str) -> None:
-    answer = await _ask(doors, body)
+async def test_invalid_profile_options_are_refused(
+    interfaces: BothInterfaces, body: Any, status: int, text: str
+) -> None:
+    answer = await _ask(interfaces, body)
     assert (answer.status_code, text in answer.json()["error"]) == (status, True), answer.text
 
 
-async def test_one_profile_is_taken_at_a_time(doors: BothDoors) -> None:
-    profiler = Profiler(doors.plane)
+async def test_one_profile_is_taken_at_a_time(interfaces: BothInterfaces) -> None:
+    profiler = Profiler(interfaces.plane)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(profiler.take, 60, 100, [])
         await trio.testing.wait_all_tasks_blocked()
@@ -126,12 +128,12 @@ def test_profiles_of_several_processes_are_merged_with_each_frame_once() -> None
     assert [each["cpu_seconds"] for each in merged["workers"]] == [1.0, 2.0]
 
 
-async def test_models_called_in_other_processes_are_profiled(doors: BothDoors) -> None:
+async def test_models_called_in_other_processes_are_profiled(interfaces: BothInterfaces) -> None:
     async def others() -> list[VersionCalls]:
         return [VersionCalls("add", "1", 7, 0.5)]
 
     with trio.fail_after(WAIT_SECONDS):
-        profile = await Profiler(doors.plane).take(0.05, 100, None, others)
+        profile = await Profiler(interfaces.plane).take(0.05, 100, None, others)
     (model,) = profile.models
     assert (model.name, model.calls, profile.called) == ("add", 7, [])
     assert model.times is not None

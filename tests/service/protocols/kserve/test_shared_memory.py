@@ -18,7 +18,7 @@ from ovmstrio.core.request import InferRequest, InferResponse, RequestedOutput
 from ovmstrio.core.tensor import BY_NAME, RawTensor, Tensor
 from ovmstrio.serving.shared_memory import ClientRegions, output_destinations, write_outputs
 from tests.support import ir
-from tests.support.api_clients import DOORS, serving_both, triton_module
+from tests.support.api_clients import INTERFACES, serving_both, triton_module
 from tests.support.servables import EXACT
 from tests.support.served_in_thread import ServedInThread, serving_in_thread
 from tests.support.waits import WAIT_SECONDS
@@ -54,11 +54,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInThread]
 class Triton:
     client: Any
     module: Any
-    door: str
+    interface: str
 
     @property
     def as_json(self) -> dict[str, Any]:
-        return {"as_json": True} if self.door == "grpc" else {}
+        return {"as_json": True} if self.interface == "grpc" else {}
 
     def inputs(self, name: str) -> list[Any]:
         tensors = [self.module.InferInput(tensor, list(SHAPE), "FP32") for tensor in ("x", "y")]
@@ -85,14 +85,14 @@ def refusal(work: Callable[[], Any]) -> str:
     return str(refused.value)
 
 
-def _connected(server: ServedInThread, door: str) -> Iterator[Triton]:
-    module = triton_module(door)
-    with module.InferenceServerClient(server.grpc if door == "grpc" else server.http) as client:
-        yield Triton(client, module, door)
+def _connected(server: ServedInThread, interface: str) -> Iterator[Triton]:
+    module = triton_module(interface)
+    with module.InferenceServerClient(server.grpc if interface == "grpc" else server.http) as client:
+        yield Triton(client, module, interface)
         client.unregister_system_shared_memory()
 
 
-@pytest.fixture(params=DOORS)
+@pytest.fixture(params=INTERFACES)
 def triton(server: ServedInThread, request: pytest.FixtureRequest) -> Iterator[Triton]:
     yield from _connected(server, request.param)
 
@@ -131,7 +131,7 @@ def test_inputs_and_outputs_may_be_in_shared_memory(triton: Triton, region: Regi
     assert [each["name"] for each in answer["outputs"]] == ["sum", "difference"]
     assert all("data" not in each and "contents" not in each for each in answer["outputs"])
     status = triton.client.get_system_shared_memory_status(**triton.as_json)
-    regions = status["regions"].values() if triton.door == "grpc" else status
+    regions = status["regions"].values() if triton.interface == "grpc" else status
     assert {(each["name"], each["key"], int(each["byte_size"])) for each in regions} == {
         ("in", in_key, 2 * SIZE),
         ("out", out_key, 2 * SIZE),
@@ -289,11 +289,11 @@ def test_a_view_of_an_unregistered_region_stays_valid_until_it_is_released(regio
     assert Path("/proc/self/maps").read_text().count(key.removeprefix("/")) == 1
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_shared_memory_is_off_unless_it_is_allowed(tmp_path: Path, region: Region, door: str) -> None:
+@pytest.mark.parametrize("interface", INTERFACES)
+def test_shared_memory_is_off_unless_it_is_allowed(tmp_path: Path, region: Region, interface: str) -> None:
     key = region(2 * SIZE, X, Y)[1]
     with serving_in_thread(config_path=_config(tmp_path)) as server:
-        for triton in _connected(server, door):
+        for triton in _connected(server, interface):
             texts = [refusal(lambda: triton.register(**{"in": key})), triton.refusal("sums", triton.inputs("in"))]  # noqa: B023 - called at once
         assert all("--allow_shared_memory turns it on" in text for text in texts)
         assert "system_shared_memory" not in server.ask("GET", "/v2").json()["extensions"]
@@ -353,8 +353,8 @@ async def test_other_machines_register_only_with_remote_administration(
 
     regions = ClientRegions(is_allowed=True, folder=tmp_path)
     async with serving_both([], allows_remote_admin=allowed, regions=regions) as both:
-        for door in DOORS:
-            assert expected in await both.with_triton(door, work)
+        for interface in INTERFACES:
+            assert expected in await both.with_triton(interface, work)
 
 
 async def test_large_outputs_are_written_completely_in_a_thread(region: Region) -> None:

@@ -19,14 +19,14 @@ from ovmstrio.models.loading import load_model
 from ovmstrio.telemetry.log_levels import LogLevel
 from ovmstrio.telemetry.logs import configure_logs
 from tests.support import ir
-from tests.support.api_clients import DOORS, BothDoors, serving_both
+from tests.support.api_clients import INTERFACES, BothInterfaces, serving_both
 from tests.support.servables import EXACT
 
 X = np.array([[0.5, 3.0, -1.0, 2.0], [9.0, 1.0, np.nan, 7.25]], np.float32)
 
 
 @pytest.fixture
-async def serving(tmp_path: Path) -> AsyncIterator[BothDoors]:
+async def serving(tmp_path: Path) -> AsyncIterator[BothInterfaces]:
     """Serve a model with labels for three of its four classes, one without any, and one of integers."""
     bases = {
         "labelled": ir.save(ir.passthrough("FP32", (2, 4)), tmp_path, "labelled"),
@@ -40,33 +40,33 @@ async def serving(tmp_path: Path) -> AsyncIterator[BothDoors]:
         yield both
 
 
-async def classify(serving: BothDoors, door: str, model: str, array: Any, count: int) -> Any:
+async def classify(serving: BothInterfaces, interface: str, model: str, array: Any, count: int) -> Any:
     def work(client: Any, module: Any) -> Any:
-        known = client.get_model_metadata(model, **({"as_json": True} if door == "grpc" else {}))
+        known = client.get_model_metadata(model, **({"as_json": True} if interface == "grpc" else {}))
         (given,), (wanted,) = known["inputs"], known["outputs"]
         tensor = module.InferInput(given["name"], list(array.shape), given["datatype"])
         tensor.set_data_from_numpy(array)
         outputs = [module.InferRequestedOutput(wanted["name"], class_count=count)]
         return client.infer(model, [tensor], outputs=outputs).as_numpy(wanted["name"])
 
-    return await serving.with_triton(door, work)
+    return await serving.with_triton(interface, work)
 
 
-@pytest.mark.parametrize("door", DOORS)
-async def test_the_largest_elements_of_each_row_have_index_and_label(serving: BothDoors, door: str) -> None:
-    found = await classify(serving, door, "labelled", X, 2)
+@pytest.mark.parametrize("interface", INTERFACES)
+async def test_the_largest_elements_of_each_row_have_index_and_label(serving: BothInterfaces, interface: str) -> None:
+    found = await classify(serving, interface, "labelled", X, 2)
     assert found.tolist() == [[b"3.000000:1:dog", b"2.000000:3"], [b"9.000000:0:cat", b"7.250000:3"]]
 
 
-@pytest.mark.parametrize("door", DOORS)
-async def test_classes_without_labels_have_indices(serving: BothDoors, door: str) -> None:
-    plain = await classify(serving, door, "plain", X, 1)
-    integers = await classify(serving, door, "integers", np.array([3, -7, 12, 0], np.int32), 9)
+@pytest.mark.parametrize("interface", INTERFACES)
+async def test_classes_without_labels_have_indices(serving: BothInterfaces, interface: str) -> None:
+    plain = await classify(serving, interface, "plain", X, 1)
+    integers = await classify(serving, interface, "integers", np.array([3, -7, 12, 0], np.int32), 9)
     assert plain.tolist() == [[b"3.000000:1"], [b"9.000000:0"]]
     assert integers.tolist() == [b"12:2", b"3:0", b"0:3", b"-7:1"]
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("interface", INTERFACES)
 @pytest.mark.parametrize(
     ("model", "array", "count", "text"),
     [
@@ -75,15 +75,15 @@ async def test_classes_without_labels_have_indices(serving: BothDoors, door: str
     ],
 )
 async def test_invalid_classifications_are_refused(
-    serving: BothDoors, door: str, model: str, array: Any, count: int, text: str
+    serving: BothInterfaces, interface: str, model: str, array: Any, count: int, text: str
 ) -> None:
     with pytest.raises(InferenceServerException, match=text):
-        await classify(serving, door, model, array, count)
+        await classify(serving, interface, model, array, count)
 
 
-@pytest.mark.parametrize("door", DOORS)
-async def test_traces_can_be_turned_off_but_not_on(serving: BothDoors, door: str) -> None:
-    options = {"as_json": True} if door == "grpc" else {}
+@pytest.mark.parametrize("interface", INTERFACES)
+async def test_traces_can_be_turned_off_but_not_on(serving: BothInterfaces, interface: str) -> None:
+    options = {"as_json": True} if interface == "grpc" else {}
 
     def work(client: Any, _: Any) -> Any:
         found = [
@@ -94,22 +94,22 @@ async def test_traces_can_be_turned_off_but_not_on(serving: BothDoors, door: str
         for settings in ({"trace_level": ["TIMESTAMPS"]}, {"trace_rate": "1"}):
             with pytest.raises(InferenceServerException, match=refusal):
                 client.update_trace_settings(settings=settings)
-        return [each["settings"] if door == "grpc" else each for each in found]
+        return [each["settings"] if interface == "grpc" else each for each in found]
 
-    for settings in await serving.with_triton(door, work):
+    for settings in await serving.with_triton(interface, work):
         level = settings["trace_level"]
-        assert (level["value"] if door == "grpc" else level) == ["OFF"]
+        assert (level["value"] if interface == "grpc" else level) == ["OFF"]
 
 
-@pytest.mark.parametrize("door", DOORS)
-async def test_the_server_name_is_configurable(door: str) -> None:
+@pytest.mark.parametrize("interface", INTERFACES)
+async def test_the_server_name_is_configurable(interface: str) -> None:
     async with serving_both([], server_name="triton") as both:
-        metadata = await both.with_triton(door, lambda client, _: client.get_server_metadata())
-    assert (metadata["name"] if door == "http" else metadata.name) == "triton"
+        metadata = await both.with_triton(interface, lambda client, _: client.get_server_metadata())
+    assert (metadata["name"] if interface == "http" else metadata.name) == "triton"
 
 
 @pytest.fixture
-async def empty() -> AsyncIterator[BothDoors]:
+async def empty() -> AsyncIterator[BothInterfaces]:
     async with serving_both([]) as both:
         yield both
 
@@ -121,19 +121,19 @@ def log(tmp_path: Path) -> Path:
     return path
 
 
-async def _settings_of(serving: BothDoors, door: str, method: str, *arguments: Any) -> dict[str, Any]:
-    options = {"as_json": True} if door == "grpc" else {}
-    found = await serving.with_triton(door, lambda client, _: getattr(client, method)(*arguments, **options))
+async def _settings_of(serving: BothInterfaces, interface: str, method: str, *arguments: Any) -> dict[str, Any]:
+    options = {"as_json": True} if interface == "grpc" else {}
+    found = await serving.with_triton(interface, lambda client, _: getattr(client, method)(*arguments, **options))
     settings = found.get("settings", found)
     return {name: next(iter(one.values())) if isinstance(one, dict) else one for name, one in settings.items()}
 
 
-async def _change(serving: BothDoors, door: str, settings: dict[str, Any]) -> dict[str, Any]:
-    return await _settings_of(serving, door, "update_log_settings", settings)
+async def _change(serving: BothInterfaces, interface: str, settings: dict[str, Any]) -> dict[str, Any]:
+    return await _settings_of(serving, interface, "update_log_settings", settings)
 
 
-async def _present(serving: BothDoors, door: str) -> dict[str, Any]:
-    return await _settings_of(serving, door, "get_log_settings")
+async def _present(serving: BothInterfaces, interface: str) -> dict[str, Any]:
+    return await _settings_of(serving, interface, "get_log_settings")
 
 
 def _events(path: Path) -> list[str]:
@@ -145,24 +145,26 @@ def _defaults(path: Path) -> dict[str, Any]:
     return {"log_file": str(path), "log_format": "ISO8601", "log_levels": "", **levels}
 
 
-async def test_log_levels_of_parts_are_set_by_logger_name(empty: BothDoors, log: Path) -> None:
-    door = "http"  # The gRPC client of Triton can send no text.
+async def test_log_levels_of_parts_are_set_by_logger_name(empty: BothInterfaces, log: Path) -> None:
+    interface = "http"  # The gRPC client of Triton can send no text.
     ours, others = (logging.getLogger(f"ovmstrio.{name}.tested") for name in ("graphs", "ops"))
     try:
-        changed = await _change(empty, door, {"log_levels": "ovmstrio.graphs=debug"})
+        changed = await _change(empty, interface, {"log_levels": "ovmstrio.graphs=debug"})
         assert changed["log_levels"] == "ovmstrio.graphs=debug"
         ours.debug("of graphs")
         others.debug("of ops")
         with pytest.raises(InferenceServerException, match="expected one of TRACE"):
-            await _change(empty, door, {"log_levels": "ovmstrio.graphs=loud"})
+            await _change(empty, interface, {"log_levels": "ovmstrio.graphs=loud"})
     finally:
-        await _change(empty, door, {"log_levels": ""})
+        await _change(empty, interface, {"log_levels": ""})
     ours.debug("of graphs again")
     assert [event for event in _events(log) if event.startswith("of ")] == ["of graphs"]
 
 
-@pytest.mark.parametrize("door", DOORS)
-async def test_log_levels_are_reported_and_change_for_existing_loggers(empty: BothDoors, door: str, log: Path) -> None:
+@pytest.mark.parametrize("interface", INTERFACES)
+async def test_log_levels_are_reported_and_change_for_existing_loggers(
+    empty: BothInterfaces, interface: str, log: Path
+) -> None:
     ours, theirs = structlog.get_logger("ours"), logging.getLogger("theirs")
 
     def write(word: str) -> None:
@@ -170,12 +172,12 @@ async def test_log_levels_are_reported_and_change_for_existing_loggers(empty: Bo
         theirs.debug(f"{word} theirs")
         ours.error(f"{word} error")
 
-    assert await _present(empty, door) == _defaults(log)
+    assert await _present(empty, interface) == _defaults(log)
     write("first")
-    changed = await _change(empty, door, {"log_verbose_level": 2})
+    changed = await _change(empty, interface, {"log_verbose_level": 2})
     assert (changed["log_verbose_level"], changed["log_info"]) == (1, True)
     write("second")
-    changed = await _change(empty, door, {"log_info": False})
+    changed = await _change(empty, interface, {"log_info": False})
     assert [changed[f"log_{level}"] for level in ("verbose_level", "info", "warning", "error")] == [
         0,
         False,
@@ -183,7 +185,7 @@ async def test_log_levels_are_reported_and_change_for_existing_loggers(empty: Bo
         True,
     ]
     write("third")
-    changed = await _change(empty, door, {"log_error": False, "log_warning": False})
+    changed = await _change(empty, interface, {"log_error": False, "log_warning": False})
     assert changed["log_error"] is False
     write("fourth")
 
@@ -199,7 +201,7 @@ async def test_log_levels_are_reported_and_change_for_existing_loggers(empty: Bo
     ]
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("interface", INTERFACES)
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
@@ -212,24 +214,24 @@ async def test_log_levels_are_reported_and_change_for_existing_loggers(empty: Bo
     ],
 )
 async def test_invalid_log_settings_are_refused_by_name_and_change_nothing(
-    empty: BothDoors, door: str, log: Path, settings: dict[str, Any], text: str
+    empty: BothInterfaces, interface: str, log: Path, settings: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(InferenceServerException, match=text):
-        await _change(empty, door, {"log_error": True, **settings})
-    assert await _present(empty, door) == _defaults(log)
+        await _change(empty, interface, {"log_error": True, **settings})
+    assert await _present(empty, interface) == _defaults(log)
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("interface", INTERFACES)
 async def test_the_log_of_an_embedding_program_is_not_changed(
-    empty: BothDoors, door: str, monkeypatch: pytest.MonkeyPatch
+    empty: BothInterfaces, interface: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ovmstrio.protocols.kserve.extensions.LOG_LEVEL", LogLevel())
     with pytest.raises(InferenceServerException, match="belong to the embedding program"):
-        await _change(empty, door, {"log_info": False})
+        await _change(empty, interface, {"log_info": False})
 
 
 @pytest.fixture
-async def doors(tmp_path: Path) -> AsyncIterator[BothDoors]:
+async def interfaces(tmp_path: Path) -> AsyncIterator[BothInterfaces]:
     """Serve one model for each kind of batch."""
 
     def spec(name: str, model: Any, **more: Any) -> ModelSpec:
@@ -248,10 +250,10 @@ async def doors(tmp_path: Path) -> AsyncIterator[BothDoors]:
         tasks.cancel_scope.cancel()
 
 
-async def _config(doors: BothDoors, name: str) -> dict[str, Any]:
+async def _config(interfaces: BothInterfaces, name: str) -> dict[str, Any]:
     """Return the configuration over REST, which must equal that over gRPC."""
-    document: dict[str, Any] = (await doors.request("GET", f"/v2/models/{name}/config")).json()
-    found = (await doors.with_triton("grpc", lambda client, _: client.get_model_config(name))).config
+    document: dict[str, Any] = (await interfaces.request("GET", f"/v2/models/{name}/config")).json()
+    found = (await interfaces.with_triton("grpc", lambda client, _: client.get_model_config(name))).config
     assert (found.name, found.platform, found.backend) == (name, document["platform"], document["backend"])
     assert found.max_batch_size == document["max_batch_size"]
     for grpc, rest in ((found.input, document["input"]), (found.output, document["output"])):
@@ -264,21 +266,23 @@ async def _config(doors: BothDoors, name: str) -> dict[str, Any]:
     ("name", "rows", "dims"),
     [("fixed", 0, [1, 10]), ("open", 65_536, [-1]), ("bounded", 8, [10]), ("joined", 16, [-1])],
 )
-async def test_an_open_batch_is_not_part_of_the_dims(doors: BothDoors, name: str, rows: int, dims: list[int]) -> None:
-    config = await _config(doors, name)
+async def test_an_open_batch_is_not_part_of_the_dims(
+    interfaces: BothInterfaces, name: str, rows: int, dims: list[int]
+) -> None:
+    config = await _config(interfaces, name)
     assert config["max_batch_size"] == rows
     assert [each["dims"] for each in config["input"] + config["output"]] == [dims, dims]
 
 
-async def test_batching_and_sequences_are_part_of_the_configuration(doors: BothDoors) -> None:
-    assert (await _config(doors, "joined"))["dynamic_batching"] == {"preferred_batch_size": [16]}
-    assert "sequence_batching" in await _config(doors, "sums")
+async def test_batching_and_sequences_are_part_of_the_configuration(interfaces: BothInterfaces) -> None:
+    assert (await _config(interfaces, "joined"))["dynamic_batching"] == {"preferred_batch_size": [16]}
+    assert "sequence_batching" in await _config(interfaces, "sums")
     assert not {"dynamic_batching", "sequence_batching", "model_transaction_policy"} & set(
-        await _config(doors, "fixed")
+        await _config(interfaces, "fixed")
     )
 
 
-async def test_statistics_count_successes_failures_and_times(doors: BothDoors) -> None:
+async def test_statistics_count_successes_failures_and_times(interfaces: BothInterfaces) -> None:
     def calls(client: Any, module: Any) -> Any:
         for width in (10, 10, 3):
             given = module.InferInput("b", [1, width], "FP32")
@@ -289,23 +293,23 @@ async def test_statistics_count_successes_failures_and_times(doors: BothDoors) -
                 assert width == 3
         return client.get_inference_statistics("fixed").model_stats
 
-    (model,) = await doors.with_triton("grpc", calls)
+    (model,) = await interfaces.with_triton("grpc", calls)
     counted = model.inference_stats
     assert (model.name, model.version, model.inference_count, model.execution_count) == ("fixed", "1", 2, 2)
     assert (counted.success.count, counted.fail.count, counted.compute_infer.count) == (2, 1, 2)
     parts = counted.queue.ns + counted.compute_input.ns + counted.compute_infer.ns + counted.compute_output.ns
     assert 0 < counted.compute_infer.ns <= parts <= counted.success.ns + 4
     assert model.last_inference > 1_700_000_000_000
-    documents = (await doors.request("GET", "/v2/models/stats")).json()["model_stats"]
+    documents = (await interfaces.request("GET", "/v2/models/stats")).json()["model_stats"]
     assert {each["name"]: each["inference_count"] for each in documents} == {
         "fixed": 2, "open": 0, "bounded": 0, "joined": 0, "sums": 0,
     }  # fmt: skip
     for path in ("/v2/models/fixed/stats", "/v2/models/fixed/versions/1/stats"):
-        (document,) = (await doors.request("GET", path)).json()["model_stats"]
+        (document,) = (await interfaces.request("GET", path)).json()["model_stats"]
         assert document["inference_stats"]["success"] == {"count": 2, "ns": counted.success.ns}
 
 
-async def test_statistics_of_a_version_that_is_not_a_number_are_refused(doors: BothDoors) -> None:
+async def test_statistics_of_a_version_that_is_not_a_number_are_refused(interfaces: BothInterfaces) -> None:
     def call(client: Any, _: Any) -> list[str]:
         statuses = []
         for name in ("fixed", ""):
@@ -314,4 +318,4 @@ async def test_statistics_of_a_version_that_is_not_a_number_are_refused(doors: B
             statuses.append(str(caught.value.status()))
         return statuses
 
-    assert await doors.with_triton("grpc", call) == ["StatusCode.INVALID_ARGUMENT"] * 2
+    assert await interfaces.with_triton("grpc", call) == ["StatusCode.INVALID_ARGUMENT"] * 2

@@ -79,7 +79,7 @@ async def failure_of(folder: Path, method: str, isolation: Isolation | None) -> 
         with capture_logs() as logs:
             try:
                 await node.run_once(method.encode())
-            except Exception as error:  # noqa: BLE001 - compared with another
+            except Exception as error:  # noqa: BLE001 - compared with another error
                 caught = error
     reported: dict[str, Any] = {"class": [each.__name__ for each in type(caught).__mro__], "text": str(caught)}
     reported["retry"] = getattr(caught, "retry_after_seconds", None)
@@ -193,8 +193,8 @@ async def test_context_is_that_of_the_call(tmp_path: Path) -> None:
         node = await made.load(source=source)
         deadline = trio.current_time() + 1e6
         async with node.opened(deadline, a=1) as first, node.opened(deadline, b="x") as second:
-            said = [(await opened.run()).texts[0][2] for opened in (first, second, first)]
-    assert said == [
+            printed = [(await opened.run()).texts[0][2] for opened in (first, second, first)]
+    assert printed == [
         "('request-1', {'a': 1}, 1000000.0, 2)",
         "('request-1', {'b': 'x'}, 1000000.0, 2)",
         "('request-1', {'a': 1}, 1000000.0, 3)",
@@ -261,18 +261,18 @@ async def test_calls_are_spread_over_processes(tmp_path: Path) -> None:
     return [Tensor("out", b"%d" % os.getpid())]
     """
     source = handler(body, head="import os, time\nfrom pathlib import Path")
-    said: list[str] = []
+    printed: list[str] = []
     async with nodes(tmp_path, isolation=Isolation(processes=2)) as made:
         node = await made.load(source=source)
 
         async def run() -> None:
-            said.append((await node.run_once())[0][2])
+            printed.append((await node.run_once())[0][2])
 
         with trio.fail_after(WAIT_SECONDS):
             async with trio.open_nursery() as nursery:
                 for _ in range(2):
                     nursery.start_soon(run)
-        assert sorted(map(int, said)) == sorted(node.resources.code.code.pids)
+        assert sorted(map(int, printed)) == sorted(node.resources.code.code.pids)
         async with node.opened() as opened:
             stream = {(await opened.run(b"x")).texts[0][2] for _ in range(5)}
         assert len(stream) == 1
@@ -428,8 +428,8 @@ async def test_each_line_is_logged_with_its_node(tmp_path: Path, execute: str, i
             async with loaded.opened() as instance:
                 await instance.generate()
     lines = [(line["event"], line["servable"], line["node"], line["stream"]) for line in logged]
-    said = ["imported", "initialized counter", "plain", "left open", "finalized"]
-    assert lines == [(text, "graph", "counter", "stdout") for text in said]
+    printed = ["imported", "initialized counter", "plain", "left open", "finalized"]
+    assert lines == [(text, "graph", "counter", "stdout") for text in printed]
 
 
 PACKAGES = """
@@ -469,10 +469,10 @@ async def test_node_has_the_packages_of_its_environment(tmp_path: Path) -> None:
     async with nodes(tmp_path, isolation=isolation) as made:
         node = await made.load(make_node(generative=True), PACKAGES)
         async with node.opened() as opened:
-            said = [text for call in await opened.generate() for _, _, text in call.texts]
+            printed = [text for call in await opened.generate() for _, _, text in call.texts]
             with capture_logs(), pytest.raises(Overloaded, match=r"^only here$") as raised:
                 await opened.run(b"x")
-    assert said == [
+    assert printed == [
         "No module named 'trio'",
         "fits no server",
         "No module named 'pydantic'",

@@ -21,7 +21,7 @@ from ovmstrio.isolation.isolated_code import CodeWorker, IsolatedCode, Isolation
 from ovmstrio.isolation.worker_process import WorkerExited
 from tests.support.graph_nodes import Node, Nodes, Opened, make_node, nodes
 from tests.support.graphs import handler
-from tests.support.obedient_program import PROGRAM
+from tests.support.scripted_worker import PROGRAM
 from tests.support.waits import WAIT_SECONDS, until_async
 
 MEMORY_LIMIT = 400 * 2**20
@@ -190,7 +190,7 @@ async def test_process_without_descriptors_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("action", ["segfault", "loop"])
-async def test_other_processes_of_the_node_go_on(tmp_path: Path, action: str) -> None:
+async def test_other_processes_of_the_node_continue(tmp_path: Path, action: str) -> None:
     isolation = Isolation(processes=2, limit_seconds=2)
     async with nodes(tmp_path, isolation=isolation) as made:
         node = await load(made, is_stream=False)

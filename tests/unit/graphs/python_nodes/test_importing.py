@@ -42,7 +42,7 @@ async def texts_of(folder: Path, files: dict[str, str], *handlers: str) -> list[
         ("import between", "between.NAME"),
     ],
 )
-async def test_handlers_import_modules_of_their_own_folder(tmp_path: Path, imports: str, expression: str) -> None:
+async def test_handlers_import_modules_of_their_folder(tmp_path: Path, imports: str, expression: str) -> None:
     files: dict[str, str] = {}
     for folder in ("a", "b"):
         files |= {
@@ -65,7 +65,7 @@ async def test_handler_file_has_any_name(tmp_path: Path, stem: str) -> None:
     assert {name: sys.modules.get(name) for name in before} == before
 
 
-async def test_module_beside_the_handler_precedes_an_installed_one(tmp_path: Path) -> None:
+async def test_module_in_the_folder_of_the_handler_precedes_an_installed_one(tmp_path: Path) -> None:
     files = {"handler.py": handler("import colorsys, calendar", "colorsys.NAME"), "colorsys.py": "NAME = 'mine'"}
     assert await texts_of(tmp_path, files, "handler.py") == ["mine"]
     import colorsys
@@ -73,7 +73,7 @@ async def test_module_beside_the_handler_precedes_an_installed_one(tmp_path: Pat
     assert hasattr(colorsys, "rgb_to_hls")
 
 
-async def test_module_beside_the_handler_imports_the_loaded_handler(tmp_path: Path) -> None:
+async def test_module_in_the_folder_of_the_handler_imports_the_loaded_handler(tmp_path: Path) -> None:
     files = {
         "handler.py": "NAME = 'once'\n" + handler("import other", "other.handler.NAME"),
         "other.py": "import handler",

@@ -46,10 +46,10 @@ async def test_initialize_gets_names_and_base_path(tmp_path: Path) -> None:
     """
     async with nodes(tmp_path) as made:
         node = await made.load(make_node(inputs=["B:b", "IN:in"], outputs=["Z:x", "Y:y"], generative=True), source)
-        ((_, _, said),) = await node.run_once()
+        ((_, _, outputs),) = await node.run_once()
     names = {"input_names": ["b", "in", "loopback"], "output_names": ["x", "y", "loopback"]}
     names["outputs_names"] = names["output_names"]
-    assert json.loads(said) == ["made", {"node_name": "node", "base_path": str(tmp_path), **names}]
+    assert json.loads(outputs) == ["made", {"node_name": "node", "base_path": str(tmp_path), **names}]
 
 
 @pytest.mark.parametrize("written", ["sub/handler.py", "./sub/../sub/handler.py", "sub\\handler.py", None])
@@ -201,8 +201,8 @@ async def test_nodes_of_one_file_have_separate_objects(tmp_path: Path) -> None:
     """
     async with nodes(tmp_path) as made:
         first, second = await made.load(source=source), await made.load(make_node(name="second"))
-        said = [await node.run_once() for node in (first, first, second)]
-    assert [text for ((_, _, text),) in said] == ["1", "2", "1"]
+        outputs = [await node.run_once() for node in (first, first, second)]
+    assert [text for ((_, _, text),) in outputs] == ["1", "2", "1"]
 
 
 def test_streams_carry_tensors_and_the_loopback_booleans() -> None:

@@ -19,7 +19,7 @@ from tests.support.waits import WAIT_SECONDS
 
 
 class _Rows(Op):
-    """Doubles rows such as ``1,2;3,4``.
+    """Op that doubles rows such as ``1,2;3,4``.
 
     A feed with 13 raises, one with 99 takes long, and one with 7 gets too few rows.
     """

@@ -81,7 +81,7 @@ async def test_branches_run_at_the_same_time(autojump_clock: MockClock) -> None:
 
 
 class _Failing(TextOp):
-    """Fails if its name is in its input."""
+    """Op that fails if its name is in its input."""
 
     async def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
         await trio.sleep(self.seconds)
@@ -269,7 +269,7 @@ async def test_an_op_that_cannot_run_ends_the_start(op: type[Op], message: str) 
 
 
 class _Blocking(Op):
-    """Blocks in a thread for ``wait``; its copies after the first start only if the test allows it."""
+    """Op that blocks in a thread for ``wait``; replicas after the first start only if the test allows it."""
 
     release: Gate
     may_start: threading.Event

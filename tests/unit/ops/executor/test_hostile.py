@@ -44,7 +44,7 @@ class Release:
         self()
 
 
-class _Untold(Exception):
+class _UnprintableError(Exception):
     def __str__(self) -> str:
         raise AttributeError("text")
 
@@ -71,7 +71,7 @@ DEEDS: Final[Mapping[str, Callable[[], Any]]] = {
     "generator": lambda: _raise(GeneratorExit()),
     "base": lambda: _raise(BaseException("no")),
     "group": lambda: _raise(BaseExceptionGroup("no", [SystemExit(1)])),
-    "untold": lambda: _raise(_Untold()),
+    "unprintable": lambda: _raise(_UnprintableError()),
     "none": lambda: None,
     "number": lambda: 7,
     "pair": lambda: ({"x": "pair"}, 1),
@@ -91,7 +91,7 @@ ASYNC_DEEDS: Final = sorted(set(DEEDS) - {"interrupt"})
 
 
 class Hostile(Op):
-    """Does in one of its hooks, in a thread, what a request's text says; the hook is told by ``where``."""
+    """Op whose hook ``where`` does in a thread what the text of the request says."""
 
     where: str = "preprocess"
     release: Release
@@ -123,7 +123,7 @@ class Hostile(Op):
 
 
 class AsyncHostile(Hostile):
-    """Does the same on the loop, and ignores its cancellation where it waits."""
+    """Op that does the same on the loop, and ignores cancellation where it waits."""
 
     async def _wait(self, hook: str, values: Any) -> None:
         waits = isinstance(values, dict) and values.get("x") == "wait"
@@ -207,7 +207,7 @@ async def test_requests_end_whatever_hooks_do(release: Release, make: type[Op], 
                 answers = await infer_all(executor, *(DEEDS if make is Hostile else ASYNC_DEEDS), "fine")
             assert answers["fine"].values == ["fine"]
             if where != "process":
-                raising = ("raise", "exit", "generator", "base", "group", "untold")
+                raising = ("raise", "exit", "generator", "base", "group", "unprintable")
                 assert {answers[text].err_no for text in raising} == {10000}
             assert (await infer(executor, "fine")).values == ["fine"]
             assert executor.in_flight == 0

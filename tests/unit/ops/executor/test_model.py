@@ -339,7 +339,7 @@ def plans(draw: st.DrawFn) -> Plan:
 
 @dataclass
 class _PlanRun:
-    """A plan, lived through; ``ends`` has what each request ended with, and how long it took."""
+    """Run of a plan; ``ends`` has the outcome and the duration of each request."""
 
     plan: Plan
     ends: list[list[tuple[str, int, str, float, float]]] = field(default_factory=list)
@@ -512,7 +512,7 @@ MOST_GROWTH_BYTES: Final = 16e6
 
 
 class _Adding(Op):
-    """Adds its inputs in batches; an input that begins with 1 fails in ``b``, one with 2 is late in ``c``."""
+    """Op that adds its inputs in batches; an input that begins with 1 fails in ``b``, one with 2 is late in ``c``."""
 
     async def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
         await trio.lowlevel.checkpoint()

@@ -133,7 +133,7 @@ async def test_a_model_runs_once_for_each_feed(text: str, expected: str, calls: 
 async def test_workers_set_the_attributes_that_hooks_read(model: Model | None, expected: str) -> None:
     def attributes(op: Any, inputs: Any) -> Any:
         client = type(op.client).__name__
-        text = f"{op.concurrency_idx} {op.with_serving} {client} {op._fetch_names} {op._log('said')}"  # noqa: SLF001 - services read both
+        text = f"{op.concurrency_idx} {op.with_serving} {client} {op._fetch_names} {op._log('said')}"  # noqa: SLF001 - services read both attributes
         return {"x": text}, True, None, ""
 
     values: dict[str, Any] = {} if model is None else {"fetch_list": ("y",)}

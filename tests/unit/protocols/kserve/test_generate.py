@@ -215,6 +215,6 @@ def test_an_output_of_a_custom_datatype_is_refused() -> None:
         _event(RawTensor("y", "words", (1,), b"a"))
 
 
-def test_an_error_is_an_event_of_its_own_type_and_an_internal_error_has_no_details() -> None:
+def test_an_error_event_has_its_type_and_an_internal_error_has_no_details() -> None:
     assert encode_error_event(GraphFailure("no\nluck")) == b'event: error\ndata: {"error":"no\\nluck"}\n\n'
     assert encode_error_event(KeyError("a secret")).startswith(b'event: error\ndata: {"error":"internal error')

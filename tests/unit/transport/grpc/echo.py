@@ -36,7 +36,7 @@ class BytesCodec(CodecBase):
 
 
 class Echo(ServiceBase):
-    """Echoes messages, and keeps what its handlers have seen.
+    """Echo service that records the calls of its handlers.
 
     Attributes:
         started: the paths of the calls that began.

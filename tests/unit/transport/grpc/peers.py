@@ -1,4 +1,4 @@
-"""A bare HTTP/2 client over streams in memory, for valid and for hostile frames."""
+"""Raw HTTP/2 client over in-memory streams, for valid and hostile frames."""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ from ovmstrio.transport.grpc.call import Call
 from ovmstrio.transport.grpc.limits import TransportLimits
 from ovmstrio.transport.grpc.messages import Inflater, MessageBuffer
 from ovmstrio.util.buffers import PiecedMessage
+from tests.support.error_memory import bytes_referenced_by
 from tests.support.examples import examples
-from tests.support.kept_by_errors import bytes_kept_by
 from tests.support.waits import WAIT_SECONDS
 from tests.unit.transport.grpc.bytes_client import HELLO, data, headers, message, request_headers
 from tests.unit.transport.grpc.echo import Echo
@@ -227,7 +227,7 @@ def test_an_inflation_error_does_not_keep_the_inflated_bytes(packed: bytes) -> N
             Inflation(packed, GZIP_BITS, 4 * MIB).finish()
         return caught.value
 
-    assert bytes_kept_by(refused) < MIB // 2
+    assert bytes_referenced_by(refused) < MIB // 2
 
 
 LARGE = 64 * 1024

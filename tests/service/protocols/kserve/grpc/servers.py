@@ -53,7 +53,7 @@ class Serving:
             await event.wait()
 
 
-class KeptCalls(CallObserver):
+class RecordedCalls(CallObserver):
     def __init__(self) -> None:
         self.events: list[CallEvent] = []
 

@@ -69,7 +69,7 @@ def _predict_answer(data: bytes) -> float:
     return float(array_of(answer.outputs["y"], "<f4")[0][0])
 
 
-DOORS = {"KServe": (INFER, _infer, _infer_answer), "TensorFlow": (_TENSORFLOW, _predict, _predict_answer)}
+INTERFACES = {"KServe": (INFER, _infer, _infer_answer), "TensorFlow": (_TENSORFLOW, _predict, _predict_answer)}
 
 
 @asynccontextmanager
@@ -98,9 +98,9 @@ async def _answers(peer: Peer, calls: list[int], read: Callable[[bytes], float])
 
 
 @pytest.mark.parametrize("coin", COINS)
-@pytest.mark.parametrize("door", DOORS)
-async def test_sequence_steps_of_one_read_run_in_order(tmp_path: Path, door: str, coin: str) -> None:
-    path, write, read = DOORS[door]
+@pytest.mark.parametrize("interface", INTERFACES)
+async def test_sequence_steps_of_one_read_run_in_order(tmp_path: Path, interface: str, coin: str) -> None:
+    path, write, read = INTERFACES[interface]
     async with connected(tmp_path) as peer:
         with scheduled(coin):
             for turn in range(5):
@@ -198,14 +198,14 @@ def _pipeline_infer(number: int) -> bytes:
     return bytes(request(model_name="uci", inputs=given).SerializeToString())
 
 
-PIPELINE_DOORS = {"Paddle Serving": (METHOD, _paddle), "KServe": (INFER, _pipeline_infer)}
+PIPELINE_INTERFACES = {"Paddle Serving": (METHOD, _paddle), "KServe": (INFER, _pipeline_infer)}
 
 
 @pytest.mark.parametrize("coin", COINS)
 @pytest.mark.parametrize("limits", [{}, {"max_concurrency": 1, "max_queue": 50}, {"max_concurrency": 3}], ids=str)
-@pytest.mark.parametrize("door", PIPELINE_DOORS)
-async def test_pipeline_requests_of_one_read_run_in_order(door: str, limits: dict[str, Any], coin: str) -> None:
-    path, write = PIPELINE_DOORS[door]
+@pytest.mark.parametrize("interface", PIPELINE_INTERFACES)
+async def test_pipeline_requests_of_one_read_run_in_order(interface: str, limits: dict[str, Any], coin: str) -> None:
+    path, write = PIPELINE_INTERFACES[interface]
     executor = EchoExecutor()
     async with serving_pipeline(executor, **limits) as running, open_peer(running.grpc[0]) as peer:
         with scheduled(coin):
@@ -335,7 +335,7 @@ async def test_requests_of_a_stream_to_a_model_are_queued_undecoded(
         read.append(request.id)
         return request
 
-    monkeypatch.setitem(grpc_codec._DECODERS, InferRequest, spy)  # noqa: SLF001 - decoding shows nowhere else
+    monkeypatch.setitem(grpc_codec._DECODERS, InferRequest, spy)  # noqa: SLF001 - decoding is not observable otherwise
     async with open_peer(serving.address) as peer:
         holder = peer.queue(INFER, _echo(block=1))
         await peer.flush()

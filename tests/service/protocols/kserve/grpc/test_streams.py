@@ -29,7 +29,7 @@ from tests.service.protocols.kserve.grpc.servers import (
     streaming_server,
 )
 from tests.support import ir
-from tests.support.api_clients import BothDoors, call, serving_both, with_channel
+from tests.support.api_clients import BothInterfaces, call, serving_both, with_channel
 from tests.support.servables import EXACT
 from tests.support.stub_registry import FIRST_TIMESTAMP, PassThrough
 from tests.support.waits import WAIT_SECONDS
@@ -279,7 +279,7 @@ async def test_a_unary_call_of_a_graph_is_answered_with_the_raw_output(streaming
 Request = message_class("inference.ModelInferRequest")
 
 
-class Gated(PassThrough):
+class GatedServable(PassThrough):
     def __init__(self, spec: ModelSpec, version: int) -> None:
         super().__init__(spec, version)
         self.gates: dict[Any, trio.Event] = defaultdict(trio.Event)
@@ -306,8 +306,8 @@ class Gated(PassThrough):
 
 @pytest.fixture
 async def served(tmp_path: Path) -> AsyncIterator[Serving]:
-    async def load(spec: ModelSpec, version: int, directory: Path) -> Gated:
-        return Gated(spec, version)
+    async def load(spec: ModelSpec, version: int, directory: Path) -> GatedServable:
+        return GatedServable(spec, version)
 
     (tmp_path / "echo" / "1").mkdir(parents=True)
     async with serving_grpc(load, [ModelSpec(name="echo", base_path=tmp_path / "echo")]) as server:
@@ -414,7 +414,7 @@ async def test_requests_of_a_client_that_leaves_are_cancelled(served: Serving) -
 
 
 @pytest.fixture
-async def sequences(tmp_path: Path) -> AsyncIterator[BothDoors]:
+async def sequences(tmp_path: Path) -> AsyncIterator[BothInterfaces]:
     base = ir.save(ir.accumulator(), tmp_path, "sums")
     async with serving_both([ModelSpec(name="sums", base_path=base, stateful=True, plugin_config=EXACT)]) as both:
         yield both
@@ -440,7 +440,7 @@ def drive(client: Any, module: Any, steps: list[tuple[int | str, float, bool, bo
 
 @pytest.mark.parametrize("identities", [(7, 8), ("0f8fad5b-d9cb-469f-a165-70867728950e", "größe"), (9, "nine")])
 async def test_two_sequences_are_interleaved_on_one_stream(
-    sequences: BothDoors, identities: tuple[int | str, int | str]
+    sequences: BothInterfaces, identities: tuple[int | str, int | str]
 ) -> None:
     one, two = identities
     steps = [
@@ -458,7 +458,7 @@ async def test_two_sequences_are_interleaved_on_one_stream(
     assert [each.decode() if isinstance(each, bytes) else int(each) for each in returned] == [one, two] * 3
 
 
-async def start_sequence(sequences: BothDoors, identity: int | str) -> Any:
+async def start_sequence(sequences: BothInterfaces, identity: int | str) -> Any:
     def work(client: Any, module: Any) -> Any:
         given = module.InferInput("x", [1, 2], "FP32")
         given.set_data_from_numpy(np.ones((1, 2), np.float32))
@@ -478,13 +478,13 @@ async def start_sequence(sequences: BothDoors, identity: int | str) -> Any:
     ],
 )
 async def test_texts_of_digits_are_numeric_sequence_ids(
-    sequences: BothDoors, identity: int | str, found: int | bytes
+    sequences: BothInterfaces, identity: int | str, found: int | bytes
 ) -> None:
     assert await start_sequence(sequences, identity) == [found]
     (alive,) = sequences.plane.sequences("sums", "", KSERVE_GRPC)
     assert alive.id == (found.decode() if isinstance(found, bytes) else found)
 
 
-async def test_a_sequence_id_has_at_most_256_characters(sequences: BothDoors) -> None:
+async def test_a_sequence_id_has_at_most_256_characters(sequences: BothInterfaces) -> None:
     with pytest.raises(InferenceServerException, match="a text of at most 256 characters"):
         await start_sequence(sequences, "x" * 257)

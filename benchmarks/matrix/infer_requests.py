@@ -20,11 +20,11 @@ from ovmstrio.encoding.messages import message_class
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from benchmarks.matrix.cells import Door
+    from benchmarks.matrix.cells import Interface
     from benchmarks.processes import Server
     from ovmstrio.core.tensor import Array
 
-__all__ = ["Asked", "MeasuredModel", "asked_over", "check_answer", "failure_of", "registered_memory"]
+__all__ = ["InferCall", "MeasuredModel", "check_answer", "failure_of", "infer_call", "registered_memory"]
 
 _INPUT, _OUTPUT = "ovmstrio_bench_in", "ovmstrio_bench_out"
 _OUTPUT_BYTES = 1 << 16
@@ -56,7 +56,7 @@ class MeasuredModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class InferCall:
     """A request: address, body file, headers, and whether it uses HTTP/1.1."""
 
     url: str
@@ -65,29 +65,29 @@ class Asked:
     is_http1: bool
 
 
-def asked_over(door: Door, target: MeasuredModel, server: HasPorts, folder: Path) -> Asked:
+def infer_call(interface: Interface, target: MeasuredModel, server: HasPorts, folder: Path) -> InferCall:
     """Write the body of the request and return the request."""
-    body = folder / f"{door}.body"
-    if door in {"gRPC", "shared memory"}:
-        body.write_bytes(_grpc(target) if door == "gRPC" else _grpc_beside(target))
+    body = folder / f"{interface}.body"
+    if interface in {"gRPC", "shared memory"}:
+        body.write_bytes(_grpc(target) if interface == "gRPC" else _grpc_shared_memory(target))
         url = f"http://127.0.0.1:{server.grpc}/inference.GRPCInferenceService/ModelInfer"
-        return Asked(url, body, ("content-type: application/grpc", "te: trailers"), is_http1=False)
+        return InferCall(url, body, ("content-type: application/grpc", "te: trailers"), is_http1=False)
     url = f"http://127.0.0.1:{server.rest}/v2/models/{target.model}/infer"
-    if door == "REST JSON":
+    if interface == "REST JSON":
         body.write_bytes(_json(target, {"data": target.array.ravel().tolist()}))
-        return Asked(url, body, ("content-type: application/json",), is_http1=True)
+        return InferCall(url, body, ("content-type: application/json",), is_http1=True)
     raw = target.array.tobytes()
     head = _json(target, {"parameters": {"binary_data_size": len(raw)}}, {"binary_data": True})
     body.write_bytes(head + raw)
     headers = "content-type: application/octet-stream", f"inference-header-content-length: {len(head)}"
-    return Asked(url, body, headers, is_http1=True)
+    return InferCall(url, body, headers, is_http1=True)
 
 
 def _grpc(target: MeasuredModel) -> bytes:
     return framed_infer_request(target.model, target.input, target.array)
 
 
-def _grpc_beside(target: MeasuredModel) -> bytes:
+def _grpc_shared_memory(target: MeasuredModel) -> bytes:
     request = message_class("inference.ModelInferRequest")(model_name=target.model)
     given = request.inputs.add(name=target.input, datatype="FP32", shape=target.array.shape)
     wanted = request.outputs.add(name=target.output)
@@ -103,19 +103,19 @@ def _json(target: MeasuredModel, content: dict[str, Any], output: dict[str, Any]
     return json.dumps({"inputs": [given], "outputs": [wanted]}).encode()
 
 
-def check_answer(asked: Asked) -> None:
+def check_answer(call: InferCall) -> None:
     """Send one call and exit if it fails, because the load generator does not see the gRPC status."""
-    if failure := failure_of(asked):
-        sys.exit(f"{asked.url}: {failure[:500]}")
+    if failure := failure_of(call):
+        sys.exit(f"{call.url}: {failure[:500]}")
 
 
-def failure_of(asked: Asked) -> str:
+def failure_of(call: InferCall) -> str:
     """Send one call; return the error, empty on success."""
-    content = asked.body.read_bytes()
-    parts = urlsplit(asked.url)
-    if asked.is_http1:
-        headers = dict(header.split(": ") for header in asked.headers)
-        answer = httpx.post(asked.url, content=content, headers=headers, timeout=_ANSWER_SECONDS)
+    content = call.body.read_bytes()
+    parts = urlsplit(call.url)
+    if call.is_http1:
+        headers = dict(header.split(": ") for header in call.headers)
+        answer = httpx.post(call.url, content=content, headers=headers, timeout=_ANSWER_SECONDS)
         return "" if answer.status_code == httpx.codes.OK else answer.text or str(answer.status_code)
     with grpc.insecure_channel(parts.netloc, _ANY_SIZE) as channel:
         try:

@@ -59,24 +59,24 @@ class _Slot:
 
 
 @asynccontextmanager
-async def _door(
+async def _handler(
     stream: _Stream, *, is_hot: bool = True, status: int = 200, slot: _Slot | None = None
 ) -> AsyncIterator[ClusterHttpHandler]:
     async def admit(_: str) -> Any:
         return slot
 
-    async def pour(_: HttpRequest) -> HttpAnswer:
+    async def stream_body(_: HttpRequest) -> HttpAnswer:
         return HttpAnswer(status, (), stream)
 
-    async def tell(_: HttpRequest) -> HttpAnswer:
+    async def return_body(_: HttpRequest) -> HttpAnswer:
         return HttpAnswer(200, (), b"whole")
 
     def refuse(error: Exception) -> HttpAnswer:
-        return json_response({"said": str(error)}, 400)
+        return json_response({"error": str(error)}, 400)
 
     rules = [
-        rule("/pour", "GET", pour, is_hot=is_hot, admit=admit, need=Permission.INFER),
-        rule("/whole", "GET", tell, need=Permission.INFER, refuse=refuse),
+        rule("/stream_body", "GET", stream_body, is_hot=is_hot, admit=admit, need=Permission.INFER),
+        rule("/whole", "GET", return_body, need=Permission.INFER, refuse=refuse),
     ]
     async with trio.open_nursery() as tasks:
         yield ClusterHttpHandler(Router(rules, OvmsRouteErrors(), has_limits=lambda: slot is not None), tasks, LIMIT)
@@ -97,8 +97,8 @@ async def _read_all(pieces: Any) -> bytes:
 
 async def test_a_stream_arrives_in_pieces_and_holds_its_slot_until_its_end(is_hot: bool) -> None:
     stream, slot = _Stream(100), _Slot()
-    async with _door(stream, is_hot=is_hot, slot=slot) as door:
-        head = await door.answer(_request("/pour"))
+    async with _handler(stream, is_hot=is_hot, slot=slot) as handler:
+        head = await handler.answer(_request("/stream_body"))
         assert slot.is_held
         assert (head.status, await _read_all(head.pieces)) == (200, b"piece " * 100)
         await stream.closed.wait()
@@ -108,8 +108,8 @@ async def test_a_stream_arrives_in_pieces_and_holds_its_slot_until_its_end(is_ho
 
 async def test_a_status_without_a_body_has_no_pieces() -> None:
     stream = _Stream(3)
-    async with _door(stream, status=204) as door:
-        head = await door.answer(_request("/pour"))
+    async with _handler(stream, status=204) as handler:
+        head = await handler.answer(_request("/stream_body"))
         assert (head.status, await _read_all(head.pieces)) == (204, b"")
         await stream.closed.wait()
 
@@ -117,20 +117,20 @@ async def test_a_status_without_a_body_has_no_pieces() -> None:
 @pytest.mark.parametrize("error", [trio.BrokenResourceError("the handler failed"), RuntimeError("unforeseen")])
 async def test_a_failed_stream_is_reported_as_broken_and_ends_alone(error: Exception, is_hot: bool) -> None:
     stream = _Stream(2, error)
-    async with _door(stream, is_hot=is_hot) as door:
-        head = await door.answer(_request("/pour"))
+    async with _handler(stream, is_hot=is_hot) as handler:
+        head = await handler.answer(_request("/stream_body"))
         assert head.pieces is not None
         assert [await head.pieces.receive() for _ in range(2)] == [b"piece "] * 2
         with pytest.raises(trio.BrokenResourceError, match="incomplete response"):
             await head.pieces.receive()
         await stream.closed.wait()
-        assert (await door.answer(_request("/whole"))).body == b"whole"
+        assert (await handler.answer(_request("/whole"))).body == b"whole"
 
 
 async def test_a_stream_without_a_reader_is_closed(is_hot: bool) -> None:
     stream = _Stream(10_000)
-    async with _door(stream, is_hot=is_hot) as door:
-        head = await door.answer(_request("/pour"))
+    async with _handler(stream, is_hot=is_hot) as handler:
+        head = await handler.answer(_request("/stream_body"))
         assert head.pieces is not None
         del head
         gc.collect()
@@ -139,9 +139,9 @@ async def test_a_stream_without_a_reader_is_closed(is_hot: bool) -> None:
 
 
 async def test_refusals_have_the_format_of_their_path() -> None:
-    async with _door(_Stream(0)) as door:
+    async with _handler(_Stream(0)) as handler:
         error = NotSupported("not here")
-        refused = await door.refuse(_request("/whole?x=1"), error)
-        assert (refused.status, orjson.loads(refused.body)) == (400, {"said": "not here"})
-        nowhere = await door.refuse(_request("/nowhere"), error)
+        refused = await handler.refuse(_request("/whole?x=1"), error)
+        assert (refused.status, orjson.loads(refused.body)) == (400, {"error": "not here"})
+        nowhere = await handler.refuse(_request("/nowhere"), error)
         assert (nowhere.status, orjson.loads(nowhere.body)) == (501, {"error": "not here"})

@@ -1,4 +1,4 @@
-"""Memory that an error keeps alive through the frames of its traceback."""
+"""Measurement of the memory that an error references through the frames of its traceback."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import tracemalloc
 from collections.abc import Callable
 
 
-def bytes_kept_by(refused: Callable[[], BaseException]) -> int:
+def bytes_referenced_by(refused: Callable[[], BaseException]) -> int:
     """Return how much more memory is in use while the error of ``refused`` is held."""
     tracemalloc.start()
     try:

@@ -1,4 +1,4 @@
-"""Tiny models that speak in levels, in the forms of SpeechT5, Kokoro and Piper: tests hear what was said.
+"""Tiny speech models in the formats of SpeechT5, Kokoro and Piper; tests decode the letters from signal levels.
 
 SpeechT5 speaks :data:`T5_SAMPLES` for each byte of a text, all as loud as the mean of the speaker's embedding; Kokoro
 and Piper speak a level for each phoneme, which is its number in parts of :data:`LEVELS`.

@@ -1,4 +1,4 @@
-"""Runs the client of Paddle Serving itself against a server; a script, started in a process of its own.
+"""Script that runs the original client of Paddle Serving against a server.
 
 Arguments: the folder of the original package, the server's address, and what to send.  Prints what came as JSON.  Only
 the client's own modules are loaded: the package would want Paddle, and its messages are as old as their compiler.

@@ -1,4 +1,4 @@
-"""One attack on a server of its own: what the neighbour notices, and what it costs the server."""
+"""Measurement of an attack on a server: latency of a concurrent client, CPU time and memory of the server."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ import numpy as np
 import psutil
 
 from benchmarks.requests import framed_infer_request
+from tests.attacks.attacked_server import BIG, INFER, TRIVIAL, Ports, write_attacked
 from tests.attacks.attacks import ATTACKS
-from tests.attacks.served import BIG, INFER, TRIVIAL, Ports, write_attacked
 from tests.support.bare_http2 import BareConnection
 from tests.support.processes import serving
 
@@ -52,7 +52,7 @@ class Latencies:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Measurement:
     attack: str
     outcome: str
     quiet: Latencies
@@ -130,7 +130,7 @@ def neighbour(ports: Ports, latencies: list[float], *, model: str = TRIVIAL) -> 
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            assert process.stdout.readline() == "asking\n", "the neighbour could not ask"
+            assert process.stdout.readline() == "started\n", "the neighbour did not start"
             yield
             output, _ = process.communicate(timeout=ATTACK_SECONDS)
             assert process.returncode == 0, "the neighbour was refused"
@@ -169,11 +169,11 @@ def _attack(name: str, ports: Ports) -> tuple[str, float]:
     done = subprocess.run(command, capture_output=True, text=True, timeout=ATTACK_SECONDS, check=False)
     seconds = time.monotonic() - started
     threading.Event().wait(max(0.0, SHORTEST_SECONDS - seconds))
-    said = (done.stdout or done.stderr).strip().splitlines()
-    return said[-1] if said else "", seconds
+    output = (done.stdout or done.stderr).strip().splitlines()
+    return output[-1] if output else "", seconds
 
 
-def measure(name: str, folder: Path, *, quiet_seconds: float = QUIET_SECONDS) -> Measured:
+def measure(name: str, folder: Path, *, quiet_seconds: float = QUIET_SECONDS) -> Measurement:
     attack = ATTACKS[name]
     config = write_attacked(folder, graph_keys=attack.graph_keys)
     options = ["--config_path", str(config), *attack.options]
@@ -191,4 +191,4 @@ def measure(name: str, folder: Path, *, quiet_seconds: float = QUIET_SECONDS) ->
         attacked = Latencies.of(latencies)
         used = watch.cpu_seconds - cpu
         after = watch.settled_mb(before * GROWTH)
-        return Measured(name, outcome, quiet, attacked, seconds, used, before, watch.peak_mb, after)
+        return Measurement(name, outcome, quiet, attacked, seconds, used, before, watch.peak_mb, after)

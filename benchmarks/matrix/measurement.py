@@ -10,23 +10,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.matrix.alone import openvino_alone
 from benchmarks.matrix.cells import Cell
-from benchmarks.matrix.doors import MeasuredModel, asked_over, check_answer, registered_memory
+from benchmarks.matrix.infer_requests import MeasuredModel, check_answer, infer_call, registered_memory
 from benchmarks.matrix.load import LoadFigures, load
 from benchmarks.matrix.networks import input_of, network
+from benchmarks.matrix.openvino_baseline import openvino_alone
 from benchmarks.models import trivial, write_repository
 from benchmarks.processes import ovms
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from benchmarks.matrix.alone import OpenVinoAlone
     from benchmarks.matrix.cells import Grid, ModelCase
-    from benchmarks.matrix.doors import Asked
+    from benchmarks.matrix.infer_requests import InferCall
+    from benchmarks.matrix.openvino_baseline import OpenVinoAlone
     from benchmarks.processes import Server
 
-__all__ = ["SETTLING_SECONDS", "Measured", "measure"]
+__all__ = ["SETTLING_SECONDS", "Measurement", "measure"]
 
 _MODEL = "measured"
 _CYCLES = 2.5
@@ -38,7 +38,7 @@ _ROUNDS_THAT_ALL_COUNT = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Measurement:
     """Rounds of one cell: results of the server and of OpenVINO alone."""
 
     rounds: tuple[tuple[LoadFigures, float], ...]
@@ -73,43 +73,43 @@ def measure(grid: Grid) -> Iterator[dict[str, dict[str, Any]]]:
         yield {str(cell): measured.summary() for cell, measured in _of_model(case, grid).items()}
 
 
-def _of_model(case: ModelCase, grid: Grid) -> dict[Cell, Measured]:
+def _of_model(case: ModelCase, grid: Grid) -> dict[Cell, Measurement]:
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         target, config = _write(case, folder)
         server = stack.enter_context(ovms(config, "--allow_shared_memory"))
         alone = stack.enter_context(openvino_alone(folder / _MODEL / "1" / "model.xml", case.settings))
         stack.enter_context(registered_memory(target, server))
-        asked = {door: asked_over(door, target, server, folder) for door in grid.doors}
-        return _rounds(case, grid, asked, server, alone)
+        calls = {interface: infer_call(interface, target, server, folder) for interface in grid.interfaces}
+        return _rounds(case, grid, calls, server, alone)
 
 
 def _write(case: ModelCase, folder: Path) -> tuple[MeasuredModel, Path]:
     model = network(case.size, is_dynamic=case.is_dynamic)
-    beside = {f"neighbour{number}": trivial() for number in range(case.neighbours)}
+    neighbours = {f"neighbour{number}": trivial() for number in range(case.neighbours)}
     name, array = input_of(model)
     (output,) = model.outputs
     settings = {_MODEL: case.settings}
     return MeasuredModel(_MODEL, name, array, output.any_name), write_repository(
-        folder, {_MODEL: model, **beside}, settings
+        folder, {_MODEL: model, **neighbours}, settings
     )
 
 
 def _rounds(
-    case: ModelCase, grid: Grid, asked: dict[Any, Asked], server: Server, alone: OpenVinoAlone
-) -> dict[Cell, Measured]:
+    case: ModelCase, grid: Grid, calls: dict[Any, InferCall], server: Server, alone: OpenVinoAlone
+) -> dict[Cell, Measurement]:
     """Measure all interfaces alternately, so that other load affects all of them."""
-    for each in asked.values():
+    for each in calls.values():
         check_answer(each)
         load(each, 1, 0.2, server.process)
     taken: dict[Cell, list[tuple[LoadFigures, float]]] = {}
     for concurrency in sorted(grid.concurrencies):
         if case.hint == "default" and concurrency == min(each for each in grid.concurrencies if each > 1):
-            load(next(iter(asked.values())), concurrency, SETTLING_SECONDS, server.process)
+            load(next(iter(calls.values())), concurrency, SETTLING_SECONDS, server.process)
         for _ in range(grid.rounds):
             bare = alone.rate(max(grid.seconds / 2, _INFERENCES_ALONE * case.seconds))
             seconds = max(grid.seconds, _CYCLES * concurrency * case.seconds)
-            for door, each in asked.items():
+            for interface, each in calls.items():
                 figures = load(each, concurrency, seconds, server.process)
-                taken.setdefault(Cell(case, door, concurrency), []).append((figures, bare))
-    return {cell: Measured(tuple(rounds)) for cell, rounds in taken.items()}
+                taken.setdefault(Cell(case, interface, concurrency), []).append((figures, bare))
+    return {cell: Measurement(tuple(rounds)) for cell, rounds in taken.items()}

@@ -23,7 +23,7 @@ class Ports(NamedTuple):
 INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
 TRIVIAL: Final = "trivial"
 BIG: Final = "big"
-"""A model whose answer has :data:`BIG_BYTES`, whatever it is asked."""
+"""A model whose answer has :data:`BIG_BYTES` for any request."""
 BIG_BYTES: Final = 16 * 2**20
 SLEEPER: Final = "sleeper"
 """A handler that takes a tenth of a second, four calls at once."""
@@ -84,7 +84,7 @@ def write_attacked(folder: Path, *, graph_keys: dict[str, dict[str, Any]] | None
     write_project(folder / SLEEPER, _SLEEPER, threads_per_process=4, max_concurrency=8)
     graphs = [_write_graph(folder, name, body) | (graph_keys or {}).get(name, {}) for name, body in _NODES.items()]
     document = {
-        # Few requests, so that all of them have their buffers before anybody looks at the memory.
+        # Few requests, so that all buffers are allocated before the memory is measured.
         "model_config_list": [
             {"config": {"name": name, "base_path": path, "nireq": 2}} for name, path in paths.items()
         ],

@@ -1,4 +1,4 @@
-"""The program of a worker process whose first model spoils what the second one needs."""
+"""Program of a worker process that aborts when it loads its second model."""
 
 from __future__ import annotations
 

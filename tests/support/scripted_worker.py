@@ -1,4 +1,4 @@
-"""A program of a worker process that does what it is asked."""
+"""Program of a worker process that executes the commands of a test: echo, log, hang, exit, die."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import trio
 
 from ovmstrio.isolation.worker_program import WorkRequest, WorkRequests, exit_now, run_program
 
-PROGRAM = "tests.support.obedient_program"
+PROGRAM = "tests.support.scripted_worker"
 
 
-async def _obey(request: WorkRequest) -> None:
+async def _handle(request: WorkRequest) -> None:
     match request.value:
         case ["echo", value]:
             await request.answer(value)
@@ -52,7 +52,7 @@ async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
         os.close(first.descriptor)
     logging.getLogger().addHandler(requests.log_forwarder())
     await first.answer([what, os.getpid(), os.getpgid(0)])
-    await requests.handle_all(_obey)
+    await requests.handle_all(_handle)
 
 
 def main() -> None:
