@@ -73,7 +73,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("two", {"ingress": {"group": "ingress"}}, ""),
     ("two", {"ingress": {"replicas": 2}}, ""),
     ("one", {"settings": {"max_message_size": "much"}}, "settings.max_message_size: the value cannot be used"),
-    ("one", {"settings": {"max_message_size": 1}}, "(expected an integer of 1024 or more, found 1)"),
+    ("one", {"settings": {"max_message_size": 1}}, "(expected an integer of 1024 to 2147483647, found 1)"),
     ("one", {"settings": {"port": 1}}, "settings not supported in a replica: port"),
     ("one", {"setting": {}}, "setting: the value cannot be used (expected one of config, settings, ingress"),
     ("one", {"ingress": []}, "ingress: the value cannot be used"),
