@@ -169,8 +169,14 @@ async def test_initialize_that_does_not_end_is_not_finalized(tmp_path: Path) -> 
         made.write("held_up.py", "import threading\nstarted, gate = threading.Event(), threading.Event()")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(made.load, None, source)
-            # A copy, because the thread of the load changes sys.modules.
-            await until_async(lambda: [each for each in list(sys.modules) if each.endswith(".held_up")])
+            # A copy, because the thread of the load changes sys.modules; a module is there before its names are.
+            await until_async(
+                lambda: [
+                    name
+                    for name, each in list(sys.modules.items())
+                    if name.endswith(".held_up") and hasattr(each, "gate")
+                ]
+            )
             (held_up,) = [sys.modules[each] for each in list(sys.modules) if each.endswith(".held_up")]
             await until_async(held_up.started.is_set)
             nursery.cancel_scope.cancel()
