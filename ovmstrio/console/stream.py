@@ -71,15 +71,15 @@ class _Frame:
 class FrameMaker:
     """Maker of the frames that all viewers share."""
 
-    def __init__(self, plane: DataPlane, gathering: ConsoleAggregator) -> None:
+    def __init__(self, plane: DataPlane, aggregator: ConsoleAggregator) -> None:
         self._plane = plane
-        self._gathering = gathering
+        self._gathering = aggregator
         self._frame: _Frame | None = None
         self._made_at = float("-inf")
         self._processes: dict[int, _WorkerCounts] = {}
         self._figures: dict[str, dict[str, Any]] = {}
         self._rows: dict[str, dict[str, Any]] = {}
-        self._history = gathering.history
+        self._history = aggregator.history
         self._making = trio.Lock()
 
     @property

@@ -94,7 +94,7 @@ class StatefulServable(NetworkServable):
         network = self._network
         if network is None:
             raise trio.ClosedResourceError
-        async with self._manager.turn(control, by_default=by_default) as sequence:
+        async with self._manager.turn(control, is_default_version=by_default) as sequence:
             change = StateChange(self._variables, sequence.state, keep=not control.end)
             results = await network.infer(tuple(arrays.values()), change, request.event, request.most_bytes)
             outputs = named_outputs(network.signature, results)

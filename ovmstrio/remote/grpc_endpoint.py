@@ -481,7 +481,7 @@ class GrpcEndpoint:
                 self._remote_address,
                 self._tls,
                 server_name=self._spec.tls.server_name,
-                seconds=self._spec.connect_seconds,
+                timeout_seconds=self._spec.connect_seconds,
             )
             connection = RemoteConnection(stream)
             await self._tasks.start(connection.run)

@@ -103,9 +103,9 @@ class GrpcFrontEnd(AddressFrontEnd):
         self._server = GrpcServer(
             services,
             Codec(),
-            further=further,
+            fallback_routes=further,
             limits=limits,
-            pending=pending,
+            send_budget=pending,
             observer=observer,
             trusted_proxies=trusted_proxies,
             revocable_streams=None if gate is None else gate.revocable_streams,
@@ -283,7 +283,7 @@ def rest_front_end(
     pending: SendBudget,
     gate: Gate | None,
     *,
-    past: RecentHistory | None,
+    history: RecentHistory | None,
     observer: RequestObserver | None,
 ) -> RestFrontEnd:
     """Create the REST front end."""
@@ -302,7 +302,7 @@ def rest_front_end(
         root=plan.root,
         openai_errors=settings.openai_errors,
         console=settings.console,
-        past=past,
+        past=history,
     )
 
 

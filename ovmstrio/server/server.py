@@ -258,7 +258,7 @@ async def serve(
 
 async def serve_plan(
     plan: Plan,
-    hosting: WorkerProcessContext | None = None,
+    worker_context: WorkerProcessContext | None = None,
     *,
     handle_signals: bool = True,
     task_status: trio.TaskStatus[Running] = trio.TASK_STATUS_IGNORED,
@@ -268,15 +268,18 @@ async def serve_plan(
     Raises:
         ConfigError: the service at the root cannot be loaded, or as :func:`serve`.
     """
-    ledger = None if hosting is None else hosting.ledger
+    ledger = None if worker_context is None else worker_context.ledger
     async with WRITER.in_thread(), trace_calls(is_watched=_has_console(plan)) as traces:
         access = await open_credentials(plan.settings, ledger, traces.start_root_span)
         with open_access_log(plan.settings.access_log) as lines:
             server = _Server(
-                plan, hosting or WorkerProcessContext(), access, replace(traces, requests=(*traces.requests, *lines))
+                plan,
+                worker_context or WorkerProcessContext(),
+                access,
+                replace(traces, requests=(*traces.requests, *lines)),
             )
             try:
-                await server.live(hosting, handle_signals=handle_signals, task_status=task_status)
+                await server.live(worker_context, handle_signals=handle_signals, task_status=task_status)
             finally:
                 await _wait_for_abandoned_loads()
     return server.ended_gently
@@ -340,8 +343,8 @@ class _Server:
                 *traces.calls,
             ),
             metrics=self._metrics,
-            obstacle=hosting.obstacle,
-            most_answer_bytes=plan.settings.max_message_size,
+            unready_reason=hosting.obstacle,
+            max_response_bytes=plan.settings.max_message_size,
             admission=self._admission,
             regions=ClientRegions(is_allowed=plan.settings.allow_shared_memory),
             control=self._control,
@@ -399,7 +402,10 @@ class _Server:
             return None
         first = [name.strip() for name in (self._settings.load_model or "").split(",") if name.strip()]
         return ModelControl(
-            self._registry, cache_dir=cache_directory(self._settings), first=first, keeps_before=self._hosting.is_part
+            self._registry,
+            cache_dir=cache_directory(self._settings),
+            initial_names=first,
+            can_undo=self._hosting.is_part,
         )
 
     def _make_load_context(self, lease: ServableLookup, tasks: trio.Nursery, **dependencies: Any) -> LoadContext:
@@ -437,7 +443,7 @@ class _Server:
             front_ends["gRPC"] = made.grpc_front_end(plane, plan, self._pending, gate, self._request_observer)
         if plan.rest:
             front_ends["REST"] = made.rest_front_end(
-                plane, plan, self._pending, gate, past=self._history, observer=self._request_observer
+                plane, plan, self._pending, gate, history=self._history, observer=self._request_observer
             )
         if plan.metrics:
             front_ends["metrics"] = made.metrics_front_end(plane, gate)

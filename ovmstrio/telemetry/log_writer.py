@@ -339,9 +339,9 @@ class LogWriter:
         dropped: lines dropped since the process started.
     """
 
-    def __init__(self, most_characters: int = _MAX_QUEUED_CHARACTERS, flush_seconds: float = _FLUSH_SECONDS) -> None:
+    def __init__(self, max_characters: int = _MAX_QUEUED_CHARACTERS, flush_seconds: float = _FLUSH_SECONDS) -> None:
         self.dropped = 0
-        self._most_characters = most_characters
+        self._most_characters = max_characters
         self._flush_seconds = flush_seconds
         # Re-entrant, as a finalizer may log while its thread holds the lock.
         self._changed = threading.Condition(threading.RLock())

@@ -640,15 +640,15 @@ class RerankModel(TextEncoderService):
     Args:
         rows: returns one score per row.
         template: special tokens of a query-document pair.
-        most_chunks: maximum chunks of a request's documents together.
+        max_chunks: maximum chunks of a request's documents together.
     """
 
     def __init__(
-        self, name: str, texts: RowBuilder, rows: RowEncoder, template: SpecialTokenTemplate, most_chunks: int
+        self, name: str, texts: RowBuilder, rows: RowEncoder, template: SpecialTokenTemplate, max_chunks: int
     ) -> None:
         super().__init__(name, Task.RERANK, texts, rows)
         self._template = template
-        self._most_chunks = most_chunks
+        self._most_chunks = max_chunks
 
     async def rerank(self, query: str, documents: Sequence[str]) -> tuple[list[float], int]:
         """Return a score from 0 to 1 per document, and the number of tokens read.
@@ -822,7 +822,9 @@ async def _load(
 
 def _texts(spec: TextModelSpec, parts: _LoadedParts) -> RowBuilder:
     tokenizer = parts.tokenizer
-    tokens = AsyncTokenizer(Network(tokenizer.compiled, fills_cores=False), tokenizer.special_tokens, tokenizer.pad_id)
+    tokens = AsyncTokenizer(
+        Network(tokenizer.compiled, uses_all_cores=False), tokenizer.special_tokens, tokenizer.pad_id
+    )
     return RowBuilder(tokens, parts.folder, truncate=spec.truncate)
 
 

@@ -424,8 +424,8 @@ class RemoteEngine:
     Args:
         owner: index of the worker that runs the engine.
         key: key under which the owner exports it.
-        heard: called with each engine message for this worker.
-        lost: called with the reason when the engine has ended.
+        on_message: called with each engine message for this worker.
+        on_exit: called with the reason when the engine has ended.
 
     Attributes:
         facts: facts of the loaded model.
@@ -437,8 +437,8 @@ class RemoteEngine:
         engines: EngineDirectory,
         owner: int,
         key: str,
-        heard: Callable[[Any], None],
-        lost: Callable[[str], None],
+        on_message: Callable[[Any], None],
+        on_exit: Callable[[str], None],
     ) -> None:
         self.facts: dict[str, Any] = {}
         self.obstacle = _STARTING
@@ -446,8 +446,8 @@ class RemoteEngine:
         self._engines = engines
         self._owner = owner
         self._key = key
-        self._on_message_callback = heard
-        self._on_exit_callback = lost
+        self._on_message_callback = on_message
+        self._on_exit_callback = on_exit
         self._changes = trio.lowlevel.ParkingLot()
         self._started: trio.TaskStatus[None] | None = None
         self._generation = 0

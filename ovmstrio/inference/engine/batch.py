@@ -684,9 +684,9 @@ class BlockAdmission(Generic[T]):
     Without a user limit, an answer reserves a margin over the recent average; the library suspends sequences if needed.
     """
 
-    def __init__(self, room: BlockCapacity, most_waiting: int) -> None:
+    def __init__(self, room: BlockCapacity, max_queue: int) -> None:
         self._room = room
-        self._most_waiting = most_waiting
+        self._most_waiting = max_queue
         self._queue: deque[tuple[T, BlockDemand]] = deque()
         self._reserved: dict[int, tuple[int, int]] = {}
         self._average_tokens = float(_INITIAL_ANSWER_TOKENS)

@@ -81,11 +81,11 @@ class SequenceManager:
     def __iter__(self) -> Iterator[Sequence]:
         return iter(tuple(self._sequences.values()))
 
-    def turn(self, control: SequenceControl, *, by_default: bool = True) -> SequenceTurn:
+    def turn(self, control: SequenceControl, *, is_default_version: bool = True) -> SequenceTurn:
         """Return a context manager that waits for the request's turn in its sequence."""
-        return SequenceTurn(self, control, by_default=by_default)
+        return SequenceTurn(self, control, by_default=is_default_version)
 
-    def admit(self, control: SequenceControl, *, by_default: bool) -> Sequence:
+    def admit(self, control: SequenceControl, *, is_default_version: bool) -> Sequence:
         """Find or create the sequence of a request, and mark it if this is its last request.
 
         Raises:
@@ -95,9 +95,9 @@ class SequenceManager:
             TooManySequences: the capacity is reached.
         """
         if control.start:
-            sequence = self._start(control.id, by_default=by_default)
+            sequence = self._start(control.id, by_default=is_default_version)
         else:
-            found = self._sequences.get(control.id) or self._find(control.id, by_default=by_default)
+            found = self._sequences.get(control.id) or self._find(control.id, by_default=is_default_version)
             if found is None or found.ending:
                 raise SequenceMissing(_MISSING)
             sequence = found
@@ -206,7 +206,7 @@ class SequenceTurn:
 
         Cancellation: only while another request has the turn; the request leaves the queue.
         """
-        sequence = self._sequence = self._manager.admit(self._control, by_default=self._by_default)
+        sequence = self._sequence = self._manager.admit(self._control, is_default_version=self._by_default)
         if sequence.is_busy:
             await self._wait(sequence)
         sequence.is_busy = True

@@ -135,15 +135,15 @@ class IsolatedNode:
 
         worker = WorkerProcess(
             _PROGRAM,
-            calls_at_once=MAX_CONCURRENT_CALLS,
+            max_concurrent_calls=MAX_CONCURRENT_CALLS,
             grace_seconds=self._grace_seconds,
-            stuck=stuck,
-            names={"node": self.identity.name},
+            on_stuck=stuck,
+            log_fields={"node": self.identity.name},
         )
         self._workers = {worker, *(one for one in self._workers if not one.ended.is_set())}
         first = {"path": str(self.identity.path), "name": self.identity.name, "params": dict(self._params)}
         try:
-            opened = await worker.start(self._nursery, first, buried=partial(self._replace, worker))
+            opened = await worker.start(self._nursery, first, on_exit=partial(self._replace, worker))
         except OSError as error:
             raise self.identity.unusable(
                 "NODE_LIBRARY_INITIALIZE_FAILED", f"its process cannot be started ({error})"

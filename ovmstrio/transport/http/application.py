@@ -388,9 +388,9 @@ class _Connection(TCPServer):
 class ApplicationServer:
     """Runs the Quart application on accepted connections."""
 
-    def __init__(self, app: QuartTrio, ending: ShutdownState, receive_seconds: float) -> None:
+    def __init__(self, app: QuartTrio, shutdown: ShutdownState, receive_seconds: float) -> None:
         self._app: Any = ASGIWrapper(app)
-        self._ending = ending
+        self._ending = shutdown
         self._receive_seconds = receive_seconds
         self._config = Config()
         self._config.include_server_header = False

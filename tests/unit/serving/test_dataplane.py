@@ -273,7 +273,7 @@ class _Process:
     def __init__(self, folder: Path, *names: str) -> None:
         self.loader = StubLoader()
         self.registry = registry_of(self.loader)
-        self.control = ModelControl(self.registry, keeps_before=True)
+        self.control = ModelControl(self.registry, can_undo=True)
         self.specs = [ModelSpec(name=name, base_path=folder / name) for name in names]
         self.siblings: _Peer | None = None
 

@@ -243,7 +243,7 @@ async def test_a_thread_writes_all_lines_in_order_before_it_ends() -> None:
 
 
 async def test_lines_beyond_the_buffer_are_dropped_and_counted() -> None:
-    sink, writer = _SlowSink(), LogWriter(most_characters=1000)
+    sink, writer = _SlowSink(), LogWriter(max_characters=1000)
     outlet = LogOutlet(sink, writer)
     log = _logger_to(outlet)
     async with writer.in_thread():
