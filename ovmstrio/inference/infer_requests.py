@@ -91,15 +91,15 @@ class CompletionQueue:
         self._token = trio.lowlevel.current_trio_token()
         self.has_begun = True
 
-    def configure(self, side_by_side: int, streams: int) -> None:
+    def configure(self, concurrency: int, streams: int) -> None:
         """Set the number of concurrent inferences and streams."""
-        self.side_by_side = side_by_side
+        self.side_by_side = concurrency
         self._stream_ends = deque([0.0] * max(1, streams), maxlen=max(1, streams))
 
-    def set_batching(self, seconds: float, most: int, *, has_waiting_calls: bool) -> None:
+    def set_batching(self, seconds: float, limit: int, *, has_waiting_calls: bool) -> None:
         """Set the batch size of completions from the average device time of an inference."""
         late = _MAX_DELAY_SECONDS_CROWDED if has_waiting_calls else _MAX_DELAY_SECONDS
-        self.most_waiting = min(most, int(late * self.side_by_side / max(seconds, _MIN_DEVICE_SECONDS)))
+        self.most_waiting = min(limit, int(late * self.side_by_side / max(seconds, _MIN_DEVICE_SECONDS)))
 
     def ends(self, now: float) -> float:
         """Record the end of an inference; return when its stream finished the previous one (``perf_counter``).
@@ -423,14 +423,14 @@ class Slot:
             copies.append(copy if copy.dtype == spec.datatype.numpy else copy.view(spec.datatype.numpy))
         return copies
 
-    def _cut_outputs(self, tensors: Sequence[ov.Tensor], most_bytes: float, cuts: OutputSlices) -> list[Array]:
+    def _cut_outputs(self, tensors: Sequence[ov.Tensor], max_bytes: float, output_slices: OutputSlices) -> list[Array]:
         specs = self._signature.outputs
         views = [
-            slice_output(tensor_view(tensor, spec), cuts.get(position, ()), spec.name)
+            slice_output(tensor_view(tensor, spec), output_slices.get(position, ()), spec.name)
             for position, (tensor, spec) in enumerate(zip(tensors, specs, strict=True))
         ]
-        if (size := sum([view.nbytes for view in views])) > most_bytes:
-            raise PayloadTooLarge.of_outputs(size, most_bytes)
+        if (size := sum([view.nbytes for view in views])) > max_bytes:
+            raise PayloadTooLarge.of_outputs(size, max_bytes)
         return [view.copy(order="C") for view in views]
 
     @property

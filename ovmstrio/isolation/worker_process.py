@@ -195,9 +195,9 @@ _MEMORY_CHECK_SECONDS: Final = 0.05
 class WorkerExited(Exception):
     """The worker process has exited or takes no more requests; ``was_called`` tells whether it received the request."""
 
-    def __init__(self, why: str, *, was_called: bool) -> None:
-        super().__init__(why)
-        self.why = why or "has ended"
+    def __init__(self, reason: str, *, was_called: bool) -> None:
+        super().__init__(reason)
+        self.why = reason or "has ended"
         self.was_called = was_called
 
 
@@ -343,7 +343,7 @@ class WorkerProcess:
             self.kill()
             raise
 
-    async def _run_process(self, buried: Callable[[], Awaitable[None]], *, task_status: trio.TaskStatus[None]) -> None:
+    async def _run_process(self, on_exit: Callable[[], Awaitable[None]], *, task_status: trio.TaskStatus[None]) -> None:
         lifeline, kept_open = os.pipe()
         try:
             server_socket, program_socket = packet_pair()
@@ -381,7 +381,7 @@ class WorkerProcess:
             for samples in self._samples.values():
                 samples.done.set()
             self.ended.set()
-        await buried()
+        await on_exit()
 
     def _send_log_levels(self) -> None:
         if self._channel is not None and self._names is not None:

@@ -384,7 +384,7 @@ def pack_response(data: ChannelData, *, as_tensors: bool = False) -> PipelineRes
     output = data.parse()
     if data.datatype == ARRAYS:
         if as_tensors:
-            _pack_tensors(response, output, stays_array=data.keeps_arrays)
+            _pack_tensors(response, output, keep_array=data.keeps_arrays)
         else:
             _pack_printed(response, output)
     else:
@@ -399,11 +399,11 @@ def _pack_printed(response: PipelineResponse, output: Mapping[str, Any]) -> None
             response.values.append(repr(value))
 
 
-def _pack_tensors(response: PipelineResponse, output: Mapping[str, Any], *, stays_array: bool) -> None:
+def _pack_tensors(response: PipelineResponse, output: Mapping[str, Any], *, keep_array: bool) -> None:
     for name, value in output.items():
         owner = name.removesuffix(LOD_SUFFIX)
         if owner == name or owner not in output:
-            response.tensors.append(from_array(name, value, output.get(name + LOD_SUFFIX), keep_array=stays_array))
+            response.tensors.append(from_array(name, value, output.get(name + LOD_SUFFIX), keep_array=keep_array))
 
 
 def _pack_texts(response: PipelineResponse, output: Mapping[str, Any]) -> None:

@@ -305,11 +305,11 @@ class _Server:
     """
 
     def __init__(
-        self, plan: Plan, hosting: WorkerProcessContext, access: CredentialStore | None, traces: ServerTraces
+        self, plan: Plan, worker_context: WorkerProcessContext, access: CredentialStore | None, traces: ServerTraces
     ) -> None:
         self._plan = plan
         self._settings = plan.settings
-        self._hosting = hosting
+        self._hosting = worker_context
         self._started = perf_counter()
         self.ended_gently = False
         self._drained = trio.Event()
@@ -321,7 +321,7 @@ class _Server:
         self._admission = self._make_admission()
         self._control = self._make_control()
         self._source = self._make_source()
-        self._reloading = Reloader(self._source, self._registry, plan.notifier, hosting.siblings)
+        self._reloading = Reloader(self._source, self._registry, plan.notifier, worker_context.siblings)
         if self._source is not None:
             self._registry.on_poll(self._reloading.poll)
         gate = None if access is None else access.gate
@@ -336,14 +336,14 @@ class _Server:
             reload=self._reloading.reload,
             observers=(
                 *((CallerRecorder(),) if gate is not None else ()),
-                *hosting.observers,
+                *worker_context.observers,
                 RequestLog(),
                 *(() if self._history is None else (self._history.failures,)),
                 # Last, as earlier observers need the span of the finished call.
                 *traces.calls,
             ),
             metrics=self._metrics,
-            unready_reason=hosting.obstacle,
+            unready_reason=worker_context.obstacle,
             max_response_bytes=plan.settings.max_message_size,
             admission=self._admission,
             regions=ClientRegions(is_allowed=plan.settings.allow_shared_memory),
@@ -356,10 +356,10 @@ class _Server:
         )
         if gate is not None:
             gate.denials = self._plane.denials
-        self._plane.siblings = hosting.siblings
+        self._plane.siblings = worker_context.siblings
         self._plane.workers_reason = plan.workers_reason
         self._readiness = ReadinessFile(plan.readiness_file)
-        self._pending = make_send_budgets(plan.settings, plan.processes if hosting.is_part else 1)
+        self._pending = make_send_budgets(plan.settings, plan.processes if worker_context.is_part else 1)
         self._front_ends: dict[str, FrontEnd] = {}
         self._store: SequenceStore | None = None
         self._is_serving = False
@@ -458,16 +458,20 @@ class _Server:
                 gauge.set_function(partial(getattr, front_end, "open_connections"))
 
     async def live(
-        self, hosting: WorkerProcessContext | None, *, handle_signals: bool, task_status: trio.TaskStatus[Running]
+        self,
+        worker_context: WorkerProcessContext | None,
+        *,
+        handle_signals: bool,
+        task_status: trio.TaskStatus[Running],
     ) -> None:
         async with trio.open_nursery() as nursery:
             if handle_signals:
                 end = partial(self.end, nursery.cancel_scope)
                 await nursery.start(handle_stop_signals, end, nursery.cancel_scope)
-            if hosting is not None and hosting.until is not None:
-                nursery.start_soon(self.end_when, hosting.until, nursery.cancel_scope)
-            if hosting is not None and hosting.wait_drain_warning is not None:
-                nursery.start_soon(self.begin_drain_when, hosting.wait_drain_warning)
+            if worker_context is not None and worker_context.until is not None:
+                nursery.start_soon(self.end_when, worker_context.until, nursery.cancel_scope)
+            if worker_context is not None and worker_context.wait_drain_warning is not None:
+                nursery.start_soon(self.begin_drain_when, worker_context.wait_drain_warning)
             with log_prints():
                 await self.run(task_status)
             nursery.cancel_scope.cancel()

@@ -131,8 +131,8 @@ _RENDER_THREADS: Final = 2
 class ResponseRenderer:
     """Serializes responses: small ones on the event loop, large ones in a thread, too large ones never."""
 
-    def __init__(self, most_bytes: float = math.inf) -> None:
-        self.most_bytes = most_bytes
+    def __init__(self, max_bytes: float = math.inf) -> None:
+        self.most_bytes = max_bytes
         # More threads would only compete with the event loop for the interpreter lock.
         self._threads = trio.CapacityLimiter(_RENDER_THREADS)
 
@@ -658,7 +658,7 @@ class DataPlane:
                         stream,
                         event,
                         self._move,
-                        most_bytes=self._renderer.most_bytes,
+                        max_bytes=self._renderer.most_bytes,
                         outputs=outputs,
                         prepare=self._map_stream_inputs,
                     )

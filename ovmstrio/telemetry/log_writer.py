@@ -249,12 +249,12 @@ def _bounded_arguments(args: Any) -> Any:
     return tuple(map(_bounded, args)) if isinstance(args, tuple) else args
 
 
-def _bounded(value: Any, most: int | None = None) -> Any:
+def _bounded(value: Any, limit: int | None = None) -> Any:
     kind = type(value)
     if kind in _SCALARS:
         return value
     if kind is str:
-        return cut(value) if most is None else cut(value, most)
+        return cut(value) if limit is None else cut(value, limit)
     if isinstance(value, BaseException):
         return value if is_plain(value) else f"{kind.__name__}({text_of(value)!r})"
     return value if is_short(value) else shown(value)

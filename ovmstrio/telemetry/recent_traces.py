@@ -170,11 +170,11 @@ class RecentTraces:
                 return
             kept.spans.append(span)
 
-    def traces(self, most: int = _MOST_TRACES) -> list[FinishedTrace]:
+    def traces(self, limit: int = _MOST_TRACES) -> list[FinishedTrace]:
         """Return recent traces with a finished call, newest first."""
         with self._lock:
             found = [_copied(trace) for trace in reversed(self._traces.values()) if trace.root is not None]
-        return found[:most]
+        return found[:limit]
 
     def trace(self, trace_id: str) -> FinishedTrace | None:
         """Return a trace by hexadecimal id; None if unknown."""

@@ -351,7 +351,7 @@ class Engine:
     def _prepare(self, added: _AddedRequest, tokens: list[int]) -> QueuedRequest:
         request = added.request
         max_tokens = request.sampling.max_tokens
-        self._prompts.check_length(tokens, needs_answer=max_tokens != 0)
+        self._prompts.check_length(tokens, has_answer=max_tokens != 0)
         most = min(value for value in (max_tokens, self._limits.answer, self._limits.tokens) if value is not None)
         seed = request.sampling.seed
         return QueuedRequest(

@@ -916,8 +916,8 @@ class _Opening:
         if self.source is None:
             raise AssertionError("pipeline with worker processes has no source")
 
-        def died(why: str) -> None:
-            self.hooks.worker_died(op.name, index, why)
+        def died(reason: str) -> None:
+            self.hooks.worker_died(op.name, index, reason)
             self.pools[op.name].notice(worker)
 
         report_stage = partial(self.hooks.stage, op.name, index)

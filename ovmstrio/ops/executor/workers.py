@@ -236,8 +236,8 @@ class WorkerPool:
             log.error("worker restart timed out", op=self._name, worker=worker.index)
             self._fail(worker, f"worker {worker.index} has not started within {RECOVERY_TIMEOUT_SECONDS:g} s")
 
-    def _fail(self, worker: Worker, why: str) -> None:
-        self._failing[worker.index] = why
+    def _fail(self, worker: Worker, reason: str) -> None:
+        self._failing[worker.index] = reason
         if not self.is_working:
             self._lot.unpark_all()
             notify_readiness_changed()
@@ -336,8 +336,8 @@ class ProcessWorker:
         report_stages(answer.stages, self._report_stage, span)
         return answer.results
 
-    def _lost(self, why: str, samples: Sequence[Sample]) -> list[Result]:
-        return [Result(failure=failures.worker_exited_failure(self._op, why))] * len(samples)
+    def _lost(self, reason: str, samples: Sequence[Sample]) -> list[Result]:
+        return [Result(failure=failures.worker_exited_failure(self._op, reason))] * len(samples)
 
     async def recover(self) -> None:
         """Wait until the process finishes cancelled work, or replace it; raises as :meth:`start`."""

@@ -83,10 +83,9 @@ class IsolatedNode:
                 raise CustomNodeFailure(self._crashed(worker.why))
             return outputs
 
-    def _crashed(self, why: str) -> str:
-        return (
-            f"Custom node failed during execution; {self.identity}: its process {why} (NODE_LIBRARY_EXECUTION_FAILED)"
-        )
+    def _crashed(self, reason: str) -> str:
+        failure = f"{self.identity}: its process {reason}"
+        return f"Custom node failed during execution; {failure} (NODE_LIBRARY_EXECUTION_FAILED)"
 
     async def aclose(self) -> None:
         """Deinitialize the node and end its process, by force after ``grace_seconds``; shielded."""

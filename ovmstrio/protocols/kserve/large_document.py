@@ -117,15 +117,15 @@ def count_lists(head: Buffer) -> int:
     return int(np.count_nonzero(np.frombuffer(head, np.uint8) == _OPENING))
 
 
-def _is_deeper(head: Buffer, most_levels: int) -> bool:
+def _is_deeper(head: Buffer, max_levels: int) -> bool:
     """Return whether lists may nest deeper (brackets in strings count too)."""
     given = np.frombuffer(head, np.uint8)
     brackets = given == _OPENING
-    if np.count_nonzero(brackets) <= most_levels:
+    if np.count_nonzero(brackets) <= max_levels:
         return False
     brackets |= given == _CLOSING
     steps = np.where(given[brackets] == _OPENING, np.int32(1), np.int32(-1))
-    return bool(np.cumsum(steps).max() > most_levels)
+    return bool(np.cumsum(steps).max() > max_levels)
 
 
 def _document(root: Any, simdjson: Any) -> dict[str, Any] | None:

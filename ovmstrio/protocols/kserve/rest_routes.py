@@ -255,7 +255,7 @@ def kserve_rules(plane: DataPlane, max_body_bytes: int) -> list[Rule]:
 
     admit = make_admission(plane, KSERVE_REST)
     options: dict[str, Any] = {"is_hot": True, "takes_views": True, "admit": admit, "need": Permission.INFER}
-    options["of_bodies"] = infer_bodies
+    options["body_view_factory"] = infer_bodies
     calls = [rule(path, "POST", infer, **options) for path in model_paths("/infer")]
     return [*calls, *_server_rules(plane), *_model_rules(plane)]
 

@@ -104,9 +104,9 @@ def check_length(text: str, limits: GenerationLimits, field: str, errors: ErrorL
         errors.add(prompt_too_long(limits, field, len(text)))
 
 
-def are_token_ids(values: list[Any], most: int) -> bool:
-    """Return whether a list is not empty and has only token ids below ``most``."""
-    return set(map(type, values)) == {int} and min(values) >= 0 and max(values) < most
+def are_token_ids(values: list[Any], limit: int) -> bool:
+    """Return whether a list is not empty and has only token ids below ``limit``."""
+    return set(map(type, values)) == {int} and min(values) >= 0 and max(values) < limit
 
 
 class Fields:

@@ -552,7 +552,7 @@ def test_a_level_of_a_part_overrides_the_general_level(level: LogLevel) -> None:
 async def _repeated_faults(most: int = 10) -> AsyncIterator[tuple[LogRateLimiter, list[Any]]]:
     with capture_logs() as lines:
         async with trio.open_nursery() as nursery:
-            faults = LogRateLimiter(structlog.get_logger("wire"), window_seconds=60, most=most)
+            faults = LogRateLimiter(structlog.get_logger("wire"), window_seconds=60, limit=most)
             nursery.start_soon(faults.log_repetitions)
             await trio.testing.wait_all_tasks_blocked()
             yield faults, lines
