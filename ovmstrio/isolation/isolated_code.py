@@ -146,7 +146,7 @@ class CodeWorker:
         self.process = process
         self._limit = limit_seconds or math.inf
 
-    async def call(self, method: str, value: Any, *, is_limited: bool = True) -> Any:
+    async def call(self, method: str, value: Any, *, has_time_limit: bool = True) -> Any:
         """Call a method of the object; the caller must close a returned generator.
 
         Raises:
@@ -156,7 +156,7 @@ class CodeWorker:
 
         Cancellation: the code is notified; if it does not end in time, the process is replaced.
         """
-        limit = self._limit if is_limited else math.inf
+        limit = self._limit if has_time_limit else math.inf
         span = current_span.get()
         request = ["call", method, value] if span is None else ["call", method, value, dict(span.headers())]
         return self.result_of(await self.process.call(request, limit_seconds=limit))
@@ -295,14 +295,14 @@ class IsolatedCode:
         process = WorkerProcess(
             _PROGRAM,
             python=isolation.python,
-            calls_at_once=MAX_CONCURRENT_CALLS,
+            max_concurrent_calls=MAX_CONCURRENT_CALLS,
             grace_seconds=isolation.limit_seconds or GRACE_SECONDS,
-            spare_seconds=SPARE_SECONDS,
-            tells_of_leaving=True,
+            kill_delay_seconds=SPARE_SECONDS,
+            sends_cancel=True,
             memory_limit=isolation.memory_limit,
-            stuck=stuck,
-            ends_group=True,
-            names=self._names,
+            on_stuck=stuck,
+            kills_group=True,
+            log_fields=self._names,
         )
         return process
 

@@ -56,12 +56,12 @@ def create_process_sampler(rate: float) -> StackSampler:
             return "main thread"
         return name.partition(" from ")[0].partition(" (")[0].rstrip(_DIGITS).rstrip(" -_") or "native threads"
 
-    return StackSampler(rate, role, most_stacks=_MAX_STACKS)
+    return StackSampler(rate, role, max_stacks=_MAX_STACKS)
 
 
-def sample_in_thread(asked: Any, send: Callable[[Any], None]) -> None:
-    """Sample in a thread as ``asked`` and send the result; ``send`` must be thread-safe."""
-    number, seconds, rate = asked[1]
+def sample_in_thread(message: Any, send: Callable[[Any], None]) -> None:
+    """Sample in a thread as ``message`` and send the result; ``send`` must be thread-safe."""
+    number, seconds, rate = message[1]
 
     def run() -> None:
         send([SAMPLING_REQUEST, [number, encode_samples(create_process_sampler(rate).run(seconds))]])

@@ -347,15 +347,15 @@ def to_array(tensor: PipelineTensor) -> Any:
         raise ValueError(f"tensor {tensor.name}: elements do not fit {kind.dtype}: {error}") from error
 
 
-def from_array(name: str, value: Any, lod: Any = None, *, stays_array: bool = False) -> PipelineTensor:
-    """Return a tensor of an array, with ``stays_array`` over a copy of it, or of strings; raises ValueError."""
+def from_array(name: str, value: Any, lod: Any = None, *, keep_array: bool = False) -> PipelineTensor:
+    """Return a tensor of an array, with ``keep_array`` over a copy of it, or of strings; raises ValueError."""
     offsets = [] if lod is None else np.asarray(lod).reshape(-1).tolist()
     if isinstance(value, list):
         return PipelineTensor(name=name, elem_type=STRINGS, shape=[len(value)], lod=offsets, str_data=list(value))
     number = _TYPE_NUMBERS.get(value.dtype.newbyteorder("="))
     if number is None:
         raise ValueError(f"{name}: dtype {value.dtype} is not supported by tensors")
-    if stays_array:
+    if keep_array:
         return ArrayTensor(name, np.array(value), number, offsets)
     tensor = PipelineTensor(name=name, elem_type=number, shape=list(value.shape), lod=offsets)
     setattr(tensor, _KINDS[number].field, value.reshape(-1).tolist())
@@ -384,7 +384,7 @@ def pack_response(data: ChannelData, *, as_tensors: bool = False) -> PipelineRes
     output = data.parse()
     if data.datatype == ARRAYS:
         if as_tensors:
-            _pack_tensors(response, output, stays_array=data.keeps_arrays)
+            _pack_tensors(response, output, keep_array=data.keeps_arrays)
         else:
             _pack_printed(response, output)
     else:
@@ -399,11 +399,11 @@ def _pack_printed(response: PipelineResponse, output: Mapping[str, Any]) -> None
             response.values.append(repr(value))
 
 
-def _pack_tensors(response: PipelineResponse, output: Mapping[str, Any], *, stays_array: bool) -> None:
+def _pack_tensors(response: PipelineResponse, output: Mapping[str, Any], *, keep_array: bool) -> None:
     for name, value in output.items():
         owner = name.removesuffix(LOD_SUFFIX)
         if owner == name or owner not in output:
-            response.tensors.append(from_array(name, value, output.get(name + LOD_SUFFIX), stays_array=stays_array))
+            response.tensors.append(from_array(name, value, output.get(name + LOD_SUFFIX), keep_array=keep_array))
 
 
 def _pack_texts(response: PipelineResponse, output: Mapping[str, Any]) -> None:

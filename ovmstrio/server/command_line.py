@@ -222,12 +222,12 @@ class UsageError(Exception):
         return [str(problem) for problem in self.problems]
 
 
-def read_settings(options: Mapping[str, Any], *, foreign: str = "") -> ServerSettings:
+def read_settings(options: Mapping[str, Any], *, model_option_error: str = "") -> ServerSettings:
     """Validate options and convert them to settings.
 
     Args:
         options: values by name; None for options that were not given.
-        foreign: error for model options, if a project or service with its own configuration is served.
+        model_option_error: error for model options, if a project or service with its own configuration is served.
 
     Raises:
         UsageProblems: unknown options, invalid values, or conflicting or missing options.
@@ -242,13 +242,14 @@ def read_settings(options: Mapping[str, Any], *, foreign: str = "") -> ServerSet
         # Check the rest with defaults in place of invalid values.
         settings = ServerSettings.model_validate({name: value for name, value in given.items() if name not in bad})
     problems += [*_security(settings), *_metric_lists(settings), *_log_levels(settings)]
-    if foreign:
+    if model_option_error:
         problems += [
-            Problem(foreign, path=f"--{name}") for name in sorted(_MODEL_ONLY_OPTIONS & settings.model_fields_set)
+            Problem(model_option_error, path=f"--{name}")
+            for name in sorted(_MODEL_ONLY_OPTIONS & settings.model_fields_set)
         ]
     else:
         problems += [*_addresses(settings), *_groups(settings), *_metrics(settings)]
-    if _is_single_model(settings) and not foreign:
+    if _is_single_model(settings) and not model_option_error:
         problems += [problem for problem in _single_problems(settings) if problem.severity == "error"]
     if problems:
         raise UsageError(problems)

@@ -58,13 +58,17 @@ def tuned_process(plan: Plan, *, handle_signals: bool) -> Iterator[None]:
 
 
 async def serve_in_own_process(
-    plan: Plan, hosting: WorkerProcessContext | None = None, *, show: Show | None = None, handle_signals: bool = True
+    plan: Plan,
+    worker_context: WorkerProcessContext | None = None,
+    *,
+    show: Show | None = None,
+    handle_signals: bool = True,
 ) -> bool:
     """Serve a plan in this process until a signal or the worker context ends it.
 
     Args:
         plan: the plan.
-        hosting: context of a worker process, or None.
+        worker_context: context of a worker process, or None.
         show: runs next to the server once it accepts connections.
         handle_signals: whether SIGINT and SIGTERM drain the server, and stop it the second time.
 
@@ -83,6 +87,8 @@ async def serve_in_own_process(
                 if show is not None:
                     nursery.start_soon(show, running)
 
-            is_gentle = await serve_plan(plan, hosting, handle_signals=handle_signals, task_status=_StartReport(begin))
+            is_gentle = await serve_plan(
+                plan, worker_context, handle_signals=handle_signals, task_status=_StartReport(begin)
+            )
             nursery.cancel_scope.cancel()
     return is_gentle

@@ -258,7 +258,7 @@ async def serve(
 
 async def serve_plan(
     plan: Plan,
-    hosting: WorkerProcessContext | None = None,
+    worker_context: WorkerProcessContext | None = None,
     *,
     handle_signals: bool = True,
     task_status: trio.TaskStatus[Running] = trio.TASK_STATUS_IGNORED,
@@ -268,15 +268,18 @@ async def serve_plan(
     Raises:
         ConfigError: the service at the root cannot be loaded, or as :func:`serve`.
     """
-    ledger = None if hosting is None else hosting.ledger
+    ledger = None if worker_context is None else worker_context.ledger
     async with WRITER.in_thread(), trace_calls(is_watched=_has_console(plan)) as traces:
         access = await open_credentials(plan.settings, ledger, traces.start_root_span)
         with open_access_log(plan.settings.access_log) as lines:
             server = _Server(
-                plan, hosting or WorkerProcessContext(), access, replace(traces, requests=(*traces.requests, *lines))
+                plan,
+                worker_context or WorkerProcessContext(),
+                access,
+                replace(traces, requests=(*traces.requests, *lines)),
             )
             try:
-                await server.live(hosting, handle_signals=handle_signals, task_status=task_status)
+                await server.live(worker_context, handle_signals=handle_signals, task_status=task_status)
             finally:
                 await _wait_for_abandoned_loads()
     return server.ended_gently
@@ -302,11 +305,11 @@ class _Server:
     """
 
     def __init__(
-        self, plan: Plan, hosting: WorkerProcessContext, access: CredentialStore | None, traces: ServerTraces
+        self, plan: Plan, worker_context: WorkerProcessContext, access: CredentialStore | None, traces: ServerTraces
     ) -> None:
         self._plan = plan
         self._settings = plan.settings
-        self._hosting = hosting
+        self._hosting = worker_context
         self._started = perf_counter()
         self.ended_gently = False
         self._drained = trio.Event()
@@ -318,7 +321,7 @@ class _Server:
         self._admission = self._make_admission()
         self._control = self._make_control()
         self._source = self._make_source()
-        self._reloading = Reloader(self._source, self._registry, plan.notifier, hosting.siblings)
+        self._reloading = Reloader(self._source, self._registry, plan.notifier, worker_context.siblings)
         if self._source is not None:
             self._registry.on_poll(self._reloading.poll)
         gate = None if access is None else access.gate
@@ -333,15 +336,15 @@ class _Server:
             reload=self._reloading.reload,
             observers=(
                 *((CallerRecorder(),) if gate is not None else ()),
-                *hosting.observers,
+                *worker_context.observers,
                 RequestLog(),
                 *(() if self._history is None else (self._history.failures,)),
                 # Last, as earlier observers need the span of the finished call.
                 *traces.calls,
             ),
             metrics=self._metrics,
-            obstacle=hosting.obstacle,
-            most_answer_bytes=plan.settings.max_message_size,
+            unready_reason=worker_context.obstacle,
+            max_response_bytes=plan.settings.max_message_size,
             admission=self._admission,
             regions=ClientRegions(is_allowed=plan.settings.allow_shared_memory),
             control=self._control,
@@ -353,10 +356,10 @@ class _Server:
         )
         if gate is not None:
             gate.denials = self._plane.denials
-        self._plane.siblings = hosting.siblings
+        self._plane.siblings = worker_context.siblings
         self._plane.workers_reason = plan.workers_reason
         self._readiness = ReadinessFile(plan.readiness_file)
-        self._pending = make_send_budgets(plan.settings, plan.processes if hosting.is_part else 1)
+        self._pending = make_send_budgets(plan.settings, plan.processes if worker_context.is_part else 1)
         self._front_ends: dict[str, FrontEnd] = {}
         self._store: SequenceStore | None = None
         self._is_serving = False
@@ -399,7 +402,10 @@ class _Server:
             return None
         first = [name.strip() for name in (self._settings.load_model or "").split(",") if name.strip()]
         return ModelControl(
-            self._registry, cache_dir=cache_directory(self._settings), first=first, keeps_before=self._hosting.is_part
+            self._registry,
+            cache_dir=cache_directory(self._settings),
+            initial_names=first,
+            can_undo=self._hosting.is_part,
         )
 
     def _make_load_context(self, lease: ServableLookup, tasks: trio.Nursery, **dependencies: Any) -> LoadContext:
@@ -437,7 +443,7 @@ class _Server:
             front_ends["gRPC"] = made.grpc_front_end(plane, plan, self._pending, gate, self._request_observer)
         if plan.rest:
             front_ends["REST"] = made.rest_front_end(
-                plane, plan, self._pending, gate, past=self._history, observer=self._request_observer
+                plane, plan, self._pending, gate, history=self._history, observer=self._request_observer
             )
         if plan.metrics:
             front_ends["metrics"] = made.metrics_front_end(plane, gate)
@@ -452,16 +458,20 @@ class _Server:
                 gauge.set_function(partial(getattr, front_end, "open_connections"))
 
     async def live(
-        self, hosting: WorkerProcessContext | None, *, handle_signals: bool, task_status: trio.TaskStatus[Running]
+        self,
+        worker_context: WorkerProcessContext | None,
+        *,
+        handle_signals: bool,
+        task_status: trio.TaskStatus[Running],
     ) -> None:
         async with trio.open_nursery() as nursery:
             if handle_signals:
                 end = partial(self.end, nursery.cancel_scope)
                 await nursery.start(handle_stop_signals, end, nursery.cancel_scope)
-            if hosting is not None and hosting.until is not None:
-                nursery.start_soon(self.end_when, hosting.until, nursery.cancel_scope)
-            if hosting is not None and hosting.wait_drain_warning is not None:
-                nursery.start_soon(self.begin_drain_when, hosting.wait_drain_warning)
+            if worker_context is not None and worker_context.until is not None:
+                nursery.start_soon(self.end_when, worker_context.until, nursery.cancel_scope)
+            if worker_context is not None and worker_context.wait_drain_warning is not None:
+                nursery.start_soon(self.begin_drain_when, worker_context.wait_drain_warning)
             with log_prints():
                 await self.run(task_status)
             nursery.cancel_scope.cancel()

@@ -229,7 +229,7 @@ class ServiceRecord:
         if has_failed:
             text += f": its last load failed{f': {why}' if why else ''}"
         refusal = VersionLoading if self.kind.has_versions else ServiceLoading
-        return refusal(text, kind=kind, has_failed=has_failed, why=why)
+        return refusal(text, kind=kind, has_failed=has_failed, reason=why)
 
     def missing(self, version: int) -> VersionMissing:
         """Return the error for an unknown version; for the default one, with the last load failure."""
@@ -239,7 +239,7 @@ class ServiceRecord:
             return VersionMissing(text)
         last = failed[-1]
         text += f": the last load of version {last.version} failed: {last.reason}"
-        return VersionMissing(text, tried=last.version, why=last.reason)
+        return VersionMissing(text, tried=last.version, reason=last.reason)
 
     def _missing(self, version: int) -> ServerError:
         """Return the error for a version without a record; before the first pass ends, it counts as loading."""

@@ -174,7 +174,7 @@ class Registry:
 
     Args:
         kinds: service kinds by name, in listing order.
-        lend: creates the load context from the registry's ``lease`` and the nursery for background tasks of services.
+        make_context: creates the load context from ``lease`` and the nursery for background tasks of services.
         poll_seconds: interval of checks for changed files; 0 disables them.
         concurrent_loads: how many versions may load at once.
         load_wait_seconds: how long a lease waits for a version that is loading.
@@ -189,7 +189,7 @@ class Registry:
     def __init__(
         self,
         kinds: Mapping[str, Kind[Any]],
-        lend: Callable[[ServableLookup, trio.Nursery], LoadContext] = LoadContext,
+        make_context: Callable[[ServableLookup, trio.Nursery], LoadContext] = LoadContext,
         *,
         poll_seconds: float = 1.0,
         concurrent_loads: int = LOADS_AT_ONCE,
@@ -199,7 +199,7 @@ class Registry:
         ready_when_empty: bool = False,
     ) -> None:
         self.kinds = kinds
-        self._make_context = lend
+        self._make_context = make_context
         self._context: LoadContext | None = None
         self._poll_seconds = poll_seconds
         self.load_wait_seconds = load_wait_seconds

@@ -699,18 +699,18 @@ class ServableMetrics(CallMetrics, ServableHooks):
     def _in_pool(self, which: int) -> int:
         return (self._pool or (0, 0))[which]
 
-    def placed(self, *, inline: bool, moved: bool) -> None:
+    def placed(self, *, inline: bool, changed: bool) -> None:
         """Record whether inferences run on the event loop."""
         self._metrics.child("ovmstrio_inline", *self._labels).set(inline)
         moves = self._metrics.child("ovmstrio_placement_moves", *self._labels)
-        if moved:
+        if changed:
             moves.inc()
 
-    def bound(self, *, to_cores: bool, again: bool) -> None:
+    def bound(self, *, to_cores: bool, changed: bool) -> None:
         """Record whether threads are pinned to cores."""
         self._metrics.child("ovmstrio_bound_to_cores", *self._labels).set(to_cores)
         choices = self._metrics.child("ovmstrio_core_choices", *self._labels)
-        if again:
+        if changed:
             choices.inc()
 
     @cached_property

@@ -295,7 +295,13 @@ class _Parent:
         task = WorkerTask.of(self._plan, self._state.rows, row, self._secret)
         return RestartedProcess(
             row,
-            partial(WorkerProcess, _PROGRAM, own_group=True, heard=self._on_readiness_change, stopped_seconds=math.inf),
+            partial(
+                WorkerProcess,
+                _PROGRAM,
+                has_own_group=True,
+                on_message=self._on_readiness_change,
+                stopped_seconds=math.inf,
+            ),
             task.model_dump(mode="json"),
             self._state.descriptor,
             backoff=Backoff(_MIN_BACKOFF_SECONDS, _MAX_BACKOFF_SECONDS, _STABLE_SECONDS),

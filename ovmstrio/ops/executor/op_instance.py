@@ -128,9 +128,9 @@ class OpInstance:
         # with very many attempts the last ones wait.
         attempts = settings.batch_size * max(1, settings.retry)
         self._attempts = WorkerThreads(
-            min(attempts, _MAX_ATTEMPT_THREADS) + _MAX_ABANDONED, is_strict=True, names=names
+            min(attempts, _MAX_ATTEMPT_THREADS) + _MAX_ABANDONED, is_strict=True, log_fields=names
         )
-        self._threads = WorkerThreads(2, is_strict=True, names=names)
+        self._threads = WorkerThreads(2, is_strict=True, log_fields=names)
         self._executors = self._threads, self._attempts, self._calls
 
     @property

@@ -187,7 +187,7 @@ class InferTarget(NamedTuple):
 
 
 def answer_infer(
-    plane: DataPlane, known: RestTemplates, head: InferTarget, body: Buffer
+    plane: DataPlane, cache: RestTemplates, head: InferTarget, body: Buffer
 ) -> Coroutine[Any, Any, HttpAnswer]:
     """Parse the body, immediately if its JSON is small; return a coroutine that infers and encodes the response.
 
@@ -197,7 +197,7 @@ def answer_infer(
     if len(body) > AT_ONCE_BYTES and (json_length is None or len(json_length) >= _MIN_LONG_DIGITS):
         return _answer_large(plane, head, memoryview(body))
     try:
-        request = read_infer_request(model, version, body, json_length, known)
+        request = read_infer_request(model, version, body, json_length, cache)
     except ServerError as error:
         plane.count_unreadable_call(model, version, error, KSERVE_REST, len(body))
         raise
@@ -255,7 +255,7 @@ def kserve_rules(plane: DataPlane, max_body_bytes: int) -> list[Rule]:
 
     admit = make_admission(plane, KSERVE_REST)
     options: dict[str, Any] = {"is_hot": True, "takes_views": True, "admit": admit, "need": Permission.INFER}
-    options["of_bodies"] = infer_bodies
+    options["body_view_factory"] = infer_bodies
     calls = [rule(path, "POST", infer, **options) for path in model_paths("/infer")]
     return [*calls, *_server_rules(plane), *_model_rules(plane)]
 

@@ -612,12 +612,12 @@ def _tensor(spec: TensorSpec) -> dict[str, Any]:
 
 
 def tensorflow_rules(
-    plane: DataPlane, max_body_bytes: int, further: Callable[[str], Mapping[str, Any]] = lambda _: {}
+    plane: DataPlane, max_body_bytes: int, extra_status_fields: Callable[[str], Mapping[str, Any]] = lambda _: {}
 ) -> list[Rule]:
     """Return the routes; paths other than the common predict paths are parsed here.
 
-    A colon separates the operation, and OVMS reports a wrong method even for unknown servables.  ``further`` returns
-    additional status fields of a name, for another API that shares this path.
+    A colon precedes the operation, and OVMS reports a wrong method even for unknown servables.  ``extra_status_fields``
+    returns additional status fields of a name, for another API that shares this path.
     """
 
     async def predict(request: HttpRequest, model: str, version: str = "") -> HttpAnswer:
@@ -627,7 +627,7 @@ def tensorflow_rules(
     async def answer(request: HttpRequest, path: str) -> HttpAnswer:
         target = _read_target(request.method, path)
         if target.operation != "predict":
-            return _describe(plane, target, further)
+            return _describe(plane, target, extra_status_fields)
         return await predict(request, target.model, target.version)
 
     admit = make_admission(plane, TENSORFLOW_REST)

@@ -108,9 +108,9 @@ class JsonCallParser(StreamingParser):
             raise MalformedText
         return (yield from self._value()) if letter == "{" else "{}"
 
-    def _string(self, most: int = _MAX_NAME) -> Steps[str]:
+    def _string(self, limit: int = _MAX_NAME) -> Steps[str]:
         yield from self.tape.expect('"')
-        kept = BoundedText(most)
+        kept = BoundedText(limit)
         while marker := (yield from self.tape.until(_STRING_END, kept)):
             if marker == '"':
                 return _decode_string(f'"{kept.text}"')

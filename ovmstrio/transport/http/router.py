@@ -174,7 +174,7 @@ def rule(
     takes_views: bool = False,
     admit: Admit | None = None,
     refuse: Callable[[Exception], HttpAnswer] = error_response,
-    of_bodies: Callable[..., BodyView | None] | None = None,
+    body_view_factory: Callable[..., BodyView | None] | None = None,
 ) -> Rule:
     """Create a rule from a path template such as ``/v2/models/<model>``.
 
@@ -188,7 +188,7 @@ def rule(
     )
     methods = frozenset({method, "HEAD"} if method == "GET" else {method})
     pattern += "" if _VERB.search(template) else "/?"
-    route = Route(view, refuse, "", "", {}, is_hot, has_tasks, takes_views, admit, need, "", of_bodies)
+    route = Route(view, refuse, "", "", {}, is_hot, has_tasks, takes_views, admit, need, "", body_view_factory)
     return Rule(re.compile(pattern), template.split("/")[1], methods, route)
 
 

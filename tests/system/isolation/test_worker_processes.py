@@ -140,7 +140,7 @@ async def test_end_during_the_start_is_raised_once_the_end_was_handled(mode: str
     async with trio.open_nursery() as nursery:
         process = WorkerProcess(PROGRAM)
         with pytest.raises(WorkerExited, match=f"ended with status {status}"):
-            await process.start(nursery, mode, buried=bury)
+            await process.start(nursery, mode, on_exit=bury)
         assert process.status == status
     assert buried.is_set()
 
@@ -164,7 +164,7 @@ async def test_process_with_an_abandoned_call_is_killed_after_the_grace_period()
 
 
 async def test_process_ends_with_its_nursery() -> None:
-    process = WorkerProcess(PROGRAM, own_group=True)
+    process = WorkerProcess(PROGRAM, has_own_group=True)
     async with trio.open_nursery() as nursery:
         _, pid, group = await process.start(nursery, "work")
         assert group == pid
@@ -187,7 +187,7 @@ async def test_callers_may_be_cancelled_with_the_process(_: int) -> None:
 
 async def test_kept_process_is_restarted_until_it_stops() -> None:
     stopping, ends = trio.Event(), list[str]()
-    make = partial(WorkerProcess, PROGRAM, own_group=True)
+    make = partial(WorkerProcess, PROGRAM, has_own_group=True)
     reader, writer = os.pipe()
     kept = RestartedProcess(
         0, make, "work", writer, backoff=Backoff(0, 0), stopping=stopping,
@@ -322,7 +322,7 @@ def _open_files() -> int:
 async def _log_of(*requests: list[Any]) -> list[Any]:
     with capture_logs() as logged, trio.fail_after(WAIT_SECONDS):
         async with trio.open_nursery() as nursery:
-            process = WorkerProcess(PROGRAM, names=NAMES)
+            process = WorkerProcess(PROGRAM, log_fields=NAMES)
             await process.start(nursery, "work")
             try:
                 for request in requests:
@@ -396,7 +396,7 @@ async def test_log_levels_of_the_server_apply_to_running_processes(records: list
 async def test_no_pipe_is_left_open(names: dict[str, str] | None) -> None:
     before = _open_files()
     async with trio.open_nursery() as nursery:
-        process = WorkerProcess(PROGRAM, names=names)
+        process = WorkerProcess(PROGRAM, log_fields=names)
         await process.start(nursery, "work")
         await process.close(5)
     assert _open_files() == before
