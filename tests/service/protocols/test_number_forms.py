@@ -119,7 +119,9 @@ def test_a_graph_takes_a_tensor_without_elements_in_every_form(
     for sent in (tensor | {"data": data}, tensor | {"data": []}, tensor):
         status, answer = _infer(server, {"inputs": [sent]}, "graph")
         assert (status, answer["outputs"]) == (200, [{**tensor, "name": "out", "shape": list(shape), "data": []}]), sent
-    array = np.zeros(shape, {"INT64": np.int64, "FP32": np.float32, "BOOL": np.bool_, "BYTES": np.object_}[datatype])
+    array: Any = np.zeros(
+        shape, {"INT64": np.int64, "FP32": np.float32, "BOOL": np.bool_, "BYTES": np.object_}[datatype]
+    )
     for client_type, address in ((tritonclient.grpc, server.grpc), (tritonclient.http, server.http)):
         with client_type.InferenceServerClient(address) as client:
             given = client_type.InferInput("in", shape, datatype)
