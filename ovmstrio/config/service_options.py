@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -71,6 +72,9 @@ def check_name(name: str, *, is_mounted: bool = False) -> list[Problem]:
         return [replace(problem, message=message, expected=f"a name other than {', '.join(_SERVER_PATHS)}")]
     if is_mounted and "/" in name:
         return [replace(problem, expected="a name without '/'")]
+    if not {".", ".."}.isdisjoint(re.split("[/:]", name)):
+        # HTTP clients remove such segments from a path.
+        return [replace(problem, expected="a name without the segments '.' and '..'")]
     return [] if name else [replace(problem, message="the name is empty", expected="a text that is not empty")]
 
 

@@ -234,6 +234,7 @@ def make_rest_router(
         OvmsRouteErrors(),
         ServiceMounts(plane, kinds, root).find,
         cors,
+        has_service=plane.has_service,
         has_limits=plane.has_limits,
         gate=gate,
         observer=observer,

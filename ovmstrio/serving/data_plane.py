@@ -361,6 +361,10 @@ class DataPlane:
         """Return the state of every version ever seen, by service name."""
         return self.registry.statuses()
 
+    def has_service(self, name: str) -> bool:
+        """Return whether a name is configured, or can be loaded."""
+        return self.registry.knows(name) or (self.control is not None and name in self.control.names)
+
     def model_ready(self, name: str, version: str, door: ApiInterface) -> bool:
         """Return True if a version, or the default one, is available.
 

@@ -8,7 +8,7 @@ import trio
 
 from ovmstrio.core.errors import PayloadTooLarge
 from ovmstrio.core.events import StreamProgress
-from ovmstrio.core.request import StreamProblem
+from ovmstrio.core.request import FINAL_RESPONSE, StreamProblem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -125,5 +125,5 @@ class OpenStream:
             self._move(self._event, StreamProgress.REJECTED)
         elif (size := reply.nbytes) > self._most_bytes:
             raise PayloadTooLarge.of_outputs(size, self._most_bytes)
-        else:
+        elif reply.outputs or FINAL_RESPONSE not in reply.parameters:
             self._move(self._event, StreamProgress.ANSWERED)

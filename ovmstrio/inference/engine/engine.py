@@ -360,7 +360,8 @@ class Engine:
             request=request,
             prompt=tokens,
             most=min(most, self._limits.tokens - len(tokens)),
-            seed=random.randrange(_SEEDS) if seed is None else seed,  # noqa: S311 - no secret
+            # The generation library has seeds of 32 bits; smaller seeds are kept.
+            seed=random.randrange(_SEEDS) if seed is None else (seed ^ seed >> 32) % _SEEDS,  # noqa: S311 - no secret
             is_open=max_tokens is None and self._limits.answer is None,
             is_grammar_proven=request.grammar is None,
         )

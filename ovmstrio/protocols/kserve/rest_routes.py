@@ -298,13 +298,13 @@ def health_rules(plane: DataPlane) -> list[Rule]:
     async def live(request: HttpRequest) -> HttpAnswer:
         if not plane.is_live():
             raise NotReady("Server is not live")
-        return _healthy(request, "live")
+        return _healthy(request, {"live": True})
 
     async def ready(request: HttpRequest) -> HttpAnswer:
         readiness = plane.readiness()
         if not readiness.ready:
             raise NotReady(f"Server is not ready - {readiness.reason}")
-        return _healthy(request, "ready")
+        return _healthy(request, {"ready": True})
 
     return [
         rule("/v2/health/live", "GET", live, is_hot=True, need=Permission.NOTHING),
@@ -319,10 +319,10 @@ def _model_rules(plane: DataPlane) -> list[Rule]:
         document |= {"inputs": _tensors(known.inputs), "outputs": _tensors(known.outputs), **known.extra}
         return json_response(document)
 
-    async def model_ready(_: HttpRequest, model: str, version: str = "") -> HttpAnswer:
+    async def model_ready(request: HttpRequest, model: str, version: str = "") -> HttpAnswer:
         if not plane.model_ready(model, check_version(version), KSERVE_REST):
             raise VersionLoading(NOT_LOADED)
-        return HttpAnswer(200)
+        return _healthy(request, {"name": model, "ready": True})
 
     async def config(_: HttpRequest, model: str, version: str = "") -> HttpAnswer:
         known = plane.model_metadata(model, check_version(version), KSERVE_REST)
@@ -349,9 +349,9 @@ def _model_rules(plane: DataPlane) -> list[Rule]:
     ]
 
 
-def _healthy(request: HttpRequest, state: str) -> HttpAnswer:
+def _healthy(request: HttpRequest, document: dict[str, Any]) -> HttpAnswer:
     """Return the document that KServe clients expect; an empty body for ``HEAD``."""
-    return HttpAnswer(200) if request.method == "HEAD" else json_response({state: True})
+    return HttpAnswer(200) if request.method == "HEAD" else json_response(document)
 
 
 async def _statistics(plane: DataPlane, model: str, version: str) -> HttpAnswer:

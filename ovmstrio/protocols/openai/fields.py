@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # ----------------------------------------------------------------------
 
 _UNSIGNED: Final = range(2**32)  # OVMS's range of unsigned integers
+_INT32: Final = range(-(2**31), 2**31)
 
 _MAX_LEVELS: Final = 64  # Maximum nesting of values that are passed on unparsed
 
@@ -217,10 +218,10 @@ class Fields:
             return None
         return value
 
-    def whole(self, name: str, message: str) -> int | None:
-        """Return a 32-bit integer."""
+    def whole(self, name: str, message: str, allowed: range = _INT32) -> int | None:
+        """Return an integer of a range."""
         value: int | None = self._typed(name, int, message)
-        if value is not None and not -(2**31) <= value < 2**31:
+        if value is not None and value not in allowed:
             self.refuse(name, message, got=shown(value))
             return None
         return value
@@ -311,6 +312,9 @@ _MAX_STOPS: Final = 16
 _MAX_STOP_CHARACTERS: Final = 1024  # Maximum length of a stop string, which is compared at every character
 _MAX_SPECULATIVE_TOKENS: Final = 100
 """Maximum number of speculative tokens per step, which are computed even if rejected."""
+_SEEDS: Final = range(-(2**63), 2**64)  # Integers of 64 bits, signed or not
+_RANDOM_SEED: Final = -1
+_AS_MANY_AS_FIT: Final = -1
 _MAX_PENALTY: Final = 1e6  # Limit of penalties without a specified range
 
 _UNSUPPORTED: Final[Mapping[str, str]] = {
@@ -356,9 +360,12 @@ def _read_sampling(fields: Fields, limits: GenerationLimits, *, max_tokens: int 
 
 
 def read_max_tokens(fields: Fields, limits: GenerationLimits, *names: str, minimum: int = 1) -> int | None:
-    """Return the maximum number of tokens; of several field names the last present one counts."""
+    """Return the maximum number of tokens, None for -1; of several field names the last present one counts."""
     found = None
     for name in names:
+        if fields.get(name) == _AS_MANY_AS_FIT:
+            found = None
+            continue
         value = fields.unsigned(name, minimum=minimum, message=f"{name} value should be greater than 0")
         most = limits.max_tokens_limit
         if value is not None and most is not None and value > most:
@@ -430,11 +437,9 @@ def _read_top_k(fields: Fields) -> int | None:
 
 
 def _read_seed(fields: Fields) -> int | None:
-    seed = fields.get("seed")
-    if isinstance(seed, int) and not isinstance(seed, bool) and not 0 <= seed < 2**32:
-        fields.refuse("seed", "seed out of range [0, 4294967295]", got=str(seed))
-        return None
-    return fields.unsigned("seed")
+    """Return the seed; None, which selects a random one, for -1."""
+    seed = fields.whole("seed", f"seed out of range [{_SEEDS[0]}, {_SEEDS[-1]}]", _SEEDS)
+    return None if seed == _RANDOM_SEED else seed
 
 
 def _read_best_of(fields: Fields, limits: GenerationLimits, *, is_stream: bool) -> int:

@@ -82,9 +82,11 @@ async def test_documents_have_the_keys_of_kserve_in_order(
 
 
 @pytest.mark.parametrize("path", ["/v2/models/echo/ready", "/v2/models/echo/versions/2/ready"])
-async def test_a_ready_model_is_answered_without_a_body(serving: Serving, path: str) -> None:
+async def test_a_ready_model_is_answered_with_its_name(serving: Serving, path: str) -> None:
     answer = await serving.get(path)
-    assert (answer.status_code, answer.content) == (200, b"")
+    assert (answer.status_code, answer.json()) == (200, {"name": "echo", "ready": True})
+    head = await serving.with_http(lambda client: client.head(path))
+    assert (head.status_code, head.content) == (200, b"")
 
 
 async def test_a_draining_server_is_live_and_not_ready(serving: Serving) -> None:
