@@ -47,12 +47,20 @@ _MAX_INLINE_BYTES: Final = 2**18  # Maximum size of a body that is parsed on the
 _MAX_CONCURRENT_PROMPTS: Final = 32  # Maximum number of concurrent prompts of one body
 
 
+def token_text(token: TokenLogprob) -> str:
+    r"""Return the text of a token; a part of a character is written as ``bytes:\xe6\x97``, as by OpenAI."""
+    try:
+        return token.data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.data)
+
+
 def logprob_document(token: TokenLogprob) -> dict[str, Any]:
     """Return a token's log probability; alternatives are unknown."""
     return {
-        "token": token.text,
+        "token": token_text(token),
         "logprob": token.logprob if token.logprob is not None else 0.0,
-        "bytes": list(token.text.encode(errors="replace")),
+        "bytes": list(token.data),
         "top_logprobs": [],
     }
 

@@ -252,6 +252,23 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str, str]]] = {
         ({"tool_choice": "x"}, "tool_choice should be either 'none' or 'auto' or 'required'; got 'x'", "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice is only allowed when tools are specified", "tool_choice"),
         ({"tools": [{"type": "web_search"}]}, "Only function tools are supported; got 'web_search'", "tools[0].type"),
+        (
+            {"continue_final_message": True, "add_generation_prompt": True},
+            "continue_final_message and add_generation_prompt cannot both be true",
+            "continue_final_message",
+        ),
+        (
+            {"continue_final_message": True, "chat_template_kwargs": {"add_generation_prompt": True}},
+            "continue_final_message and add_generation_prompt cannot both be true",
+            "continue_final_message",
+        ),
+        (
+            {"continue_final_message": True, "messages": [USER, {"role": "assistant", "tool_calls": [_CALL]}]},
+            "continue_final_message is not possible: the final message calls tools",
+            "continue_final_message",
+        ),
+        ({"continue_final_message": 1}, "accepts values true or false", "continue_final_message"),
+        ({"add_generation_prompt": "no"}, "accepts values true or false", "add_generation_prompt"),
         ({"chat_template_kwargs": []}, "chat_template_kwargs must be an object; got a list", "chat_template_kwargs"),
         ({"response_format": {"type": "json_schema"}}, "is missing", "response_format.json_schema"),
         ({"logit_bias": {"1": 5}}, "logit_bias is not supported", "logit_bias"),
