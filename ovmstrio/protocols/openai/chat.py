@@ -21,6 +21,7 @@ from ovmstrio.protocols.openai.text_endpoint import (
     ParsedRequest,
     ResponseBuilder,
     logprob_document,
+    reasoning_fields,
     response_head,
 )
 
@@ -83,7 +84,7 @@ def _delta(piece: GenerationChunk) -> dict[str, Any]:
     if piece.text:
         delta["content"] = piece.text
     if piece.reasoning:
-        delta["reasoning_content"] = piece.reasoning
+        delta |= reasoning_fields(piece.reasoning)
     if piece.calls:
         delta["tool_calls"] = [_call_delta(call) for call in piece.calls]
     return delta

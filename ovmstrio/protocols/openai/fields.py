@@ -657,7 +657,8 @@ _TEXT_PARTS: Final[Mapping[str, str]] = {
 }
 """Text fields of content parts, by part type."""
 _MEDIA_PARTS: Final = frozenset({"image_url", "input_image", "input_audio", "video_url", "file", "input_file"})
-_PASSED_FIELDS: Final = ("name", "tool_call_id", "reasoning_content")
+_PASSED_FIELDS: Final = ("name", "tool_call_id")
+_REASONING_FIELDS: Final = ("reasoning_content", "reasoning")
 _ROLE_ALIASES: Final[Mapping[str, str]] = {"developer": "system"}
 """Roles that chat templates do not know, with replacements."""
 
@@ -691,6 +692,11 @@ def _read_chat_message(fields: Fields) -> dict[str, Any]:
         text = fields.prompt_text(name, "Invalid message structure")
         if text is not None:
             message[name] = text
+    # Chat templates use the one name or the other, so both have the text; a message may have both with equal texts.
+    if any(fields.get(name) is not None for name in _REASONING_FIELDS):
+        texts = [fields.text(name, "Invalid message structure") for name in _REASONING_FIELDS]
+        message |= dict.fromkeys(_REASONING_FIELDS, next((text for text in texts if text), ""))
+        fields.prompt.add(len(message["reasoning"]))
     calls = [_read_tool_call(call) for call in fields.objects("tool_calls", "", "Each tool_call must be an object")]
     if calls:
         message["tool_calls"] = calls

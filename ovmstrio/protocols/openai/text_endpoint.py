@@ -65,6 +65,11 @@ def logprob_document(token: TokenLogprob) -> dict[str, Any]:
     }
 
 
+def reasoning_fields(text: str) -> dict[str, str]:
+    """Return the reasoning under both names that clients know: DeepSeek's and that of later versions of vLLM."""
+    return {"reasoning_content": text, "reasoning": text}
+
+
 @dataclass(slots=True)
 class ChoiceText:
     """Everything generated for one choice."""
@@ -96,7 +101,7 @@ class ChoiceText:
             "refusal": None,
         }
         if reasoning:
-            message["reasoning_content"] = reasoning
+            message |= reasoning_fields(reasoning)
         if self.calls:
             message["tool_calls"] = [
                 {

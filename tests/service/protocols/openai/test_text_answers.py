@@ -219,13 +219,14 @@ async def test_tool_calls_and_reasoning_are_separate_from_text(serving: Serving)
         "content": None,
         "refusal": None,
         "reasoning_content": "hm",
+        "reasoning": "hm",
         "tool_calls": [{"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"at": 1}'}}],
     }
     first, *deltas = [each["choices"][0]["delta"] for each in events_of(streamed.text)[:-1]]
     assert first == {"role": "assistant", "content": ""}
     first_call = {"name": "weather", "arguments": '{"at"'}
     assert deltas == [
-        {"reasoning_content": "hm"},
+        {"reasoning_content": "hm", "reasoning": "hm"},
         {"tool_calls": [{"index": 0, "id": "call_1", "type": "function", "function": first_call}]},
         {"tool_calls": [{"index": 0, "function": {"arguments": ": 1}"}}]},
         {},
@@ -363,6 +364,16 @@ async def test_parts_of_a_content_are_joined_and_roles_are_those_of_templates(se
         ),
         template_options={"enable_thinking": False},
     )
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"reasoning": "hm"}, {"reasoning_content": "hm", "reasoning": None}, {"reasoning": "hm", "reasoning_content": ""}],
+)
+async def test_reasoning_of_earlier_messages_has_both_names_in_templates(serving: Serving, fields: Any) -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ok", **fields}]
+    message = (await _request(serving, messages=messages)).prompt.messages[1]
+    assert message == {"role": "assistant", "content": "ok", "reasoning": "hm", "reasoning_content": "hm"}
 
 
 @pytest.mark.parametrize(

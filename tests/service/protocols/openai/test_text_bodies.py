@@ -528,6 +528,7 @@ TOO_LONG: list[tuple[str, str, dict[str, Any]]] = [
             {"messages": _with_parts({"type": "text", "text": TEXT})},
             {"messages": [{**USER, "name": TEXT}]},
             {"messages": [{**USER, "reasoning_content": TEXT}]},
+            {"messages": [{**USER, "reasoning": TEXT}]},
             _call(arguments=TEXT),
             _call(arguments={"a": TEXT}),
             _tool(description=TEXT),
