@@ -17,6 +17,7 @@ from ovmstrio.config.schema import Key, parse_value
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.generation import Task
 from ovmstrio.core.tensor import Dim
+from ovmstrio.util.truncation import MAX_ITEMS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -435,6 +436,7 @@ class TextModelSpec(ServableSpec):
         chat_template_mode: chat-template renderer, Jinja or openvino-genai's ``MINJA``.
         normalize: whether embeddings have unit length.
         truncate: whether long embedding inputs are truncated instead of rejected.
+        max_inputs: maximum texts of an embedding request, or documents of a rerank request.
         max_allowed_chunks: maximum document chunks of a rerank request.
         voices: speaker embedding files by voice name.
         speed_min: minimum speech speed; 1 is normal.
@@ -468,6 +470,7 @@ class TextModelSpec(ServableSpec):
     pooling: Literal["CLS", "LAST", "MEAN"] = "CLS"
     normalize: bool = True
     truncate: bool = False
+    max_inputs: Annotated[int, Field(ge=1, le=MAX_ITEMS)] = 2048
     max_allowed_chunks: Count = 10_000
     enable_word_timestamps: bool = False
     voices: dict[str, Path] = Field(default_factory=dict)

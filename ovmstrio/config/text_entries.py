@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 TASKS: Final = tuple(task.value for task in Task)
 _GENERATION: Final = frozenset({Task.TEXT_GENERATION})
 _EMBEDDINGS: Final = frozenset({Task.EMBEDDINGS})
+_RERANK: Final = frozenset({Task.RERANK})
 _TRANSCRIPTION: Final = frozenset({Task.SPEECH_TO_TEXT})
 _SPEECH: Final = frozenset({Task.TEXT_TO_SPEECH})
 _ALL_TASKS: Final = frozenset(Task)
@@ -70,7 +71,8 @@ _OPTIONS: Final[Mapping[str, _Option]] = {
     "pooling": _Option("pooling", _EMBEDDINGS),
     "normalize": _Option("normalize", _EMBEDDINGS),
     "truncate": _Option("truncate", _EMBEDDINGS),
-    "max_allowed_chunks": _Option("max_allowed_chunks", frozenset({Task.RERANK})),
+    "max_inputs": _Option("max_inputs", _EMBEDDINGS | _RERANK),
+    "max_allowed_chunks": _Option("max_allowed_chunks", _RERANK),
     "enable_word_timestamps": _Option("enable_word_timestamps", _TRANSCRIPTION),
     "voices": _Option("voices", _SPEECH),
     **{name: _Option(name, _SPEECH) for name in _SPEEDS},

@@ -228,6 +228,9 @@ class ServerSettings(BaseModel):
     pooling: str | None = _setting(None, TEXT, "Embedding pooling: CLS (default), LAST or MEAN.")
     normalize: bool | None = _setting(None, TEXT, "Normalize embeddings to unit length; default on.")
     truncate: bool | None = _setting(None, TEXT, "Truncate over-long embedding inputs instead of rejecting them.")
+    max_inputs: int | None = _setting(
+        None, TEXT, "Maximum texts of an embedding request, or documents of a rerank request; default 2048."
+    )
     max_allowed_chunks: int | None = _setting(None, TEXT, "Maximum document chunks of a rerank request; default 10000.")
     enable_word_timestamps: bool | None = _setting(None, TEXT, "Compute word timestamps of transcripts; slower.")
     speed_min: float | None = _setting(None, TEXT, "Minimum speech speed of a request; default 0.25.")

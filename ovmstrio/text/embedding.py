@@ -358,6 +358,10 @@ def _reorder(parts: Sequence[_Part], results: Sequence[Any]) -> npt.NDArray[np.f
 # ----------------------------------------------------------------------
 
 
+_ON_LOOP_INPUTS: Final = 128
+"""Number of inputs that are converted to rows within a millisecond or two."""
+
+
 class RowBuilder:
     """Converts request inputs to rows.
 
@@ -383,7 +387,11 @@ class RowBuilder:
         """
         texts = [each for each in inputs if isinstance(each, str)]
         self._check_characters(inputs)
-        written = iter(await self._encoded(texts))
+        make = partial(self._make_rows, inputs, await self._encoded(texts))
+        return make() if len(inputs) <= _ON_LOOP_INPUTS else await trio.to_thread.run_sync(make)
+
+    def _make_rows(self, inputs: Sequence[str | TokenIds], encoded: Sequence[TokenArray]) -> list[Row]:
+        written = iter(encoded)
         rows: list[Row] = []
         errors = ErrorList()
         for number, each in enumerate(inputs):
@@ -579,18 +587,21 @@ def _positive_int(value: Any) -> int | None:
 # Services
 # ----------------------------------------------------------------------
 
-MAX_DOCUMENTS: Final = 500
-"""Maximum texts per request, as in OVMS."""
-
 
 class TextEncoderService:
     """Base of embedding and rerank services."""
 
-    def __init__(self, name: str, task: Task, texts: RowBuilder, rows: RowEncoder) -> None:
-        self.tasks: frozenset[Task] = frozenset({task})
-        self.metadata = ServableMetadata(name, "OpenVINO", (), ())
+    def __init__(self, spec: TextModelSpec, texts: RowBuilder, rows: RowEncoder) -> None:
+        self.tasks: frozenset[Task] = frozenset({spec.task})
+        self.metadata = ServableMetadata(spec.name, "OpenVINO", (), ())
         self._texts = texts
         self._rows = rows
+        self._max_inputs = spec.max_inputs
+
+    def _check_count(self, inputs: Sequence[Any], field: str) -> None:
+        if not 1 <= len(inputs) <= self._max_inputs:
+            message = f"{field}: expected 1 to {self._max_inputs} items (max_inputs)"
+            raise InvalidField(message, field=field, got=str(len(inputs)))
 
     async def tokenize(
         self,
@@ -613,9 +624,6 @@ class TextEncoderService:
 class EmbeddingModel(TextEncoderService):
     """An :class:`ovmstrio.core.generation.Embedder`."""
 
-    def __init__(self, name: str, texts: RowBuilder, rows: RowEncoder) -> None:
-        super().__init__(name, Task.EMBEDDINGS, texts, rows)
-
     async def embed(self, inputs: Sequence[str | TokenIds]) -> Embeddings:
         """Return one vector per input, and the number of tokens including special tokens.
 
@@ -624,8 +632,7 @@ class EmbeddingModel(TextEncoderService):
             Overloaded: the queue is full.
             ModelFailure: OpenVINO failed.
         """
-        if not 1 <= len(inputs) <= MAX_DOCUMENTS:
-            raise InvalidField(f"input must have 1 to {MAX_DOCUMENTS} texts", field="input", got=str(len(inputs)))
+        self._check_count(inputs, "input")
         rows = await self._texts.rows_of(inputs)
         return Embeddings(await self._rows.encode(rows), sum(len(row.ids) for row in rows))
 
@@ -640,15 +647,14 @@ class RerankModel(TextEncoderService):
     Args:
         rows: returns one score per row.
         template: special tokens of a query-document pair.
-        most_chunks: maximum chunks of a request's documents together.
     """
 
     def __init__(
-        self, name: str, texts: RowBuilder, rows: RowEncoder, template: SpecialTokenTemplate, most_chunks: int
+        self, spec: TextModelSpec, texts: RowBuilder, rows: RowEncoder, template: SpecialTokenTemplate
     ) -> None:
-        super().__init__(name, Task.RERANK, texts, rows)
+        super().__init__(spec, texts, rows)
         self._template = template
-        self._most_chunks = most_chunks
+        self._most_chunks = spec.max_allowed_chunks
 
     async def rerank(self, query: str, documents: Sequence[str]) -> tuple[list[float], int]:
         """Return a score from 0 to 1 per document, and the number of tokens read.
@@ -658,8 +664,7 @@ class RerankModel(TextEncoderService):
             Overloaded: the queue is full.
             ModelFailure: OpenVINO failed.
         """
-        if not 1 <= len(documents) <= MAX_DOCUMENTS:
-            raise InvalidField(f"documents must be 1 to {MAX_DOCUMENTS}", field="documents", got=str(len(documents)))
+        self._check_count(documents, "documents")
         self._check_characters(query, documents)
         query_ids = await self._query(query)
         room = self._document_room(query_ids)
@@ -775,7 +780,7 @@ async def load_embedding_model(spec: TextModelSpec, context: LoadContext) -> Emb
     parts = await _load(spec, partial(compile_embedder, pooling=spec.pooling, normalize=spec.normalize), context)
     hooks = context.meters.servable(spec.name, _VERSION)
     texts = _texts(spec, parts)
-    service = EmbeddingModel(spec.name, texts, await _serve_rows(spec, parts, hooks, context))
+    service = EmbeddingModel(spec, texts, await _serve_rows(spec, parts, hooks, context))
     hooks.set_load_seconds(perf_counter() - started)
     return service
 
@@ -795,8 +800,7 @@ async def load_rerank_model(spec: TextModelSpec, context: LoadContext) -> Rerank
         raise ConfigError([Problem(message, file=str(parts.folder.tokenizer))])
     hooks = context.meters.servable(spec.name, _VERSION)
     texts = _texts(spec, parts)
-    rows = await _serve_rows(spec, parts, hooks, context)
-    service = RerankModel(spec.name, texts, rows, pair, spec.max_allowed_chunks)
+    service = RerankModel(spec, texts, await _serve_rows(spec, parts, hooks, context), pair)
     hooks.set_load_seconds(perf_counter() - started)
     return service
 

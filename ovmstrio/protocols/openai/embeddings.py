@@ -17,6 +17,7 @@ from ovmstrio.protocols.openai.fields import MAX_PROMPT_TOKENS, Fields, are_toke
 from ovmstrio.protocols.openai.text_endpoint import parse_off_loop
 from ovmstrio.serving.generation_calls import charge_tokens
 from ovmstrio.transport.http.responses import JSON_TYPE
+from ovmstrio.util.truncation import MAX_ITEMS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from ovmstrio.protocols.openai.api import OpenAIApi
     from ovmstrio.transport.http.router import Rule
 
-_MAX_INPUTS: Final = 500
 _TOKEN_ID_LIMIT: Final = 2**31
 _FORMATS: Final = ("float", "base64")
 _MAX_ONE_CALL_BYTES: Final = 256 * 1024  # Size of vectors that is encoded within one or two milliseconds
@@ -80,14 +80,14 @@ def _read_inputs(fields: Fields) -> Sequence[str | TokenIds]:
             return [given]
         case [int(), *_]:
             return _read_tokens(fields, "input", given)
-        case list() if 1 <= len(given) <= _MAX_INPUTS:
+        case list() if 1 <= len(given) <= MAX_ITEMS:
             tokens = sum(len(each) for each in given if isinstance(each, list))
             if tokens > MAX_PROMPT_TOKENS:
                 fields.refuse("input", f"input: expected at most {MAX_PROMPT_TOKENS} tokens in all", got=str(tokens))
                 return []
             return [parsed for at, each in enumerate(given) for parsed in _read_one(fields, f"input[{at}]", each)]
         case list():
-            fields.refuse("input", f"input: expected 1 to {_MAX_INPUTS} items", got=str(len(given)))
+            fields.refuse("input", f"input: expected 1 to {MAX_ITEMS} items", got=str(len(given)))
         case _:
             fields.refuse("input", _INVALID_INPUT, got=shown(given))
     return []

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from ovmstrio.protocols.openai.api import OpenAIApi
     from ovmstrio.transport.http.router import Rule
 
-_MAX_DOCUMENTS: Final = 500
 _VERSION: Final = "2"  # Version of Cohere's API
 
 
@@ -82,9 +81,8 @@ def _read_documents(fields: Fields) -> list[str]:
         fields.refuse("documents", "documents is missing in request", code="missing_required_parameter")
     if given is None:
         return []
-    if not 1 <= len(given) <= _MAX_DOCUMENTS:
-        fields.refuse("documents", f"documents should be 1 to {_MAX_DOCUMENTS}", got=str(len(given)))
-        return []
+    if not given:
+        fields.refuse("documents", "documents: expected at least 1", got="0")
     texts = []
     for at, each in enumerate(given):
         # Earlier versions of Cohere's API sent documents as objects.
