@@ -333,7 +333,9 @@ class ServerSettings(BaseModel):
         "none", SECURITY, "Isolation of custom nodes (shared libraries): none or process."
     )
     openai_errors: Literal["openai", "ovms"] = _setting(
-        "openai", SERVER, "Error format of the OpenAI API: openai, or the texts and statuses of ovms."
+        "openai",
+        SERVER,
+        "Error format of the OpenAI API: openai, or the texts and statuses of ovms, which ignores unknown fields.",
     )
     allowed_origins: str | None = _setting(
         None, SECURITY, "CORS allowed origins, comma separated, or *; CORS is disabled by default."

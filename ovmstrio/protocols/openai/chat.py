@@ -16,6 +16,7 @@ from ovmstrio.protocols.openai.fields import (
     read_stream_options,
     read_tools,
 )
+from ovmstrio.protocols.openai.known_fields import CHAT
 from ovmstrio.protocols.openai.text_endpoint import (
     ChunkStream,
     ParsedRequest,
@@ -107,6 +108,8 @@ def _logprobs(tokens: Sequence[TokenLogprob]) -> Mapping[str, Any]:
 class Chat:
     """Endpoint."""
 
+    known_fields = CHAT
+
     def read(
         self, document: Mapping[str, Any], limits: GenerationLimits, *, is_stream: bool, deadline: float
     ) -> ParsedRequest:
@@ -124,6 +127,7 @@ class Chat:
             logprobs=_read_logprobs(fields),
             deadline=deadline,
         )
+        CHAT.check(fields)
         errors.tell()
         return ParsedRequest((request,), options.includes_usage, options.has_continuous_usage)
 
@@ -140,9 +144,11 @@ def _read_conversation(fields: Fields) -> Conversation:
     messages = read_messages(fields)
     tools = read_tools(fields)
     given = fields.mapping("chat_template_kwargs", "chat_template_kwargs must be an object", is_prompt=True) or {}
-    effort = fields.name_text("reasoning_effort")
+    effort, verbosity = fields.name_text("reasoning_effort"), fields.name_text("verbosity")
     if effort is not None:
-        given = {"reasoning_effort": effort, **given}
+        given = {"enable_thinking": effort != "none", "reasoning_effort": effort, **given}
+    if verbosity is not None:
+        given = {"verbosity": verbosity, **given}
     continues, options = _read_continuation(fields, messages, given)
     modalities = fields.items("modalities") or ["text"]
     if modalities != ["text"]:

@@ -16,6 +16,7 @@ from ovmstrio.protocols.openai.fields import (
     read_stream_options,
     shown,
 )
+from ovmstrio.protocols.openai.known_fields import COMPLETIONS
 from ovmstrio.protocols.openai.text_endpoint import (
     ChunkStream,
     ParsedRequest,
@@ -87,6 +88,8 @@ _MAX_PROMPTS: Final = 1024
 class Completions:
     """Endpoint."""
 
+    known_fields = COMPLETIONS
+
     def read(
         self, document: Mapping[str, Any], limits: GenerationLimits, *, is_stream: bool, deadline: float
     ) -> ParsedRequest:
@@ -97,10 +100,6 @@ class Completions:
         echo = bool(fields.flag("echo"))
         max_tokens = read_max_tokens(fields, limits, "max_tokens", least=0 if echo else 1)
         prompts = _read_prompts(fields, limits, errors)
-        if fields.get("suffix"):
-            fields.refuse(
-                "suffix", "suffix is not supported: the model only appends text", code="unsupported_parameter"
-            )
         request = make_request(
             fields,
             limits,
@@ -111,6 +110,7 @@ class Completions:
             echo=echo,
             deadline=deadline,
         )
+        COMPLETIONS.check(fields)
         errors.tell()
         requests = tuple(replace(request, prompt=prompt) for prompt in prompts)
         return ParsedRequest(requests, options.includes_usage, options.has_continuous_usage)

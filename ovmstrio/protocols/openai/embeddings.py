@@ -14,6 +14,7 @@ from ovmstrio.core.generation import Task
 from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.encoding.json_output import array_pieces
 from ovmstrio.protocols.openai.fields import MAX_PROMPT_TOKENS, Fields, are_token_ids, shown
+from ovmstrio.protocols.openai.known_fields import EMBEDDINGS
 from ovmstrio.protocols.openai.text_endpoint import parse_off_loop
 from ovmstrio.serving.generation_calls import charge_tokens
 from ovmstrio.transport.http.responses import JSON_TYPE
@@ -38,7 +39,7 @@ def embedding_rules(api: OpenAIApi) -> list[Rule]:
     """Return the routes."""
 
     async def embed(request: HttpRequest) -> HttpAnswer:
-        body = await api.body(request)
+        body = await api.body(request, EMBEDDINGS)
         inputs, is_base64, dimensions = await parse_off_loop(partial(_read, body.document), body)
         with await api.call(request, body.model, Task.EMBEDDINGS) as call:
             embeddings = await cast("Embedder", call.service).embed(inputs)
@@ -64,8 +65,8 @@ def _read(document: Mapping[str, Any]) -> tuple[Sequence[str | TokenIds], bool, 
     if form is not None and form not in _FORMATS:
         fields.refuse("encoding_format", _INVALID_FORMAT, got=shown(form))
     dimensions = fields.unsigned("dimensions", least=1)
-    fields.text("user")
     inputs = _read_inputs(fields)
+    EMBEDDINGS.check(fields)
     errors.tell()
     return inputs, form == "base64", dimensions
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     )
     from ovmstrio.core.http_messages import HttpAnswer, HttpRequest
     from ovmstrio.protocols.openai.api import Body, OpenAIApi
+    from ovmstrio.protocols.openai.known_fields import KnownFields
     from ovmstrio.serving.calls import ObservedCall
     from ovmstrio.transport.http.router import Rule
     from ovmstrio.transport.http.sse import EventSink
@@ -167,6 +168,11 @@ class _ResponseStream(Protocol):
 class TextEndpoint(Protocol):
     """Text generation endpoint: format of bodies and responses."""
 
+    @property
+    def known_fields(self) -> KnownFields:
+        """Fields of bodies."""
+        ...
+
     def read(
         self, document: Mapping[str, Any], limits: GenerationLimits, *, is_stream: bool, deadline: float
     ) -> ParsedRequest:
@@ -186,7 +192,7 @@ def text_rules(api: OpenAIApi, path: str, endpoint: TextEndpoint) -> list[Rule]:
     """Return the routes of an endpoint."""
 
     async def answer(request: HttpRequest) -> HttpAnswer:
-        body = await api.body(request)
+        body = await api.body(request, endpoint.known_fields)
         if accepts_raw_requests(api.plane, body.model):
             answered = await answer_raw_request(api, request, path.removeprefix("/"))
             if answered is not None:

@@ -186,7 +186,11 @@ async def test_a_bad_field_is_refused(serving: Serving, path: str, more: Any, pa
 async def test_other_tasks_are_refused(
     serving: Serving, path: str, model: str, status: int, code: str, message: str
 ) -> None:
-    body = {"model": model, "input": "a", "query": "a", "documents": ["a"], "text": "a"}
-    answer = await serving.post(path, json=body)
+    bodies: dict[str, Any] = {
+        EMBEDDINGS: {"input": "a"},
+        RERANK: {"query": "a", "documents": ["a"]},
+        TOKENIZE: {"text": "a"},
+    }
+    answer = await serving.post(path, json={"model": model, **bodies[path]})
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
     assert message in answer.json()["error"]["message"]

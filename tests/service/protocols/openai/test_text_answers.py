@@ -367,6 +367,24 @@ async def test_parts_of_a_content_are_joined_and_roles_are_those_of_templates(se
 
 
 @pytest.mark.parametrize(
+    ("fields", "options"),
+    [
+        ({"reasoning_effort": "low"}, {"enable_thinking": True, "reasoning_effort": "low"}),
+        ({"reasoning_effort": "none"}, {"enable_thinking": False, "reasoning_effort": "none"}),
+        ({"verbosity": "high"}, {"verbosity": "high"}),
+        (
+            {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}},
+            {"enable_thinking": True, "reasoning_effort": "none"},
+        ),
+    ],
+)
+async def test_effort_and_verbosity_are_template_variables(
+    serving: Serving, fields: Any, options: dict[str, Any]
+) -> None:
+    assert (await _request(serving, **fields)).prompt.template_options == options
+
+
+@pytest.mark.parametrize(
     "fields",
     [{"reasoning": "hm"}, {"reasoning_content": "hm", "reasoning": None}, {"reasoning": "hm", "reasoning_content": ""}],
 )
