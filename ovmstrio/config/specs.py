@@ -434,6 +434,7 @@ class TextModelSpec(ServableSpec):
         reasoning_parser: reasoning parser; empty for detection, ``none`` for none.
         enable_tool_guided_generation: whether tool calls are constrained to their parameter schemas.
         chat_template_mode: chat-template renderer, Jinja or openvino-genai's ``MINJA``.
+        pooling: pooling of token vectors; None for detection from the model's files.
         normalize: whether embeddings have unit length.
         truncate: whether long embedding inputs are truncated instead of rejected.
         max_inputs: maximum texts of an embedding request, or documents of a rerank request.
@@ -467,7 +468,7 @@ class TextModelSpec(ServableSpec):
     reasoning_parser: str = ""
     enable_tool_guided_generation: bool = False
     chat_template_mode: Literal["JINJA", "MINJA"] = "JINJA"
-    pooling: Literal["CLS", "LAST", "MEAN"] = "CLS"
+    pooling: Literal["CLS", "LAST", "MEAN"] | None = None
     normalize: bool = True
     truncate: bool = False
     max_inputs: Annotated[int, Field(ge=1, le=MAX_ITEMS)] = 2048

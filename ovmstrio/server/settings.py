@@ -225,7 +225,9 @@ class ServerSettings(BaseModel):
         None, TEXT, "Draft model for speculative decoding; must have the vocabulary of the main model."
     )
     draft_device: str | None = _setting(None, TEXT, "Device of the draft model; by default that of the main model.")
-    pooling: str | None = _setting(None, TEXT, "Embedding pooling: CLS (default), LAST or MEAN.")
+    pooling: str | None = _setting(
+        None, TEXT, "Embedding pooling: CLS, LAST or MEAN; by default detected from the model's files."
+    )
     normalize: bool | None = _setting(None, TEXT, "Normalize embeddings to unit length; default on.")
     truncate: bool | None = _setting(None, TEXT, "Truncate over-long embedding inputs instead of rejecting them.")
     max_inputs: int | None = _setting(

@@ -505,6 +505,18 @@ MODEL: Final = "openvino_model.xml"
 TOKENIZER: Final = "openvino_tokenizer.xml"
 _CONFIG: Final = "config.json"
 _TOKENIZER_CONFIG: Final = "tokenizer_config.json"
+_POOLING_FILE: Final = "1_Pooling/config.json"
+_POOLING_MODES: Final = {
+    "pooling_mode_cls_token": "CLS",
+    "pooling_mode_lasttoken": "LAST",
+    "pooling_mode_mean_tokens": "MEAN",
+    **{f"pooling_mode_{mode}": mode for mode in ("max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens")},
+    "cls": "CLS",
+    "lasttoken": "LAST",
+    "mean": "MEAN",
+}
+"""Modes of sentence-transformers: keys that are true, or values of ``pooling_mode`` in later versions."""
+_DECODERS: Final = ("Llama", "Mistral", "Qwen2", "Qwen3")
 _EXPORT_HINT: Final = (
     "export the model with optimum-intel, which writes it, or convert the tokenizer with openvino_tokenizers"
 )
@@ -522,6 +534,7 @@ class TextFolder:
         max_length: maximum tokens of a text, with special tokens; None if unknown.
         vocabulary_size: None if unknown.
         cuts_left: truncate at the start instead of the end.
+        pooling: pooling of token vectors; a mode without support has sentence-transformers' name.
     """
 
     model: Path
@@ -529,6 +542,7 @@ class TextFolder:
     max_length: int | None
     vocabulary_size: int | None
     cuts_left: bool
+    pooling: str
 
 
 def read_text_folder(folder: Path) -> TextFolder:
@@ -544,6 +558,7 @@ def read_text_folder(folder: Path) -> TextFolder:
     ]
     config = _read(folder / _CONFIG, problems)
     tokenizer = _read(folder / _TOKENIZER_CONFIG, problems)
+    pooling = _read(folder / _POOLING_FILE, problems)
     if problems:
         raise ConfigError(problems)
     return TextFolder(
@@ -552,6 +567,7 @@ def read_text_folder(folder: Path) -> TextFolder:
         _max_length(config, tokenizer),
         _positive_int(config.get("vocab_size")),
         tokenizer.get("truncation_side") == "left",
+        _pooling(pooling, config),
     )
 
 
@@ -568,6 +584,17 @@ def _read(path: Path, problems: list[Problem]) -> Mapping[str, Any]:
         return read
     problems.append(Problem("the file holds something else", file=str(path), expected="a JSON object"))
     return {}
+
+
+def _pooling(pooling: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """Return the pooling of the model's files; without it the last token of decoders, and the first one as in OVMS."""
+    mode = pooling.get("pooling_mode")
+    modes = [mode] if isinstance(mode, str) else [key for key in _POOLING_MODES if pooling.get(key) is True]
+    if modes:
+        return " and ".join(_POOLING_MODES.get(each, each) for each in modes)
+    architectures = config.get("architectures")
+    named = [str(each) for each in architectures] if isinstance(architectures, list) else []
+    return "LAST" if any(each.endswith("ForCausalLM") or each.startswith(_DECODERS) for each in named) else "CLS"
 
 
 def _max_length(config: Mapping[str, Any], tokenizer: Mapping[str, Any]) -> int | None:
@@ -777,7 +804,11 @@ async def load_embedding_model(spec: TextModelSpec, context: LoadContext) -> Emb
         NotReady: the crash probe could not run.
     """
     started = perf_counter()
-    parts = await _load(spec, partial(compile_embedder, pooling=spec.pooling, normalize=spec.normalize), context)
+
+    def compile_rows(source: ModelFile, folder: TextFolder) -> Compiled:
+        return compile_embedder(source, spec.pooling or folder.pooling, normalize=spec.normalize)
+
+    parts = await _load(spec, compile_rows, context)
     hooks = context.meters.servable(spec.name, _VERSION)
     texts = _texts(spec, parts)
     service = EmbeddingModel(spec, texts, await _serve_rows(spec, parts, hooks, context))
@@ -793,7 +824,7 @@ async def load_rerank_model(spec: TextModelSpec, context: LoadContext) -> Rerank
         NotReady: the crash probe could not run.
     """
     started = perf_counter()
-    parts = await _load(spec, compile_scorer, context)
+    parts = await _load(spec, lambda source, _: compile_scorer(source), context)
     pair = parts.tokenizer.special_tokens.pair
     if pair is None:
         message = "the tokenizer has no template for pairs of query and document"
@@ -806,7 +837,7 @@ async def load_rerank_model(spec: TextModelSpec, context: LoadContext) -> Rerank
 
 
 async def _load(
-    spec: TextModelSpec, compile_rows: Callable[[ModelFile], Compiled], context: LoadContext
+    spec: TextModelSpec, compile_rows: Callable[[ModelFile, TextFolder], Compiled], context: LoadContext
 ) -> _LoadedParts:
     folder = await run_load(partial(read_text_folder, spec.path))
     model = ModelSpec(
@@ -821,7 +852,7 @@ async def _load(
     if (probe := context.find(CrashProbe)) is not None:
         await probe.try_model(probe_model_of(source, spec.path))
     tokenizer = await run_load(partial(compile_tokenizer, folder.tokenizer, spec.name))
-    return _LoadedParts(folder, await run_load(partial(compile_rows, source)), tokenizer)
+    return _LoadedParts(folder, await run_load(partial(compile_rows, source, folder)), tokenizer)
 
 
 def _texts(spec: TextModelSpec, parts: _LoadedParts) -> RowBuilder:

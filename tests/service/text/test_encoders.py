@@ -124,6 +124,53 @@ async def test_tokens_of_the_caller_are_embedded_unchanged(embedder: Any) -> Non
     assert made.tokens == 4 + 3 + LONGEST
 
 
+@pytest.mark.parametrize(
+    ("config", "pooling_config", "expected"),
+    [
+        ({}, {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False, "include_prompt": True}, "MEAN"),
+        ({}, {"pooling_mode_lasttoken": True}, "LAST"),
+        ({}, {"pooling_mode_cls_token": True}, "CLS"),
+        ({}, {"pooling_mode": "mean"}, "MEAN"),
+        ({"architectures": ["Qwen3ForCausalLM"]}, None, "LAST"),
+        ({"architectures": ["Qwen3Model"]}, {"pooling_mode_mean_tokens": True}, "MEAN"),
+        ({"architectures": ["BertModel"]}, None, "CLS"),
+        ({}, None, "CLS"),
+    ],
+)
+async def test_pooling_is_that_of_the_files(
+    load: Load, copied_folder: Path, config: Any, pooling_config: Any, expected: str
+) -> None:
+    (copied_folder / "config.json").write_text(json.dumps(config))
+    if pooling_config is not None:
+        (copied_folder / "1_Pooling").mkdir()
+        (copied_folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling_config))
+    async with load(copied_folder) as service:
+        made = await service.embed(["the cat sat"])
+    async with load(copied_folder, pooling="MEAN") as service:
+        overridden = await service.embed(["the cat sat"])
+    assert np.allclose(made.vectors, [pooled("the cat sat", expected)], atol=1e-5)
+    assert np.allclose(overridden.vectors, [pooled("the cat sat", "MEAN")], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("pooling_config", "found"),
+    [
+        ({"pooling_mode_max_tokens": True}, "max_tokens"),
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, "CLS and MEAN"),
+        ({"pooling_mode": "weightedmean"}, "weightedmean"),
+    ],
+)
+async def test_unsupported_pooling_of_the_files_is_refused(
+    load: Load, copied_folder: Path, pooling_config: Any, found: str
+) -> None:
+    (copied_folder / "1_Pooling").mkdir()
+    (copied_folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling_config))
+    (problem,) = await problems_of(copied_folder)
+    assert (problem.path, problem.found, problem.expected) == ("pooling", found, "CLS or LAST or MEAN")
+    async with load(copied_folder, pooling="CLS") as service:
+        assert len((await service.embed(["the cat"])).vectors) == 1
+
+
 @pytest.mark.parametrize("count", [501, 2048])
 async def test_hundreds_of_inputs_have_the_vectors_of_each_alone(embedder: Any, count: int) -> None:
     inputs = [
