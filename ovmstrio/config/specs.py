@@ -17,6 +17,7 @@ from ovmstrio.config.schema import Key, parse_value
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.generation import Task
 from ovmstrio.core.tensor import Dim
+from ovmstrio.util.truncation import MAX_ITEMS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -433,8 +434,10 @@ class TextModelSpec(ServableSpec):
         reasoning_parser: reasoning parser; empty for detection, ``none`` for none.
         enable_tool_guided_generation: whether tool calls are constrained to their parameter schemas.
         chat_template_mode: chat-template renderer, Jinja or openvino-genai's ``MINJA``.
+        pooling: pooling of token vectors; None for detection from the model's files.
         normalize: whether embeddings have unit length.
         truncate: whether long embedding inputs are truncated instead of rejected.
+        max_inputs: maximum texts of an embedding request, or documents of a rerank request.
         max_allowed_chunks: maximum document chunks of a rerank request.
         voices: speaker embedding files by voice name.
         speed_min: minimum speech speed; 1 is normal.
@@ -465,9 +468,10 @@ class TextModelSpec(ServableSpec):
     reasoning_parser: str = ""
     enable_tool_guided_generation: bool = False
     chat_template_mode: Literal["JINJA", "MINJA"] = "JINJA"
-    pooling: Literal["CLS", "LAST", "MEAN"] = "CLS"
+    pooling: Literal["CLS", "LAST", "MEAN"] | None = None
     normalize: bool = True
     truncate: bool = False
+    max_inputs: Annotated[int, Field(ge=1, le=MAX_ITEMS)] = 2048
     max_allowed_chunks: Count = 10_000
     enable_word_timestamps: bool = False
     voices: dict[str, Path] = Field(default_factory=dict)

@@ -21,7 +21,7 @@ from ovmstrio.config.model_options import parse_model_options
 from ovmstrio.config.schema import expected_text
 from ovmstrio.config.service_options import check_base_path, check_name
 from ovmstrio.config.specs import GraphSpec, ModelSpec, ServerSpec, TextModelSpec
-from ovmstrio.config.text_entries import TEXT_OPTIONS, parse_task, parse_text_options
+from ovmstrio.config.text_entries import TEXT_OPTIONS, detect_task, parse_task, parse_text_options
 from ovmstrio.core.connection import TrustedProxies
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.generation import Task
@@ -139,8 +139,6 @@ def _name_of(argument: str) -> str:
 # Single text model
 
 _GGUF: Final = ".gguf"
-_TEXT_GENERATION_FILES: Final = ("openvino_model.xml", "openvino_tokenizer.xml", "openvino_detokenizer.xml")
-"""Files that only text-generation models have."""
 
 
 def is_text_model(settings: ServerSettings) -> bool:
@@ -151,7 +149,7 @@ def is_text_model(settings: ServerSettings) -> bool:
     if settings.task is not None or path.suffix == _GGUF:
         return True
     absolute = path.absolute()
-    return is_text_generation_folder(absolute) and not is_graph({"base_path": str(absolute)}, absolute)
+    return detect_task(absolute) is not None and not is_graph({"base_path": str(absolute)}, absolute)
 
 
 def text_problems(settings: ServerSettings, others: Collection[str]) -> list[Problem]:
@@ -182,14 +180,10 @@ def text_model(settings: ServerSettings, cache_dir: Path | None, origin: str) ->
     )
 
 
-def is_text_generation_folder(folder: Path) -> bool:
-    """Return whether a directory has a model that openvino-genai can generate text with."""
-    return all((folder / name).is_file() for name in _TEXT_GENERATION_FILES)
-
-
 def _read(settings: ServerSettings) -> tuple[Task, dict[str, Any], list[Problem]]:
     try:
-        task = Task.TEXT_GENERATION if settings.task is None else parse_task(settings.task)
+        task = detect_task((settings.model_path or Path()).absolute()) or Task.TEXT_GENERATION
+        task = task if settings.task is None else parse_task(settings.task)
     except ConfigError as error:
         return Task.TEXT_GENERATION, {}, [_option(problem) for problem in error.problems]
     given = {name: getattr(settings, name) for name in sorted(TEXT_OPTIONS & settings.model_fields_set)}

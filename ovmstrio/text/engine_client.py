@@ -94,7 +94,7 @@ class OutputBuffer:
         made.tokens += tokens
         self.tokens += tokens
         if logprobs:
-            made.logprobs += [TokenLogprob(*each) for each in logprobs]
+            made.logprobs += [TokenLogprob(bytes(data), *rest) for data, *rest in logprobs]
         if finish is not None:
             made.finish = self.finish = FINISH_REASONS[finish]
             self._open_texts -= 1

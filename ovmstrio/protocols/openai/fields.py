@@ -269,20 +269,8 @@ class Fields:
                 self._errors.add(InvalidField(inner or f"{path} is not an object", field=path, got=shown(value)))
 
 
-# Ignored fields: checked for their type, as OpenAI does
-
-_TEXT_FIELDS: Final = ("user", "safety_identifier", "prompt_cache_key", "service_tier", "verbosity")
-_OBJECT_FIELDS: Final = ("metadata", "prediction")
 _TRUNCATION: Final = "truncation"
 _DISABLED: Final = "disabled"
-
-
-def check_ignored_fields(fields: Fields) -> None:
-    """Check the types of ignored fields that all text endpoints accept."""
-    for name in _TEXT_FIELDS:
-        fields.text(name)
-    for name in _OBJECT_FIELDS:
-        fields.mapping(name)
 
 
 def check_ignored_responses_fields(fields: Fields) -> None:
@@ -316,25 +304,6 @@ _SEEDS: Final = range(-(2**63), 2**64)  # Integers of 64 bits, signed or not
 _RANDOM_SEED: Final = -1
 _AS_MANY_AS_FIT: Final = -1
 _MAX_PENALTY: Final = 1e6  # Limit of penalties without a specified range
-
-_UNSUPPORTED: Final[Mapping[str, str]] = {
-    "logit_bias": "the generation library has no logit bias",
-    "functions": "use tools",
-    "function_call": "use tool_choice",
-    "prompt_logprobs": "use echo and logprobs of /completions",
-    "audio": "this model generates text only",
-    "web_search_options": "this server has no web search",
-    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), "use response_format"),
-    "use_beam_search": "use best_of",
-    "no_repeat_ngram_size": "use repetition_penalty",
-    **dict.fromkeys(
-        ("bad_words", "allowed_token_ids"), "the generation library has no token filter; use response_format"
-    ),
-    "chat_template": "the server uses the model's template",
-    "truncate_prompt_tokens": "prompts are not truncated; shorten the prompt",
-    "store": "responses are not stored; omit it or send false",
-}
-"""Unsupported fields that would change the result, with a hint; null and false values are accepted."""
 
 
 def _read_sampling(fields: Fields, limits: GenerationLimits, *, max_tokens: int | None, is_stream: bool) -> Sampling:
@@ -405,12 +374,6 @@ def _read_stop(fields: Fields) -> tuple[str, ...]:
         fields.refuse("stop", "stop array contains an empty string")
         return ()
     return tuple(dict.fromkeys(texts))
-
-
-def _refuse_unsupported(fields: Fields) -> None:
-    for name, reason in _UNSUPPORTED.items():
-        if fields.get(name):
-            fields.refuse(name, f"{name} is not supported: {reason}", code="unsupported_parameter")
 
 
 def _read_min_tokens(fields: Fields, max_tokens: int | None) -> int | None:
@@ -662,7 +625,14 @@ _TEXT_PARTS: Final[Mapping[str, str]] = {
 }
 """Text fields of content parts, by part type."""
 _MEDIA_PARTS: Final = frozenset({"image_url", "input_image", "input_audio", "video_url", "file", "input_file"})
-_PASSED_FIELDS: Final = ("name", "tool_call_id", "reasoning_content")
+_PASSED_FIELDS: Final = ("name", "tool_call_id")
+_REASONING_FIELDS: Final = ("reasoning_content", "reasoning")
+_REFUSED_IN_MESSAGES: Final[Mapping[str, str]] = {
+    "function_call": "use tool_calls",
+    "audio": "this model accepts text only",
+    **dict.fromkeys(("prefix", "partial"), "use continue_final_message"),
+}
+"""Fields of messages that would change the prompt, with a hint."""
 _ROLE_ALIASES: Final[Mapping[str, str]] = {"developer": "system"}
 """Roles that chat templates do not know, with replacements."""
 
@@ -696,6 +666,15 @@ def _read_chat_message(fields: Fields) -> dict[str, Any]:
         text = fields.prompt_text(name, "Invalid message structure")
         if text is not None:
             message[name] = text
+    # Chat templates use the one name or the other, so both have the text; a message may have both with equal texts.
+    if any(fields.get(name) is not None for name in _REASONING_FIELDS):
+        texts = [fields.text(name, "Invalid message structure") for name in _REASONING_FIELDS]
+        message |= dict.fromkeys(_REASONING_FIELDS, next((text for text in texts if text), ""))
+        fields.prompt.add(len(message["reasoning"]))
+    for name, reason in _REFUSED_IN_MESSAGES.items():
+        if fields.get(name):
+            text = f"{fields.path(name)} is not supported: {reason}"
+            fields.refuse(name, text, code="unsupported_parameter")
     calls = [_read_tool_call(call) for call in fields.objects("tool_calls", "", "Each tool_call must be an object")]
     if calls:
         message["tool_calls"] = calls
@@ -796,7 +775,7 @@ def make_request(
     """Return the request for one prompt, from the fields common to all endpoints."""
     sampling = _read_sampling(fields, limits, max_tokens=max_tokens, is_stream=is_stream)
     keeps_special = fields.flag("skip_special_tokens") is False
-    request = GenerationRequest(
+    return GenerationRequest(
         prompt,
         sampling,
         stop=_read_stop(fields),
@@ -810,6 +789,3 @@ def make_request(
         parses_output=not keeps_special,
         deadline=deadline,
     )
-    _refuse_unsupported(fields)
-    check_ignored_fields(fields)
-    return request
