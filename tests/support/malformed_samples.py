@@ -110,6 +110,11 @@ _CALLS_BY_FAMILY: Final[dict[str, list[_Row]]] = {
         ),
         ("no closing tag of the last parameter", _qwen("<parameter=text>\na\n</function>"), _write(_A)),
         ("no closing tags", _qwen("<parameter=text>\na"), _write(_A)),
+        (
+            "no bracket of a list",
+            _qwen("<parameter=tags>\n[1, {'k': 2\n</parameter>\n</function>"),
+            _write({"tags": [1, {"k": 2}]}),
+        ),
         ("no closing tag of the function", _qwen("<parameter=text>\na\n</parameter>"), _write(_A)),
         (
             "tags in a value",
@@ -188,6 +193,27 @@ _CALLS_BY_FAMILY: Final[dict[str, list[_Row]]] = {
             _hermes('{"name": "write" "arguments": {"text": "a" "size": 3}}'),
             _write({"text": "a", "size": 3}),
         ),
+        (
+            "no first quote of a key",
+            _hermes('{"name": "write", "arguments": {text": "a", tags": [1]}}'),
+            _write({"text": "a", "tags": [1]}),
+        ),
+        (
+            "no quotes at one end of texts",
+            _hermes('{"name": "write", "arguments": {"text": a", "tags": ["b" {"k": 1}], "size": 3}}'),
+            _write({"text": "a", "tags": ["b", {"k": 1}], "size": 3}),
+        ),
+        (
+            "no colons",
+            _hermes('{"name": "write", "arguments" {"text" "a", "tags" ["b"], "size" 3}}'),
+            _write({"text": "a", "tags": ["b"], "size": 3}),
+        ),
+        (
+            "no bracket of a list before a key",
+            _hermes('{"name": "write", "arguments": {"tags": ["b", "text": "a", "size": 3}}'),
+            _write({"tags": ["b"], "text": "a", "size": 3}),
+        ),
+        ("a namespace", _hermes('{"name": "functions.write", "arguments": {"text": "a"}}'), _write(_A)),
         ("keys without quotes", _hermes('{name: "write", arguments: {text: "a"}}'), _write(_A)),
         (
             "brackets closed in the wrong order",
@@ -244,6 +270,7 @@ _CALLS_BY_FAMILY: Final[dict[str, list[_Row]]] = {
             '<|tool_call|>[{"name": "write", "arguments": {"text": "a"}}]<|/tool_call|><|end|>',
             _write(_A),
         ),
+        ("both markers", '<|tool_call|>functools[{"name": "write", "arguments": {"text": "a"}}]<|end|>', _write(_A)),
         ("an array without the marker", '[{"name": "write", "arguments": {"text": "a"}}]<|end|>', _write(_A)),
         ("an object without the marker", '{"name": "write", "parameters": {"text": "a"}}', _write(_A)),
         ("an object", 'functools{"name": "write", "arguments": {"text": "a"}}', _write(_A)),
@@ -290,6 +317,11 @@ _CALLS_BY_FAMILY: Final[dict[str, list[_Row]]] = {
         ("a word without quotes", _liquid("[write(text=a)]"), _write(_A)),
         ("quotes in a text", _liquid('[write(text="the "b" c", size=1)]'), _write({"text": 'the "b" c', "size": 1})),
         ("three quotes", _liquid('[write(text="""a "b"\nc""")]'), _write({"text": 'a "b"\nc'})),
+        (
+            "no bracket of a list",
+            _liquid('[write(tags=["b", {"k": 1}, size=3)]'),
+            _write({"tags": ["b", {"k": 1}], "size": 3}),
+        ),
         ("colons", _liquid('[write(text: "a", size: 3)]'), _write({"text": "a", "size": 3})),
         ("a namespace", _liquid('[functions.write(text="a")]'), _write(_A)),
     ],

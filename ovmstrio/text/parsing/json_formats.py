@@ -6,7 +6,7 @@ import json
 import re
 from typing import ClassVar, Final
 
-from ovmstrio.text.parsing.json_rewriter import JSON, JsonRewriter
+from ovmstrio.text.parsing.json_rewriter import JSON, JsonRewriter, rewrite
 from ovmstrio.text.parsing.parser import (
     BoundedText,
     MalformedText,
@@ -20,6 +20,7 @@ from ovmstrio.text.parsing.parser import (
 _NAMES: Final = ("name", "function")
 _ARGUMENTS: Final = ("arguments", "parameters")
 _MEMBERS: Final = frozenset({*_NAMES, *_ARGUMENTS, "type", "id", "index"})
+_IS_NAME: Final = re.compile(r"""[^\s"'{}\[\](),<>]+""")
 _KEY_END: Final = re.compile(r"\W")
 _MAX_NAME: Final = 512
 _MAX_VALUE: Final = 1 << 20
@@ -101,8 +102,8 @@ class JsonCallParser(StreamingParser):
         if named and key not in _MEMBERS:
             raise MalformedText
         if key in _NAMES and "name" not in found:
-            found["name"] = yield from self._string()
-            if not found["name"] or (named and found["name"] not in self.schemas):
+            found["name"] = self.function_name((yield from self._string()))
+            if not _IS_NAME.fullmatch(found["name"]) or (named and found["name"] not in self.schemas):
                 raise MalformedText
         elif key in _ARGUMENTS and "name" in found and (yield from tape.peek()) == "{":
             self.begin_call(found["name"])
@@ -146,7 +147,7 @@ class JsonCallParser(StreamingParser):
         else:
             key = yield from tape.take(len((yield from tape.run(_KEY_END, _MAX_NAME))))
         yield from tape.blanks()
-        if not (yield from tape.accept(":")):
+        if not (yield from tape.accept(":")) and (not key or (yield from tape.peek()) != "{"):
             yield from tape.expect("=")
         yield from tape.blanks()
         return key
@@ -155,7 +156,8 @@ class JsonCallParser(StreamingParser):
         """Return arguments given as an object, as JSON in a string, or as null."""
         letter = yield from self.tape.peek()
         if letter in {'"', "'"}:
-            return (yield from self._string(_MAX_VALUE)).strip() or "{}"
+            text = (yield from self._string(_MAX_VALUE)).strip() or "{}"
+            return (rewrite(text, JSON) if text[0] == "{" else None) or text
         value = yield from self._value()
         if letter != "{" and value != "null":
             raise MalformedText
@@ -241,6 +243,8 @@ class PhiParser(JsonCallParser):
 
     def call(self) -> Steps[None]:
         """Parse calls."""
+        yield from self.tape.blanks()
+        yield from self.tape.accept("functools")
         yield from self.objects()
 
 

@@ -31,6 +31,8 @@ _CONSTANTS: Final[Mapping[str, str]] = {
 _IS_NUMBER: Final = re.compile(_NUMBER)
 _IS_WORD: Final = re.compile(r"[\w.+-]+")
 _NEXT_KEY: Final = re.compile(r"""(?:<\|"\|>|["'])?[\w.$-]+(?:<\|"\|>|["'])?\s*[:=]""")
+_KEY_STOP: Final = re.compile(r"""[^\w.$"'-]""")
+_QUOTED_KEY: Final = re.compile(r"""(["'])[\w.$-]+\1""")
 _SCALAR_BEFORE_KEY: Final = re.compile(rf"({_NUMBER}|{'|'.join(_CONSTANTS)})\s+{_NEXT_KEY.pattern}")
 _ESCAPES: Final[Mapping[str, str]] = {letter: f"\\{letter}" for letter in '"\\/bfnrt'} | {"'": "'", "\n": "\\n"}
 _PYTHON_ESCAPES: Final[Mapping[str, str]] = {**_ESCAPES, "/": "\\\\/", "0": "\\u0000", "\n": ""}
@@ -123,8 +125,7 @@ class JsonRewriter:
         while letter := (yield from self._tape.peek()):
             if letter in self._ends.firsts and (yield from self._tape.at(self._ends)):
                 is_begun = bool(self._open)
-                while self._open:
-                    self._end()
+                self.close()
                 return is_begun
             if letter in WHITESPACE:
                 self._blanks += yield from self._tape.take()
@@ -145,6 +146,11 @@ class JsonRewriter:
                 yield from self._string(quote, is_key=is_key)
                 return
         raise MalformedText
+
+    def close(self) -> None:
+        """Emit the missing brackets at the end of the text."""
+        while self._open:
+            self._end()
 
     # ------------------------------------------------------------------
     # Objects and arrays
@@ -169,9 +175,13 @@ class JsonRewriter:
 
     def _element(self, letter: str, top: _Open | None) -> Steps[None]:
         if top is not None and top.next is _Next.COLON:
-            self._require_leniency()
+            if self._notation.python:
+                raise MalformedText
             self._give(": ")
             top.next = _Next.VALUE
+        while top is not None and not top.is_object and self._comma and (yield from self._is_outer_key(letter)):
+            self._end()  # the bracket of the array is missing
+            top = self._open[-1]
         is_key = top is not None and top.is_object and top.next is not _Next.VALUE
         if letter in self._notation.brackets and top is not None and is_key:
             # A doubled brace: its object is that of the outer brace.
@@ -193,6 +203,16 @@ class JsonRewriter:
             yield from self._word(is_key=is_key)
         if top is not None:
             top.next = _Next.COLON if is_key else _Next.COMMA
+
+    def _is_outer_key(self, letter: str) -> Steps[bool]:
+        """Return whether a key of the object around an array is next, instead of an element of the array."""
+        if letter not in {'"', "'"} and not self._notation.python:
+            return False
+        key = yield from self._tape.run(_KEY_STOP, _MAX_KEY)
+        at = yield from self._tape.ahead(len(key))
+        after = (yield from self._tape.peek(at + 1))[at:]
+        is_key = after == ":" if _QUOTED_KEY.fullmatch(key) else after == "=" and self._notation.python
+        return is_key and any(each.is_object for each in self._open)
 
     def _lead(self, top: _Open | None) -> None:
         """Emit the separator before a key, or an element of an array."""
@@ -299,8 +319,10 @@ class JsonRewriter:
             if self._ends.is_next(text, at):
                 return True
         top = self._open[-1] if self._open else None
-        if is_key or top is None:
-            return letter in (":=,}" if is_key else ",}]") or (letter == quote and at > 0)
+        if is_key:
+            return letter in ":=,}{[" or at > 0
+        if top is None:
+            return letter in ",}]" or (letter == quote and at > 0)
         return (yield from self._follows_value(quote, letter, at, is_object=top.is_object))
 
     def _follows_value(self, quote: str, letter: str, at: int, *, is_object: bool) -> Steps[bool]:
@@ -313,7 +335,7 @@ class JsonRewriter:
             text = yield from self._tape.peek(after + self._ends.longest)
             return len(text) == after or self._ends.is_next(text, after)
         if not is_object:
-            return letter == "," or (letter == quote and at > 0)
+            return letter == "," or (letter in {quote, "{", "["} and at > 0)
         if letter == ",":
             at = yield from self._tape.ahead(at + 1)
             if (yield from self._tape.peek(at + 1))[at:] in {"", '"', "'", *closings}:
@@ -322,6 +344,23 @@ class JsonRewriter:
         return _NEXT_KEY.match(text, at) is not None
 
     def _word(self, *, is_key: bool) -> Steps[None]:
+        word = yield from self._unquoted(is_key=is_key)
+        text = word.strip()
+        if self._notation.streams:
+            self._blanks = word[len(word.rstrip()) :]
+            if not is_key and not (yield from self._tape.peek()):
+                self._give(text)  # the text is cut
+                return
+        if not is_key and (text in _CONSTANTS or _IS_NUMBER.fullmatch(text)):
+            self._give(_CONSTANTS.get(text, text))
+            return
+        if self._notation.python and not _IS_WORD.fullmatch(text):
+            raise MalformedText
+        if text[-1:] in {'"', "'"} and text.count(text[-1]) == 1:
+            text = text[:-1]  # the first quote is missing
+        self._give(json.dumps(text, ensure_ascii=False))
+
+    def _unquoted(self, *, is_key: bool) -> Steps[str]:
         tape, word = self._tape, ""
         while True:
             run = yield from tape.run(self._key_stops if is_key else self._word_stops, _MAX_WORD)
@@ -332,31 +371,27 @@ class JsonRewriter:
             if letter != "<" or len(word) > _MAX_WORD or (yield from tape.at(self._ends)):
                 break
             word += yield from tape.take()
+        if word and letter in {'"', "'"}:
+            at = yield from tape.ahead(1)
+            if (yield from tape.peek(at + 1))[at:] in {":", "="}:
+                word += yield from tape.take()
         if not word:
             self._require_leniency()
             word = yield from tape.take()
-        text = word.strip()
-        if not letter and self._notation.streams:
-            self._give(text)  # the text is cut
-        elif not is_key and (text in _CONSTANTS or _IS_NUMBER.fullmatch(text)):
-            self._give(_CONSTANTS.get(text, text))
-        else:
-            if self._notation.python and not _IS_WORD.fullmatch(text):
-                raise MalformedText
-            self._give(json.dumps(text, ensure_ascii=False))
-        if self._notation.streams:
-            self._blanks = word[len(word.rstrip()) :]
+        return word
 
 
 def rewrite(text: str, notation: Notation) -> str | None:
-    """Return the JSON of a text that is one object or array; None if it is not."""
+    """Return the JSON of a text that is one object or array, with missing brackets; None if it is not."""
     tape, kept = Cursor(), list[str]()
     tape.add(text.strip())
     tape.end()
 
     def read() -> Steps[bool]:
-        is_complete = yield from JsonRewriter(tape, notation, kept.append, Markers(())).value()
-        return is_complete and not (yield from tape.peek())
+        rewriter = JsonRewriter(tape, notation, kept.append, Markers(()))
+        if not (yield from rewriter.value()):
+            rewriter.close()
+        return not (yield from tape.peek())
 
     try:
         next(read())

@@ -268,8 +268,10 @@ def _to_json(text: str, types: frozenset[str], *, trims: bool) -> str:
         return bare
     if isinstance(value, float) and "integer" in types and value.is_integer():
         return str(int(value))
-    if bare[:1] in {"{", "["} and types & {"object", "array"} and (shown := rewrite(bare, PYTHON)) is not None:
-        return shown
+    if bare[:1] in {"{", "["} and types & {"object", "array"}:
+        shown = rewrite(bare, PYTHON) or (None if "string" in types else rewrite(bare, JSON))
+        if shown is not None:
+            return shown
     return _json_string(text.removeprefix("\n").removesuffix("\n") if trims else text)
 
 

@@ -194,7 +194,7 @@ _SCHEMA = {
         ({"type": ["string", "null"]}, "null", None),
         ({"type": "int"}, "3", 3),
         ({"properties": {"a": {}}}, "{'a': 1}", {"a": 1}),
-        ({"items": {"type": "integer"}}, "[1, 2", "[1, 2"),
+        ({"items": {"type": "integer"}}, "[1, 2", [1, 2]),
         ({"pattern": "[0-9]+"}, "123", "123"),
         ({}, "123", 123),
         (True, "123", 123),
