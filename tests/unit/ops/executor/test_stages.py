@@ -127,7 +127,7 @@ async def test_a_model_runs_once_for_each_feed(text: str, expected: str, calls: 
 
 @pytest.mark.parametrize(
     ("model", "expected"),
-    [(None, "0 False NoneType None op said"), (Model(), "0 True Model ('y',) op said")],
+    [(None, "0 False NoneType None op said"), (Model(), "0 True ModelClient ('y',) op said")],
     ids=["without a model", "with a model"],
 )
 async def test_workers_set_the_attributes_that_hooks_read(model: Model | None, expected: str) -> None:
