@@ -125,7 +125,7 @@ class Op:
         retry: attempts of ``process`` on timeout.
         batch_size: most samples that are processed together.
         auto_batching_timeout: milliseconds that the first sample of a batch waits for others.
-        local_service_handler: local model in place of ``local_service_conf``.
+        local_service_handler: a :class:`LocalServiceHandler`, local model in place of ``local_service_conf``.
         jump_to_ops: Ops whose output this Op's output may replace, see :meth:`check_jumping`.
 
     Attributes:
@@ -149,7 +149,7 @@ class Op:
         retry: int = 0,
         batch_size: int | None = None,
         auto_batching_timeout: int | None = None,
-        local_service_handler: LocalServiceHandler | None = None,
+        local_service_handler: Any = None,
         jump_to_ops: Op | Sequence[Op] = (),
     ) -> None:
         self.name = f"Op{next(_numbers)}" if name is None else name
