@@ -93,6 +93,8 @@ log = structlog.get_logger(__name__)
 _ABSOLUTE: Final = re.compile(r"https?://[^/?#]+", re.IGNORECASE)
 """Scheme and authority of a request target in absolute form."""
 _ENCODED_SLASH: Final = re.compile("%2f", re.IGNORECASE)
+_PREFLIGHT: Final = "access-control-request-method"
+"""Header of a browser's request for permission to call another origin."""
 _METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "POST"})
 _PLACE: Final = re.compile(r"<(number:|path:)?(\w+)>")
 _VERB: Final = re.compile(r":\w+$")
@@ -231,6 +233,7 @@ class Router:
         self._refusals = refusals
         self._find_mounted = find_mounted
         self._cors = cors
+        self._has_refused_preflight = False
         self._has_limits = has_limits
         self._gate = gate
         self.revocable_streams = None if gate is None else gate.revocable_streams
@@ -287,6 +290,11 @@ class Router:
     async def refuse(self, refusal: HttpAnswer, request: HttpRequest) -> HttpAnswer:
         """Refuse a request without a route; with a gate for all requests, unknown callers get 401 instead of 404."""
         is_guarded = self._gate is not None and self._gate.guards_everything and request.method != "OPTIONS"
+        if request.method == "OPTIONS" and self._cors is None and not self._has_refused_preflight:
+            self._has_refused_preflight = any(name == _PREFLIGHT for name, _ in request.headers)
+            if self._has_refused_preflight:
+                hint = "set --allowed_origins to the origins of your pages, or to *"
+                log.warning("cross-origin requests refused", origin=_origin(request.headers), hint=hint)
         unknown = Route(_unanswered, error_response, "", need=Permission.CALLER)
         admission_refusal = await self.admit(unknown, request) if is_guarded else None
         try:
