@@ -228,6 +228,8 @@ async def start_instance(
         await instance.start(nursery)
         if settings.has_model and make_predictor is not None:
             instance.predictor = await make_predictor(settings, index)
+            if op.packs_tensors and hasattr(instance.predictor, "packs_tensors"):  # that of another pipeline
+                instance.predictor.packs_tensors = True
             op.client = ModelClient(instance.predictor)
             op.with_serving = True
             op._fetch_names = settings.fetch_list or op.client.fetch_names_ or None  # noqa: SLF001 - as above

@@ -78,6 +78,12 @@ def test_modules_have_the_names_that_scripts_import(module: str) -> None:
     assert [name for name in NAMES[module].split() if not hasattr(import_module(module), name)] == []
 
 
+@pytest.mark.parametrize("module", [name for name in NAMES if name.startswith("paddle_serving_server.")])
+def test_the_package_of_older_releases_has_the_same_names(module: str) -> None:
+    older = import_module(module.replace("paddle_serving_server", "paddle_serving_server_gpu"))
+    assert [name for name in NAMES[module].split() if not hasattr(older, name)] == []
+
+
 def test_classes_are_those_of_the_engine_and_precede_the_original() -> None:
     operator: Any = import_module("paddle_serving_server.pipeline.operator")
     channel: Any = import_module("paddle_serving_server.pipeline.channel")
@@ -149,7 +155,7 @@ def test_a_local_service_handler_configures_an_op() -> None:
             ops.Op(name="uci", local_service_handler=LocalServiceHandler("x", thread_num=0)), PipelineSettings()
         )
     with pytest.raises(ConfigError, match="expected a LocalServiceHandler, found str"):
-        ops.Op(name="uci", local_service_handler="x")  # type: ignore[arg-type]
+        ops.Op(name="uci", local_service_handler="x")
 
 
 def test_a_pipeline_server_is_a_service_of_its_response_op() -> None:
