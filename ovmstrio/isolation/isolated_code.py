@@ -27,12 +27,11 @@ import trio
 
 from ovmstrio.config.specs import PythonSpec
 from ovmstrio.core.errors import NotReady
-from ovmstrio.core.tracing import current_span
 from ovmstrio.isolation.code_host import ENDED, GENERATOR, VALUE
 from ovmstrio.isolation.generators import End, Failed
 from ovmstrio.isolation.messages import MALFORMED_MESSAGE_ERRORS, decode_error
 from ovmstrio.isolation.user_code import UserCodeRaisedError
-from ovmstrio.isolation.worker_process import RestartedProcess, WorkerExited, WorkerProcess
+from ovmstrio.isolation.worker_process import RestartedProcess, WorkerExited, WorkerProcess, call_headers
 from ovmstrio.util.backoff import Backoff
 
 # -- Generators --------------------------------------------------------------------------------------------------------
@@ -157,8 +156,8 @@ class CodeWorker:
         Cancellation: the code is notified; if it does not end in time, the process is replaced.
         """
         limit = self._limit if has_time_limit else math.inf
-        span = current_span.get()
-        request = ["call", method, value] if span is None else ["call", method, value, dict(span.headers())]
+        headers = call_headers()
+        request = ["call", method, value, headers] if headers else ["call", method, value]
         return self.result_of(await self.process.call(request, limit_seconds=limit))
 
     def result_of(self, answer: Any) -> Any:

@@ -20,13 +20,16 @@ from typing import Any, Final, NamedTuple
 import structlog
 import trio
 
+from ovmstrio.core.events import current_event
 from ovmstrio.core.resource_registry import current_owner, current_resource_registry
 from ovmstrio.core.service import SampledThreads, notify_readiness_changed
+from ovmstrio.core.tracing import current_span
 from ovmstrio.isolation.channel import MessageChannel, packet_pair
 from ovmstrio.isolation.exit_status import EXIT_DESCRIPTIONS
 from ovmstrio.isolation.messages import MALFORMED_MESSAGE_ERRORS, Message
 from ovmstrio.isolation.print_capture import log_forwarded_record, log_printed_line
 from ovmstrio.isolation.side_messages import LOG_LEVELS, LOG_RECORD, SAMPLING_REQUEST, decode_samples
+from ovmstrio.isolation.trace_propagation import REQUEST_ID
 from ovmstrio.telemetry.log_levels import LOG_LEVEL
 from ovmstrio.util.backoff import Backoff
 from ovmstrio.util.stdio import StreamName, whole_lines
@@ -222,6 +225,15 @@ def _is_stopped(pid: int) -> bool:
 
 async def _nothing() -> None:
     pass
+
+
+def call_headers() -> dict[str, str]:
+    """Return headers that identify the current call in a worker process: request id and trace; may be empty."""
+    span, event = current_span.get(), current_event.get()
+    headers = {} if span is None else dict(span.headers())
+    if event is not None and event.request_id:
+        headers[REQUEST_ID] = event.request_id
+    return headers
 
 
 class WorkerProcess:

@@ -180,6 +180,35 @@ class ChannelData:
             return dict(self.dictdata or {})
         return {}
 
+    @staticmethod
+    def check_dictdata(dictdata: Any) -> tuple[int, str | None]:
+        """Return 0 and None if the value is a dict or a list of dicts, otherwise 7000 and a text."""
+        for one in dictdata if isinstance(dictdata, list) else [dictdata]:
+            if not isinstance(one, dict):
+                return _type_error(f"expected a dict, got {type(one).__name__}")
+        return CustomExceptionCode.OK.value, None
+
+    @staticmethod
+    def check_npdata(npdata: Any) -> tuple[int, str | None]:
+        """Return 0 and None if all values of a feed, or of a list of feeds, can be fed, otherwise 7000 and a text."""
+        code, info = ChannelData.check_dictdata(npdata)
+        if info is not None:
+            return code, info
+        for one in npdata if isinstance(npdata, list) else [npdata]:
+            for name, value in one.items():
+                if not holds_arrays({name: value}):
+                    return _type_error(f"{name!r}: expected numpy.ndarray or list[str], got {type(value).__name__}")
+        return CustomExceptionCode.OK.value, None
+
+    @staticmethod
+    def check_batch_npdata(batch: Any) -> tuple[int, str | None]:
+        """Return the first problem of :meth:`check_npdata` in a batch of feeds, otherwise 0 and None."""
+        return next((found for found in map(ChannelData.check_npdata, batch) if found[0]), (0, None))
+
+
+def _type_error(text: str) -> tuple[int, str]:
+    return CustomExceptionCode.TYPE_ERROR.value, f"Failed to check data: {text}."
+
 
 # Protobuf messages
 

@@ -41,6 +41,9 @@ _NO_DOWNLOAD: Final = (
 _NO_DRAFT_OPTIONS: Final = "the draft model has the settings of the main model: remove it, results are the same"
 _NO_IMAGES: Final = "image models are not supported: remove it"
 _NO_ENGINE_OPTION: Final = 'not supported; OpenVINO properties go into --plugin_config, such as {"NUM_STREAMS": "1"}'
+_NO_UNKNOWN_INPUTS: Final = (
+    "requests with inputs that a model does not have are refused: remove it, and send only the inputs of the model"
+)
 _NO_CONFIGURE: Final = (
     "model files are not modified: --task and its options serve a folder as it is, and --add_to_config adds it to "
     "model_config_list or text_model_config_list of the file of --config_path"
@@ -88,6 +91,8 @@ UNSUPPORTED_HINTS: Final = {
         _NO_ENGINE_OPTION,
     ),
     "configure": _NO_CONFIGURE,
+    "disable_input_count_validation": _NO_UNKNOWN_INPUTS,
+    "verbose_response": "responses of text models have no __verbose object: remove it",
     "trace_path": "request times are in /metrics, Op times in ovms trace",
 }
 """Hints for unsupported options; ignored options are in ``settings.IGNORED``."""

@@ -226,7 +226,7 @@ class ServiceRecord:
         why = "" if self.kind.has_versions else record.reason
         has_failed = not self.is_pending(version)
         text = f"{what} is not loaded yet"
-        if has_failed:
+        if has_failed or record.failure is not None:
             text += f": its last load failed{f': {why}' if why else ''}"
         refusal = VersionLoading if self.kind.has_versions else ServiceLoading
         return refusal(text, kind=kind, has_failed=has_failed, reason=why)
@@ -267,11 +267,12 @@ class ServiceRecord:
 
     # State changes
     def begin_load(self, version: int) -> VersionRecord:
-        """Record the start of a load; a serving version stays available."""
+        """Record the start of a load; a serving version stays available, a retry keeps the reason of the failure."""
         record = self.versions.setdefault(version, VersionRecord(self.name, version, self.kind))
         record.kind = self.kind
         if record.instance is None:
-            record.state, record.error_code, record.reason = VersionState.LOADING, OK, ""
+            record.state, record.error_code = VersionState.LOADING, OK
+            record.reason = record.reason if record.failure is not None else ""
             self._announce(record)
         return record
 

@@ -19,7 +19,7 @@ from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.service import notify_readiness_changed
 from ovmstrio.core.tracing import child_span, current_span
 from ovmstrio.isolation.messages import MALFORMED_MESSAGE_ERRORS
-from ovmstrio.isolation.worker_process import WorkerExited, WorkerProcess
+from ovmstrio.isolation.worker_process import WorkerExited, WorkerProcess, call_headers
 from ovmstrio.ops.executor import failures
 from ovmstrio.ops.executor.channel import Result, Sample, StageCallback, Worker
 from ovmstrio.ops.executor.failures import OpFailure
@@ -319,7 +319,7 @@ class ProcessWorker:
         if process is None:
             return self._lost("has ended", samples)
         try:
-            message = await process.call(encode_batch(samples, {} if span is None else dict(span.headers())))
+            message = await process.call(encode_batch(samples, call_headers()))
         except TypeError as error:
             if len(samples) == 1:
                 return [Result(failure=unsendable_failure(error))]

@@ -101,6 +101,8 @@ _KEPT_ESCAPES: Final = re.compile("%(2f|25)", re.IGNORECASE)
 _SLASHES: Final = re.compile("//+")
 _RESTRICTED: Final = frozenset({Permission.ADMIN, Permission.METRICS, Permission.READ})
 """Needs of paths that must be written exactly, so that access rules of proxies apply."""
+_PREFLIGHT: Final = "access-control-request-method"
+"""Header of a browser's request for permission to call another origin."""
 _METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "POST"})
 _PLACE: Final = re.compile(r"<(number:|path:)?(\w+)>")
 _VERB: Final = re.compile(r":\w+$")
@@ -255,6 +257,7 @@ class Router:
         self._find_mounted = find_mounted
         self._cors = cors
         self._has_service = has_service
+        self._has_refused_preflight = False
         self._has_limits = has_limits
         self._gate = gate
         self.revocable_streams = None if gate is None else gate.revocable_streams
@@ -311,6 +314,11 @@ class Router:
     async def refuse(self, refusal: HttpAnswer, request: HttpRequest) -> HttpAnswer:
         """Refuse a request without a route; with a gate for all requests, unknown callers get 401 instead of 404."""
         is_guarded = self._gate is not None and self._gate.guards_everything and request.method != "OPTIONS"
+        if request.method == "OPTIONS" and self._cors is None and not self._has_refused_preflight:
+            self._has_refused_preflight = any(name == _PREFLIGHT for name, _ in request.headers)
+            if self._has_refused_preflight:
+                hint = "set --allowed_origins to the origins of your pages, or to *"
+                log.warning("cross-origin requests refused", origin=_origin(request.headers), hint=hint)
         unknown = Route(_unanswered, error_response, "", need=Permission.CALLER)
         admission_refusal = await self.admit(unknown, request) if is_guarded else None
         try:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -390,6 +391,29 @@ async def test_log_levels_of_the_server_apply_to_running_processes(records: list
             for number in (logging.DEBUG, logging.WARNING):
                 await process.call(["log", number, f"{number} at {level}", {}])
     assert [record.getMessage() for record in records] == ["30 at 20", "10 at 10", "30 at 10"]
+
+
+async def test_a_process_whose_server_does_not_read_continues_and_counts_dropped_records(
+    records: list[logging.LogRecord],
+) -> None:
+    """The test blocks the loop, so that the server reads nothing, until the process has logged 100 MB."""
+    async with _started_worker(names=NAMES) as process:
+        read, write = os.pipe()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(process.call, ["log", logging.INFO, "NUMBER " + "x" * 2000, {}, 50_000])
+            await trio.testing.wait_all_tasks_blocked()
+            await process.tell(None, write)
+            os.close(write)
+            assert select.select([read], [], [], WAIT_SECONDS)[0], "the process waits for its server"
+            assert int(os.read(read, 100)) == process.pid
+            os.close(read)
+        await until_async(lambda: bool(records) and records[-1].getMessage() == "log records dropped")
+        await process.call(["log", logging.INFO, "after", {}])
+    *arrived, dropped, last = records
+    numbers = [int(record.getMessage().split()[0]) for record in arrived]
+    assert numbers == sorted(set(numbers))
+    assert numbers[0] == 0
+    assert (dropped.levelname, vars(dropped)["count"], last.getMessage()) == ("WARNING", 50_000 - len(arrived), "after")
 
 
 @pytest.mark.parametrize("names", [None, NAMES])
