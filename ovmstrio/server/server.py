@@ -57,7 +57,7 @@ from ovmstrio.server.signals import handle_stop_signals
 from ovmstrio.server.worker_context import WorkerProcessContext
 from ovmstrio.serving.admission import Admission, SharedAdmission
 from ovmstrio.serving.authorization import AuthorizingDataPlane, CallerRecorder
-from ovmstrio.serving.broadcast_changes import sync_loaded_models, sync_regions
+from ovmstrio.serving.broadcast_changes import sync_expected_services, sync_loaded_models, sync_regions
 from ovmstrio.serving.data_plane import DataPlane
 from ovmstrio.serving.file_watcher import FileWatcher
 from ovmstrio.serving.kind import LoadContext
@@ -387,6 +387,7 @@ class _Server:
             make_context,
             # Explicit model control never loads by itself.
             poll_seconds=0 if self._is_explicit else settings.file_system_poll_wait_seconds,
+            ready_requires=settings.ready_requires,
             ready_when_empty=settings.allow_empty or self._is_explicit,
         )
 
@@ -587,6 +588,7 @@ class _Server:
             await self._store.restore()
         await sync_regions(self._plane)
         await sync_loaded_models(self._plane)
+        await sync_expected_services(self._plane)
         try:
             if self._source is not None:
                 await self._source.reload(force=True)
