@@ -51,11 +51,12 @@ class Reloader:
 
     async def poll(self) -> None:
         """Reload if the configuration file has changed; errors are logged."""
-        if self._source is None:
+        if self._source is None or not await self._source.is_stale():
             return
         if self._siblings is None:
-            await self._source.poll()
-        elif await self._source.is_stale():
+            with self._notifier.reloading():
+                await self._source.poll()
+        else:
             try:
                 await self._siblings.in_turn(partial(self._reload_stale, self._siblings))
             except ServerError as error:

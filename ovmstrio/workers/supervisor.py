@@ -23,9 +23,9 @@ from ovmstrio.isolation.worker_process import RestartedProcess, WorkerProcess, s
 from ovmstrio.models.sequences.store import check_worker_count, lock_folder
 from ovmstrio.server.command_line import probe_addresses
 from ovmstrio.server.listeners import HTTP, HTTP2, Certificates, open_server_listeners
-from ovmstrio.server.plan import read_plan
+from ovmstrio.server.plan import check_again
 from ovmstrio.server.readiness_file import ReadinessFile
-from ovmstrio.server.signals import handle_restart_signals, handle_stop_signals
+from ovmstrio.server.signals import handle_reopen_signals, handle_restart_signals, handle_stop_signals
 from ovmstrio.telemetry.log_levels import LOG_LEVEL
 from ovmstrio.telemetry.log_writer import WRITER
 from ovmstrio.transport.accept_loop import AcceptLoop
@@ -79,6 +79,7 @@ async def _serve_with(parent: _Parent, plan: Plan, *, handle_signals: bool) -> N
             end = partial(parent.drain, nursery.cancel_scope)
             await nursery.start(handle_stop_signals, end, nursery.cancel_scope)
             await nursery.start(handle_restart_signals, parent.renew)
+            await nursery.start(handle_reopen_signals)
         nursery.start_soon(plan.notifier.show_life)
         await parent.run()
         nursery.cancel_scope.cancel()
@@ -188,27 +189,20 @@ class _Parent:
         if not self._has_been_ready:
             log.warning("rolling restart aborted", reason="not all workers have been ready yet")
             return
-        try:
-            await self._check()
-        except ConfigError as error:
-            log.error("rolling restart aborted", reason=error.message)  # noqa: TRY400 - an expected error
-            return
-        for kept in self._slots:
-            is_replaced = await self._replace(kept)
-            if self._draining.is_set():
+        with self._plan.notifier.reloading():
+            try:
+                await check_again(self._plan)
+            except ConfigError as error:
+                log.error("rolling restart aborted", reason=error.message)  # noqa: TRY400 - an expected error
                 return
-            if not is_replaced:
-                log.error("rolling restart aborted", worker=kept.row, reason="replacement not ready")
-                return
-        log.info("rolling restart finished", count=len(self._slots))
-
-    async def _check(self) -> None:
-        plan = self._plan
-        if not plan.root:
-            read = await read_plan(plan.settings.model_copy(update={"workers": self._state.rows}), plan.kinds)
-            errors = [problem for service in read.spec.services for problem in service.errors]
-            if errors:
-                raise ConfigError(errors)
+            for kept in self._slots:
+                is_replaced = await self._replace(kept)
+                if self._draining.is_set():
+                    return
+                if not is_replaced:
+                    log.error("rolling restart aborted", worker=kept.row, reason="replacement not ready")
+                    return
+            log.info("rolling restart finished", count=len(self._slots))
 
     async def _replace(self, kept: RestartedProcess) -> bool:
         """Replace a worker; return whether the replacement is ready."""
