@@ -1,4 +1,4 @@
-"""Options of all service kinds: limits, cluster placement and isolation of Python code."""
+"""Options of all service kinds: limits, readiness, cluster placement and isolation of Python code."""
 
 from __future__ import annotations
 
@@ -29,18 +29,22 @@ class ServiceEntry(Schema):
     max_concurrency: Annotated[int, Field(ge=0)] = OPTIONAL
     max_queue: Annotated[int, Field(ge=0)] = OPTIONAL
     placement: str | dict[str, Any] = OPTIONAL
+    required: bool = OPTIONAL
 
 
-_LIMITS: Final = ("max_concurrency", "max_queue")
+_COPIED: Final = {"max_concurrency": int, "max_queue": int, "required": bool}
+"""Keys that are fields of the spec, and their types."""
 _PLACEMENT: Final = "placement"
 
 
 def apply_entry_options(spec: SpecT, findings: Findings) -> SpecT:
-    """Return the spec with limits and placement of its entry."""
+    """Return the spec with limits, placement and readiness requirement of its entry."""
     if spec.place is None or not isinstance(spec.place.settings.value, dict):
         return spec
     entry = spec.place.settings.value
-    given: dict[str, Any] = {key: entry[key].value for key in _LIMITS if key in entry and type(entry[key].value) is int}
+    given: dict[str, Any] = {
+        key: entry[key].value for key, kind in _COPIED.items() if key in entry and type(entry[key].value) is kind
+    }
     if "max_queue" in given and not given.get("max_concurrency") and not spec.queues_itself:
         problem = Problem(
             "max_queue has no effect without max_concurrency",

@@ -47,17 +47,18 @@ from ovmstrio.models.sequences.manager import clean_sequences
 from ovmstrio.models.sequences.store import SequenceStore, check_worker_count, lock_folder
 from ovmstrio.server.command_line import cache_directory, metric_families, probe_addresses
 from ovmstrio.server.credentials import CredentialStore, open_credentials
+from ovmstrio.server.end_watchdog import SHUTDOWN_WATCHDOG
 from ovmstrio.server.kinds import KINDS, Kinds
 from ovmstrio.server.listeners import HTTP, HTTP2, Certificates, open_server_listeners
-from ovmstrio.server.plan import Plan, read_plan
+from ovmstrio.server.plan import Plan, check_again, read_plan
 from ovmstrio.server.readiness_file import ReadinessFile
 from ovmstrio.server.reload import Reloader
 from ovmstrio.server.running import Running
-from ovmstrio.server.signals import handle_stop_signals
+from ovmstrio.server.signals import handle_reopen_signals, handle_restart_signals, handle_stop_signals
 from ovmstrio.server.worker_context import WorkerProcessContext
 from ovmstrio.serving.admission import Admission, SharedAdmission
 from ovmstrio.serving.authorization import AuthorizingDataPlane, CallerRecorder
-from ovmstrio.serving.broadcast_changes import sync_loaded_models, sync_regions
+from ovmstrio.serving.broadcast_changes import sync_expected_services, sync_loaded_models, sync_regions
 from ovmstrio.serving.data_plane import DataPlane
 from ovmstrio.serving.file_watcher import FileWatcher
 from ovmstrio.serving.kind import LoadContext
@@ -91,6 +92,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.payloads import TextApiAdapter
     from ovmstrio.core.service import ServableLookup
     from ovmstrio.core.tracing import StartRootSpan
+    from ovmstrio.server.restart import InPlaceRestart
     from ovmstrio.server.settings import ServerSettings
     from ovmstrio.serving.records import VersionStatus
     from ovmstrio.transport.listeners import Listener
@@ -261,9 +263,12 @@ async def serve_plan(
     worker_context: WorkerProcessContext | None = None,
     *,
     handle_signals: bool = True,
+    restart: InPlaceRestart | None = None,
     task_status: trio.TaskStatus[Running] = trio.TASK_STATUS_IGNORED,
 ) -> bool:
     """Run the server of a plan, as :func:`serve`; a service at the root is loaded before the start is reported.
+
+    A ``restart`` is requested by SIGHUP, and its caller makes it; SIGUSR1 then opens log files again.
 
     Raises:
         ConfigError: the service at the root cannot be loaded, or as :func:`serve`.
@@ -272,12 +277,8 @@ async def serve_plan(
     async with WRITER.in_thread(), trace_calls(is_watched=_has_console(plan)) as traces:
         access = await open_credentials(plan.settings, ledger, traces.start_root_span)
         with open_access_log(plan.settings.access_log) as lines:
-            server = _Server(
-                plan,
-                worker_context or WorkerProcessContext(),
-                access,
-                replace(traces, requests=(*traces.requests, *lines)),
-            )
+            every = replace(traces, requests=(*traces.requests, *lines))
+            server = _Server(plan, worker_context or WorkerProcessContext(), access, every, restart)
             try:
                 await server.live(worker_context, handle_signals=handle_signals, task_status=task_status)
             finally:
@@ -305,11 +306,18 @@ class _Server:
     """
 
     def __init__(
-        self, plan: Plan, worker_context: WorkerProcessContext, access: CredentialStore | None, traces: ServerTraces
+        self,
+        plan: Plan,
+        worker_context: WorkerProcessContext,
+        access: CredentialStore | None,
+        traces: ServerTraces,
+        restart: InPlaceRestart | None,
     ) -> None:
         self._plan = plan
         self._settings = plan.settings
         self._hosting = worker_context
+        self._restart = restart
+        self._listening: dict[str, tuple[Sequence[str], list[Listener]]] = {}
         self._started = perf_counter()
         self.ended_gently = False
         self._drained = trio.Event()
@@ -318,6 +326,8 @@ class _Server:
         self._metrics = _metrics_of(plan)
         self._history = RecentHistory(plan.settings.console_body_bytes) if _has_console(plan) else None
         self._registry = self._make_registry(traces.start_root_span)
+        if restart is not None and restart.expected is not None:
+            self._registry.expect(restart.expected)
         self._admission = self._make_admission()
         self._control = self._make_control()
         self._source = self._make_source()
@@ -390,6 +400,7 @@ class _Server:
             make_context,
             # Explicit model control never loads by itself.
             poll_seconds=0 if self._is_explicit else settings.file_system_poll_wait_seconds,
+            ready_requires=settings.ready_requires,
             ready_when_empty=settings.allow_empty or self._is_explicit,
         )
 
@@ -468,6 +479,9 @@ class _Server:
             if handle_signals:
                 end = partial(self.end, nursery.cancel_scope)
                 await nursery.start(handle_stop_signals, end, nursery.cancel_scope)
+                if self._restart is not None:
+                    await nursery.start(handle_restart_signals, partial(self.end_and_restart, self._restart))
+                    await nursery.start(handle_reopen_signals)
             if worker_context is not None and worker_context.until is not None:
                 nursery.start_soon(self.end_when, worker_context.until, nursery.cancel_scope)
             if worker_context is not None and worker_context.wait_drain_warning is not None:
@@ -560,8 +574,10 @@ class _Server:
             if given is None:
                 is_plain = name == "probes"
                 tls = None if is_plain else await trio.to_thread.run_sync(self._certificates.tls, protocol)
-                opening = open_server_listeners(where, tls, "--probe_port" if is_plain else plan.port_options)
+                places = where if self._restart is None else self._restart.sockets(name, where)
+                opening = open_server_listeners(places, tls, "--probe_port" if is_plain else plan.port_options)
                 listeners[name] = await opened.enter_async_context(opening)
+                self._listening[name] = where, listeners[name]
             else:
                 listeners[name] = list(given[name])
         return listeners
@@ -597,6 +613,7 @@ class _Server:
             await self._store.restore()
         await sync_regions(self._plane)
         await sync_loaded_models(self._plane)
+        await sync_expected_services(self._plane)
         try:
             if self._source is not None:
                 await self._source.reload(force=True)
@@ -616,11 +633,31 @@ class _Server:
             self.ended_gently = True
             everything.cancel()
             return
+        if self._restart is not None:
+            self._restart.cancel()
+        await self._end()
+
+    async def _end(self) -> None:
         if not self._is_draining:
             self._is_draining = True
             await self._drain()
             self._drained.set()
         await trio.sleep_forever()
+
+    async def end_and_restart(self, restart: InPlaceRestart) -> None:
+        """Drain the server and request its restart; nothing with an invalid configuration."""
+        if not self._is_serving:
+            log.warning("rolling restart aborted", reason="the server is starting")
+            return
+        try:
+            await check_again(self._plan)
+        except ConfigError as error:
+            log.error("rolling restart aborted", reason=error.message)  # noqa: TRY400 - an expected error
+            return
+        if not self._is_draining:
+            restart.request(self._listening, self._registry.expected_services())
+            SHUTDOWN_WATCHDOG.start()
+            await self._end()
 
     async def end_when(self, until: Callable[[], Awaitable[None]], everything: trio.CancelScope) -> None:
         await until()
@@ -631,8 +668,9 @@ class _Server:
         self._begin_drain()
 
     def _begin_drain(self) -> None:
-        self._plan.notifier.stop()
-        is_restart = self._hosting.is_restart()
+        is_in_place = self._restart is not None and self._restart.is_requested
+        (self._plan.notifier.restart if is_in_place else self._plan.notifier.stop)()
+        is_restart = is_in_place or self._hosting.is_restart()
         self._plane.begin_drain(is_restart=is_restart)
         if not is_restart:
             self._registry.begin_drain()
@@ -642,7 +680,8 @@ class _Server:
     async def _drain(self) -> None:
         """Drain: not ready, delay, close listeners, wait for calls, save sequences."""
         self._begin_drain()
-        await trio.sleep(self._settings.drain_delay)
+        if self._restart is None or not self._restart.is_requested:
+            await trio.sleep(self._settings.drain_delay)
         cut = 0
 
         async def drain(front_end: FrontEnd) -> None:

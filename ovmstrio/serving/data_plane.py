@@ -321,8 +321,10 @@ class DataPlane:
         """Return whether the server is ready, with the reason if it is not."""
         if self._not_serving:
             return Readiness(ready=False, reason=self._not_serving)
-        reason = "" if self._obstacle is None else self._obstacle()
-        return Readiness(ready=False, reason=reason) if reason else self.registry.readiness
+        readiness = self.registry.readiness
+        if readiness.ready and self._obstacle is not None and (reason := self._obstacle()):
+            return Readiness(ready=False, reason=reason)
+        return readiness
 
     @property
     def is_shutting_down(self) -> bool:

@@ -142,6 +142,8 @@ class ServiceRecord:
     Attributes:
         kind: current or last kind; a kind without versions has the one version 1, which answers for every version.
         settled: whether the first pass over the versions has ended.
+        is_expected: whether it was configured when the server started, or has been available since it was configured;
+            only then its failure makes the server unready.
         problem: why the versions could not be listed; ``problems`` has the same with their places.
         calls: dependencies.
         circle: a circular dependency that includes this service.
@@ -155,6 +157,7 @@ class ServiceRecord:
         self.versions: dict[int, VersionRecord] = {}
         self.serving: dict[str, Instance] = {}
         self.settled = False
+        self.is_expected = False
         self.problem = ""
         self.problems: tuple[Problem, ...] = ()
         self.warnings: tuple[str, ...] = ()
@@ -175,9 +178,14 @@ class ServiceRecord:
 
     def unconfigure(self) -> None:
         """Mark the name as no longer configured."""
-        self.spec, self.settled = None, False
+        self.spec, self.settled, self.is_expected = None, False, False
 
     # Queries
+    @property
+    def is_required(self) -> bool:
+        """Whether the server's readiness may depend on the service."""
+        return self.spec is not None and self.spec.required
+
     @property
     def wanted(self) -> ServableSpec | None:
         """The spec to load, with a circular dependency among its problems."""
