@@ -116,6 +116,10 @@ class Meters:
         del name, version
         return NULL_BATCH_HOOKS
 
+    def unreachable(self, name: str) -> None:
+        """Count a call to a remote model that no server answered."""
+        del name
+
     def collecting(self, collectors: Collectors, name: str) -> AbstractContextManager[None]:
         """Expose user collectors within the block, labelled with the service name unless that is empty."""
         del collectors, name

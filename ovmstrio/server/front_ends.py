@@ -10,6 +10,7 @@ import trio
 from ovmstrio.config.specs import HandlerSpec, OpPipelineSpec
 from ovmstrio.console.routes import console_rules
 from ovmstrio.core.connection import NO_PROXIES, TrustedProxies
+from ovmstrio.core.errors import PayloadTooLarge
 from ovmstrio.protocols.admin.changes import AdminChanges
 from ovmstrio.protocols.admin.profile import profile_rules
 from ovmstrio.protocols.admin.routes import admin_rules, metrics_rules
@@ -110,6 +111,7 @@ class GrpcFrontEnd(AddressFrontEnd):
             trusted_proxies=trusted_proxies,
             revocable_streams=None if gate is None else gate.revocable_streams,
             map_error=to_grpc_error,
+            count_oversized=lambda: plane.count_rejected(PayloadTooLarge("")),
         )
 
     @property
@@ -237,6 +239,7 @@ def make_rest_router(
         has_service=plane.has_service,
         has_limits=plane.has_limits,
         gate=gate,
+        count_rejected=plane.count_rejected,
         observer=observer,
     )
     plane.registry.subscribe(lambda _: router.forget())

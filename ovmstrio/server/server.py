@@ -34,7 +34,7 @@ import trio
 
 from ovmstrio.config.config_file import parse_config
 from ovmstrio.core.errors import ConfigError, Problem, ServerError
-from ovmstrio.core.events import observer_group
+from ovmstrio.core.events import OK, observer_group
 from ovmstrio.core.hooks import NULL_METERS
 from ovmstrio.core.limits import Limit
 from ovmstrio.core.resource_registry import current_resource_registry
@@ -337,6 +337,7 @@ class _Server:
         gate = None if access is None else access.gate
         if self._metrics is not None:
             self._metrics.watch(current_resource_registry(), _turns_reader(current_loop_load()))
+            self._show_states(self._metrics)
             self._registry.subscribe(partial(_remove_metrics, self._metrics))
             if gate is not None:
                 gate.refused = self._metrics.refused
@@ -374,6 +375,19 @@ class _Server:
         self._store: SequenceStore | None = None
         self._is_serving = False
         self._is_draining = False
+
+    def _show_states(self, metrics: Metrics) -> None:
+        metrics.show(
+            "ovmstrio_service_state", lambda: {_state_row(each): 1 for each in self._registry.current_states()}
+        )
+        metrics.show("ovmstrio_certificate_expiry_timestamp_seconds", self._certificates.expiry_times)
+        metrics.show("ovmstrio_worker_deaths", lambda: {(): self._hosting.worker_deaths()})
+        if (source := self._source) is not None:
+            metrics.show("ovmstrio_config_reloads", lambda: {(name,): count for name, count in source.reloads.items()})
+            metrics.show(
+                "ovmstrio_config_last_reload_success_timestamp_seconds",
+                lambda: {(): source.last_success} if source.last_success else {},
+            )
 
     def _make_admission(self) -> Admission:
         limit = Limit(self._settings.max_concurrency, self._settings.max_queue)
@@ -704,6 +718,12 @@ class _Server:
 def _remove_metrics(metrics: Metrics, status: VersionStatus) -> None:
     if status.state is VersionState.END:
         metrics.retired(status.name, str(status.version))
+
+
+def _state_row(status: VersionStatus) -> tuple[str, ...]:
+    """Return name, version and state; ``failed`` if nothing is served because of an error."""
+    is_failed = status.error_code != OK and status.state is not VersionState.AVAILABLE
+    return status.name, str(status.version or ""), "failed" if is_failed else status.state.name.lower()
 
 
 def _turns_reader(load: LoopLoad) -> Callable[[], tuple[Sequence[int], float]]:

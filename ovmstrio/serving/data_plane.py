@@ -498,7 +498,7 @@ class DataPlane:
 
     def _count_refused(self, name: str, version: str, error: Overloaded, door: ApiInterface, method: str) -> None:
         if self._metrics is not None:
-            self._metrics.child("ovmstrio_refused_requests", name).inc()
+            self._metrics.rejected(error, name)
         self.count_unreadable_call(name, version, error, door, method=method)
 
     @overload
@@ -691,8 +691,10 @@ class DataPlane:
             attach_place(lease, place)
             place = None
         except VersionRetired as error:
+            self.count_rejected(error, name)
             raise door.words(error, door.stream) from None
-        except NotFound:
+        except NotFound as error:
+            self.count_rejected(error, name)
             raise door.words(streaming_service_missing(name), door.stream) from None
         finally:
             if place is not None:
@@ -722,6 +724,7 @@ class DataPlane:
         try:
             return await self.registry.lease(name, version)
         except ServerError as error:
+            self.count_rejected(error, name)
             raise door.words(error, method) from None
 
     def count_unreadable_call(
@@ -762,6 +765,11 @@ class DataPlane:
         """Count a request refused for its credentials or quota; see ``Gate.refused``."""
         if self._metrics is not None:
             self._metrics.refused(reason)
+
+    def count_rejected(self, error: ServerError, name: str = "") -> None:
+        """Count a request that was rejected before it reached its service; names that are not served are not kept."""
+        if self._metrics is not None:
+            self._metrics.rejected(error, name if self.registry.knows(name) else "")
 
     @contextmanager
     def _translated_errors(self, door: ApiInterface, method: str) -> Iterator[None]:

@@ -25,7 +25,7 @@ from ovmstrio.core.resource_registry import owned_by
 from ovmstrio.serving.instances import Instance
 from ovmstrio.serving.kind import Takes
 from ovmstrio.serving.model_versions import choose_versions
-from ovmstrio.serving.records import DEFAULT_VERSION, ApplyResult, Failure, VersionState, VersionStatus, error_code_of
+from ovmstrio.serving.records import DEFAULT_VERSION, ApplyResult, Failure, VersionState
 from ovmstrio.telemetry.process_metrics import MemoryGrowthMeter
 from ovmstrio.util.backoff import Backoff
 from ovmstrio.util.truncation import text_of
@@ -347,11 +347,7 @@ class Reconciler:
                 return ApplyResult(changed=self.retire_all(service))
             listing = await self._list(service, spec)
             if listing is None:
-                code = error_code_of(service.kind)
-                status = VersionStatus(
-                    service.name, 0, VersionState.LOADING, code, service.problem, kind=service.kind.name
-                )
-                return ApplyResult(failures=(status,))
+                return ApplyResult(failures=(service.listing_failure,))
             return await self._follow(service, spec, listing, forced=forced)
         finally:
             service.settled = True

@@ -202,6 +202,12 @@ class ServiceRecord:
         remarks = [record.instance.remarks for record in self.versions.values() if record.instance is not None]
         return (*self.problems, *warnings, *self.unmet, *chain.from_iterable((*failures, *remarks)))
 
+    @property
+    def listing_failure(self) -> VersionStatus:
+        """State of a service whose versions could not be listed."""
+        code = error_code_of(self.kind)
+        return VersionStatus(self.name, 0, VersionState.LOADING, code, self.problem, kind=self.kind.name)
+
     def find(self, version: int) -> Instance | None:
         """Return the instance that serves a version, or None."""
         return self.serving.get(str(self._effective_version(version)))

@@ -31,7 +31,7 @@ from ovmstrio.serving.loading import (
     run_in_load_order,
     update_dependencies,
 )
-from ovmstrio.serving.records import DEFAULT_VERSION, ApplyResult, Readiness, ServiceRecord, VersionStatus
+from ovmstrio.serving.records import DEFAULT_VERSION, ApplyResult, Readiness, ServiceRecord, VersionState, VersionStatus
 from ovmstrio.util.cores import CORES
 from ovmstrio.util.load_limit import LOADS_AT_ONCE
 from ovmstrio.util.truncation import cut
@@ -438,6 +438,19 @@ class Registry:
     def statuses(self) -> dict[str, list[VersionStatus]]:
         """Return the state of every version ever seen, by name."""
         return {name: service.statuses() for name, service in self._services.items()}
+
+    def current_states(self) -> list[VersionStatus]:
+        """Return the state of each version that is not retired; may be called from any thread.
+
+        A service whose versions could not be listed has a failed version 0.
+        """
+        states = []
+        for service in tuple(self._services.values()):
+            versions = [record.status for record in tuple(service.versions.values())]
+            states += [status for status in versions if status.state is not VersionState.END]
+            if service.problem and service.spec is not None:
+                states.append(service.listing_failure)
+        return states
 
     @property
     def readiness(self) -> Readiness:

@@ -314,6 +314,7 @@ class _Parent:
         self._has_cut_requests = self._has_cut_requests or was_cut
         is_wanted = kept.is_replaced and code in _NORMAL_EXITS
         if not (is_draining or is_wanted) or (was_cut and code != EXIT_CUT):
+            self._state.add_death()
             self._log_exit(kept, process.pid, code)
         self._state.clear(kept.row)
         self._reasons[kept.row] = "restarting"

@@ -153,6 +153,7 @@ class Connection:
         fault_log: rate-limited log of peer faults.
         inflater: message decompressor.
         observer: notified of every call; None for none.
+        count_oversized: counts a request message above the size limit.
         senders: messages that wait for the peer.
         budget: send budget of the connection.
         closed: set when ``run`` has ended.
@@ -172,8 +173,10 @@ class Connection:
         budget: ConnectionBudget,
         peer: Peer,
         observer: RequestObserver | None = None,
+        count_oversized: Callable[[], object] = lambda: None,
     ) -> None:
         self.observer = observer
+        self.count_oversized = count_oversized
         self.recorded_body_bytes = 0 if observer is None else observer.body_bytes
         self.arrivals = ArrivalOrder()
         self.core = ServerCore(limits, trio.current_time)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import ssl
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import structlog
@@ -50,6 +50,7 @@ class GrpcServer:
         trusted_proxies: proxies whose headers name the client.
         revocable_streams: open streams of authenticated callers; None without authentication.
         map_error: translates exceptions of handlers and codec other than ``GRPCError``.
+        count_oversized: counts a request message above the size limit.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class GrpcServer:
         trusted_proxies: TrustedProxies = NO_PROXIES,
         revocable_streams: set[Any] | None = None,
         map_error: ErrorMapper | None = None,
+        count_oversized: Callable[[], object] = lambda: None,
     ) -> None:
         self._routes: dict[str, Handler] = {}
         for service in services:
@@ -76,6 +78,7 @@ class GrpcServer:
         self._limits = limits or TransportLimits()
         self._pending = send_budget or SendBudget()
         self._observer = observer
+        self._count_oversized = count_oversized
         self._trusted_proxies = trusted_proxies
         self._revocable_streams = revocable_streams
         self._failures = FailureTranslator(map_error)
@@ -178,6 +181,7 @@ class GrpcServer:
                 self._revocable_streams,
             ),
             observer=self._observer,
+            count_oversized=self._count_oversized,
         )
         self._connections.add(connection)
         if self._drain is not None:

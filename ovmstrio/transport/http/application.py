@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from hypercorn.protocol.events import Event as StreamEvent
 
     from ovmstrio.core.connection import Peer
+    from ovmstrio.core.errors import ServerError
     from ovmstrio.core.request import Buffer
     from ovmstrio.transport.http.router import Route, Router
     from ovmstrio.transport.http.shutdown import ShutdownState
@@ -482,11 +483,13 @@ class _Application(QuartTrio):
         try:
             body: Any = await request.get_data()
         except HTTPException as error:
-            return self.router.shared(route.refuse(self._refusal(error)), http_request.header("origin") or "")
+            rejection = self._refusal(error)
+            self.router.count_rejected(rejection, route.service)
+            return self.router.shared(route.refuse(rejection), http_request.header("origin") or "")
         tasks: Any = request.scope[_TASKS] if route.has_tasks else None  # type: ignore[typeddict-item]
         return await self.router.answer(route, http_request._replace(body=body, tasks=tasks))
 
-    def _refusal(self, error: HTTPException) -> Exception:
+    def _refusal(self, error: HTTPException) -> ServerError:
         if isinstance(error, RequestEntityTooLarge):
             limit = self.config["MAX_CONTENT_LENGTH"]
             return body_too_large_error(request.content_length or f"more than {limit}", limit)

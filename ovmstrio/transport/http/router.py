@@ -227,6 +227,7 @@ class Router:
         cors: CORS settings; None to disable CORS.
         has_limits: returns whether routes with ``admit`` need admission.
         gate: authenticates callers; None for open access.
+        count_rejected: counts a request whose body was not accepted, by error and name of the requested service.
         observer: notified of every request; None for none.
 
     Attributes:
@@ -246,8 +247,10 @@ class Router:
         has_service: Callable[[str], bool] = lambda _name: False,
         has_limits: Callable[[], bool] = bool,
         gate: Gate | None = None,
+        count_rejected: Callable[[ServerError, str], object] = lambda _error, _service: None,
         observer: RequestObserver | None = None,
     ) -> None:
+        self.count_rejected = count_rejected
         self._events = None if observer is None else RequestEvents(observer)
         # Without an observer no wrapper runs between caller and handler.
         self.answer: Answering = self._answer if self._events is None else partial(self._answer_observed, self._events)

@@ -194,7 +194,7 @@ async def test_refused_requests_are_counted_by_reason_without_keys(tmp_path: Pat
     async with serving_both([spec], gate=gate, metrics=metrics) as both:
         await both.with_triton(interface, work)
     text = metrics.render().decode()
-    counted = dict(re.findall(r'(?m)^ovmstrio_refused_callers_total{reason="(\w+)"} (\S+)$', text))
+    counted = dict(re.findall(r'(?m)^ovmstrio_auth_failures_total{reason="(\w+)"} (\S+)$', text))
     assert counted == {"nothing_shown": "1.0", "not_known": "1.0", "scope": "2.0"}
     assert "secret" not in text
 
