@@ -19,7 +19,8 @@
     ├── AlreadyExists                          the object to create exists
     │   └── SequenceExists                     the sequence id is in use
     ├── FailedPrecondition                     valid request, wrong state of the servable
-    │   └── SequenceEnding                     the last request of the sequence is still running
+    │   ├── SequenceEnding                     the last request of the sequence is still running
+    │   └── SequenceRestored                   the last steps of the sequence may be lost after a crash
     ├── NotReady                               the server or servable cannot answer now
     │   ├── VersionLoading                     the version is loading or failed to load
     │   │   └── ServiceLoading                 the same for a service with a single version
@@ -186,6 +187,17 @@ class FailedPrecondition(ServerError):
 
 class SequenceEnding(FailedPrecondition):
     """The last request of the sequence with that id is still running."""
+
+
+class SequenceRestored(FailedPrecondition):
+    """The sequence was restored after a crash with its first ``steps`` steps; the client must send later ones again."""
+
+    def __init__(self, identity: int | str, steps: int) -> None:
+        super().__init__(
+            f"sequence {identity} was restored with {steps} steps, later steps may be lost: continue with step"
+            f" {steps + 1}, or start the sequence again"
+        )
+        self.steps = steps
 
 
 class NotReady(ServerError):

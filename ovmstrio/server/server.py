@@ -560,7 +560,12 @@ class _Server:
         """Start the first load, which runs while the front ends are created."""
         if self._settings.sequence_store is not None:
             sequences = self._registry.context.shared(SequenceManagers)
-            self._store = SequenceStore(sequences, self._settings.sequence_store, self._settings.sequence_flush_seconds)
+            self._store = SequenceStore(
+                sequences,
+                self._settings.sequence_store,
+                self._settings.sequence_flush_seconds,
+                is_strict=self._settings.sequence_restore == "strict",
+            )
             nursery.start_soon(self._store.run)
         nursery.start_soon(self._first_load)
 

@@ -122,6 +122,12 @@ class ServerSettings(BaseModel):
         "Flush interval in seconds of --sequence_store: at most this much is lost if the server is killed. 0 "
         "writes only on shutdown.",
     )
+    sequence_restore: Literal["strict", "continue"] = _setting(
+        "strict",
+        SERVER,
+        "Next step of a sequence restored after a crash: strict refuses it once with the number of restored steps, "
+        "so that the client can send the others again; continue answers it with that number.",
+    )
     allow_empty: bool = _setting(False, SERVER, "Report ready without any configured model.")
     workers: Annotated[int, Field(ge=0, le=256), BeforeValidator(_auto_as_zero)] = _setting(
         1, SERVER, "Number of worker processes; auto (0) measures the models and decides."

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
-from ovmstrio.core.errors import SequenceEnding, SequenceExists, SequenceMissing, TooManySequences
+from ovmstrio.core.errors import SequenceEnding, SequenceExists, SequenceMissing, SequenceRestored, TooManySequences
 from ovmstrio.core.service import SequenceInfo
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ _ENDING: Final = "Sequence last request is being processed and it's not availabl
 TOO_MANY_SEQUENCES: Final = "Max sequence number has been reached. Could not create new sequence."
 
 _IDS: Final = 2**64
+_REFUSAL_SECONDS: Final = 0.1
+"""Time for steps that a client sent before it learns that its sequence was restored: they are refused as well."""
 
 
 class SequenceManager:
@@ -92,6 +94,7 @@ class SequenceManager:
             SequenceMissing: the sequence does not exist or has received its last request.
             SequenceExists: the id of a new sequence is in use.
             SequenceEnding: the id of a new sequence is in use by a sequence that is ending.
+            SequenceRestored: the sequence may lack steps, and its client has not been informed.
             TooManySequences: the capacity is reached.
         """
         if control.start:
@@ -100,18 +103,30 @@ class SequenceManager:
             found = self._sequences.get(control.id) or self._find(control.id, by_default=by_default)
             if found is None or found.ending:
                 raise SequenceMissing(_MISSING)
+            if found.is_refused:
+                raise SequenceRestored(found.id, found.requests)
             sequence = found
         sequence.ending = control.end
         return sequence
 
+    def accept(self, control: SequenceControl, *, by_default: bool) -> None:
+        """Accept further steps of a restored sequence, whose client has been informed."""
+        found = self._find(control.id, by_default=by_default)
+        if found is not None:
+            found.is_refused = False
+
     def _start(self, number: int | str, *, by_default: bool) -> Sequence:
         owners = self.owners
+        taken = self._find_conflict(number, by_default=by_default) if number else None
+        if taken is not None and taken.lost_seconds and not taken.is_busy:
+            # The client does not continue the restored sequence.
+            taken.owner.remove(taken)
+            taken = None
         count = len(self._sequences) if owners is None else owners.count(self.name, self.version)
         if count >= self.capacity:
             raise TooManySequences(TOO_MANY_SEQUENCES)
         if not number:
             return self._create(self._free_id(), by_default=by_default)
-        taken = self._find_conflict(number, by_default=by_default)
         if taken is not None:
             raise SequenceEnding(_ENDING) if taken.ending else SequenceExists(SEQUENCE_EXISTS)
         return self._create(number, by_default=by_default)
@@ -206,7 +221,12 @@ class SequenceTurn:
 
         Cancellation: only while another request has the turn; the request leaves the queue.
         """
-        sequence = self._sequence = self._manager.admit(self._control, by_default=self._by_default)
+        try:
+            sequence = self._sequence = self._manager.admit(self._control, by_default=self._by_default)
+        except SequenceRestored:
+            await trio.sleep(_REFUSAL_SECONDS)
+            self._manager.accept(self._control, by_default=self._by_default)
+            raise
         if sequence.is_busy:
             await self._wait(sequence)
         sequence.is_busy = True
@@ -250,7 +270,8 @@ class Sequence:
         idle: whether no request has succeeded since the last scan.
         started_at: start time by trio's clock.
         used_at: time of the last successful request by trio's clock.
-        lost_seconds: maximum age of steps lost when the server was killed; see the sequence store.
+        lost_seconds: maximum age of steps lost when the server was killed; 0 from the next successful request on.
+        is_refused: whether further steps are refused, as their client does not know of lost steps.
     """
 
     id: int | str
@@ -266,12 +287,14 @@ class Sequence:
     started_at: float = field(default_factory=trio.current_time)
     used_at: float = field(default_factory=trio.current_time)
     lost_seconds: float = 0.0
+    is_refused: bool = False
 
     def advance(self, state: State) -> None:
         """Store the state after a successful request."""
         self.state = state
         self.requests += 1
         self.idle = False
+        self.lost_seconds = 0.0
         self.used_at = trio.current_time()
         if self.owner.changes is not None:
             self.note()

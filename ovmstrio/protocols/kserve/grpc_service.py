@@ -21,9 +21,16 @@ import trio
 from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 
-from ovmstrio.core.errors import InvalidRequest, NotFound, NotSupported, PayloadTooLarge, ServerError
+from ovmstrio.core.errors import (
+    InvalidRequest,
+    NotFound,
+    NotSupported,
+    PayloadTooLarge,
+    SequenceRestored,
+    ServerError,
+)
 from ovmstrio.core.events import CANCELLED
-from ovmstrio.core.request import ArrivalOrder, InferRequest, InferResponse, StreamProblem
+from ovmstrio.core.request import RESTORED_STEPS, ArrivalOrder, InferRequest, InferResponse, StreamProblem
 from ovmstrio.encoding.generated import inference as pb
 from ovmstrio.encoding.protobuf_wire import first_string_field
 from ovmstrio.protocols.admin.changes import AdminChanges
@@ -207,6 +214,8 @@ def _render_reply(request: InferRequest, response: InferResponse) -> tuple[Writt
 
 def _problem(request: InferRequest, error: ServerError) -> WrittenMessage:
     named = InferResponse(request.model_name, request.model_version, [], request.id)
+    if isinstance(error, SequenceRestored):
+        named.parameters[RESTORED_STEPS] = error.steps
     _mark_final(request, named)
     return encode_stream_response(StreamInferResponse(error.message, named))
 
@@ -530,6 +539,8 @@ def _request_of(call: Call, data: bytes | memoryview) -> InferRequest:
 
 
 def _render(response: InferResponse) -> tuple[WrittenMessage, int]:
+    if response.parameters:
+        current_call().add_trailers(*response.headers)
     data = encode_response(response)
     return data, len(data)
 
