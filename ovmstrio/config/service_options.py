@@ -27,10 +27,11 @@ class ServiceEntry(Schema):
 
     max_concurrency: Annotated[int, Field(ge=0)] = OPTIONAL
     max_queue: Annotated[int, Field(ge=0)] = OPTIONAL
+    max_queue_time: Annotated[float, Field(ge=0)] = OPTIONAL
     placement: str | dict[str, Any] = OPTIONAL
 
 
-_LIMITS: Final = ("max_concurrency", "max_queue")
+_LIMITS: Final = ("max_concurrency", "max_queue", "max_queue_time")
 _PLACEMENT: Final = "placement"
 
 
@@ -39,15 +40,18 @@ def apply_entry_options(spec: SpecT, findings: Findings) -> SpecT:
     if spec.place is None or not isinstance(spec.place.settings.value, dict):
         return spec
     entry = spec.place.settings.value
-    given: dict[str, Any] = {key: entry[key].value for key in _LIMITS if key in entry and type(entry[key].value) is int}
-    if "max_queue" in given and not given.get("max_concurrency") and not spec.queues_itself:
-        problem = Problem(
-            "max_queue has no effect without max_concurrency",
-            path="max_queue",
-            suggestion="set max_concurrency",
-            severity="warning",
-        )
-        findings.problems.append(spec.place.of(problem))
+    given: dict[str, Any] = {
+        key: entry[key].value for key in _LIMITS if key in entry and type(entry[key].value) in {int, float}
+    }
+    for key in given.keys() - {"max_concurrency"}:
+        if not given.get("max_concurrency", spec.max_concurrency) and not spec.queues_itself:
+            problem = Problem(
+                f"{key} has no effect without max_concurrency",
+                path=key,
+                suggestion="set max_concurrency",
+                severity="warning",
+            )
+            findings.problems.append(spec.place.of(problem))
     if _PLACEMENT in entry:
         given["placement"], problems = read_placement(entry[_PLACEMENT].plain())
         if problems:

@@ -204,6 +204,7 @@ class ServableSpec(_Spec):
         origin: where it is configured, for messages.
         problems: errors of the settings; a service with errors fails to load.
         max_concurrency: concurrent calls; 0 is unlimited.
+        max_queue_time: longest wait of a call in seconds; None for that of the server.
         load_number: increased to force a reload with the same settings.
     """
 
@@ -219,6 +220,7 @@ class ServableSpec(_Spec):
     problems: tuple[Problem, ...] = ()
     max_concurrency: Annotated[int, Field(ge=0)] = 0
     max_queue: Annotated[int, Field(ge=0)] = 100
+    max_queue_time: Annotated[float, Field(ge=0)] | None = None
     placement: PlacementSpec = PlacementSpec()
     load_number: int = 0
     place: Place | None = Field(default=None, exclude=True, repr=False)
@@ -240,8 +242,8 @@ class ServableSpec(_Spec):
 
     def loaded_settings(self) -> dict[str, Any]:
         """Return the settings that affect loaded versions."""
-        not_loaded = ("version_policy", "origin", "problems", "max_concurrency", "max_queue", "placement")
-        left_out: dict[str, Any] = dict.fromkeys(not_loaded, True)
+        limits = ("max_concurrency", "max_queue", "max_queue_time")
+        left_out: dict[str, Any] = dict.fromkeys(("version_policy", "origin", "problems", "placement", *limits), True)
         left_out["nodes"] = {"__all__": {"origin"}}
         return self.model_dump(exclude=left_out)
 
@@ -481,8 +483,9 @@ class TextModelSpec(ServableSpec):
     idle_unload_seconds: Annotated[float, Field(ge=0)] = 0
 
     def loaded_settings(self) -> dict[str, Any]:
-        """Return the settings that affect loaded versions; the engine also uses the queue limit."""
-        return {**super().loaded_settings(), "max_queue": self.max_queue}
+        """Return the settings that affect loaded versions; the engine also uses the queue limits."""
+        limits = {"max_queue": self.max_queue, "max_queue_time": self.max_queue_time}
+        return {**super().loaded_settings(), **limits}
 
     @property
     def looks_up(self) -> bool:

@@ -27,6 +27,7 @@
     │   ├── StorageFailure                     model storage or local disk failed
     │   └── TooManySequences                   sequence limit reached
     ├── Overloaded                             a queue or pool is full
+    │   ├── QueueTimeExceeded                  the call cannot start within max_queue_time
     │   ├── TooManyRequests                    concurrency limit of a handler reached
     │   └── CallerLimited                      quota of the caller exceeded
     ├── Unauthenticated                        missing or wrong credentials
@@ -240,6 +241,16 @@ class Overloaded(ServerError):
     def __init__(self, message: str, *, retry_after_seconds: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
+
+
+class QueueTimeExceeded(Overloaded):
+    """A call waited in a queue for ``max_queue_time``, or would have to."""
+
+    @classmethod
+    def after(cls, seconds: float) -> QueueTimeExceeded:
+        """Return the error of a call that has waited for ``seconds``."""
+        text = f"the call could not start within {seconds:g} s (max_queue_time); try again later"
+        return cls(text, retry_after_seconds=max(1.0, seconds))
 
 
 class TooManyRequests(Overloaded):

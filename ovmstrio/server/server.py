@@ -363,7 +363,8 @@ class _Server:
         self._is_draining = False
 
     def _make_admission(self) -> Admission:
-        limit = Limit(self._settings.max_concurrency, self._settings.max_queue)
+        settings = self._settings
+        limit = Limit(settings.max_concurrency, settings.max_queue, settings.max_queue_time)
         if self._hosting.ledger is None:
             return Admission(limit, self._registry.limit_of)
         return SharedAdmission(self._hosting.ledger, limit, self._registry.limit_of)
@@ -381,6 +382,7 @@ class _Server:
             text_api=_text_api,
             start_root_span=start_root_span,
             queue_timeout=settings.queue_timeout,
+            max_queue_time=settings.max_queue_time,
         )
         return Registry(
             self._plan.kinds,

@@ -267,6 +267,12 @@ class ServerSettings(BaseModel):
     max_queue: Annotated[int, Field(ge=0)] = _setting(
         1000, LIMITS, "Queue length of --max_concurrency, and of each text model waiting for KV cache (default 256)."
     )
+    max_queue_time: Annotated[float, Field(ge=0)] | None = _setting(
+        None,
+        LIMITS,
+        "Longest wait in seconds of a call in the queue of a service or of --max_concurrency; a call that cannot start "
+        "within it is refused at once. Unset waits until the deadline.",
+    )
     queue_timeout: Annotated[float, Field(ge=0)] = _setting(
         0, LIMITS, "Queue timeout in seconds of handler calls waiting for a thread; 0 waits without limit."
     )

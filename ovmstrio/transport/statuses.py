@@ -55,6 +55,7 @@ ERROR_STATUSES: Final[Mapping[type[errors.ServerError], StatusPair]] = {
     errors.TooManySequences: StatusPair(Status.UNAVAILABLE, 503),
     errors.StorageFailure: StatusPair(Status.UNAVAILABLE, 503),
     errors.Overloaded: StatusPair(Status.RESOURCE_EXHAUSTED, 429),
+    errors.QueueTimeExceeded: StatusPair(Status.RESOURCE_EXHAUSTED, 429),
     errors.TooManyRequests: StatusPair(Status.UNAVAILABLE, 503),
     errors.QueueTimeout: StatusPair(Status.UNAVAILABLE, 503),
     errors.CallerLimited: StatusPair(Status.RESOURCE_EXHAUSTED, 429),
