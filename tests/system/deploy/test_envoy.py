@@ -297,7 +297,7 @@ class _Load:
     """Clients of a proxy, a thread each, that call without pause.
 
     After a failed call a client waits for the end of `kill`: until then the kernel accepts connections for the dying
-    process, and no proxy can know that nobody will read them.
+    process, and a proxy sends requests that no server reads.
     """
 
     def __init__(self, proxy: EnvoyProcess) -> None:
