@@ -180,7 +180,7 @@ def neighbours() -> None:
                     each["config"].update(entry)
             config.write_text(json.dumps(document))
             servers[what] = stack.enter_context(ovms(config))
-        figures: dict[str, list[tuple[float, int, int]]] = {"alone": []} | {what: [] for what in servers}
+        figures: dict[str, list[tuple[float, int, int]]] = {what: [] for what in ("alone", *servers)}
         for _ in range(5):
             with _callers(servers["no setting"], trivial, 1) as taken:
                 time.sleep(_SECONDS)
