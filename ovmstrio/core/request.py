@@ -28,6 +28,10 @@ SEQUENCE_CONTROL: Final = "sequence_control_input"
 RESTORED_STEPS: Final = "ovmstrio_restored_steps"
 """Response parameter, header and metadata: steps of a sequence that was restored after a crash."""
 
+ENABLE_FINAL_RESPONSE: Final = "triton_enable_empty_final_response"
+FINAL_RESPONSE: Final = "triton_final_response"
+"""Triton's parameters of a stream: of a request that wants its last reply marked, and of its replies."""
+
 ParameterValue = bool | int | float | str
 Buffer = bytes | bytearray | memoryview
 
@@ -138,9 +142,10 @@ class InferResponse:
 
 @dataclass(frozen=True, slots=True)
 class StreamProblem:
-    """Error of one request of a stream that stays open."""
+    """Error of one request of a stream that stays open; ``response`` names the request, without outputs."""
 
     message: str
+    response: InferResponse | None = None
 
 
 StreamReply = InferResponse | StreamProblem

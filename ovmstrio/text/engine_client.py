@@ -94,7 +94,7 @@ class OutputBuffer:
         made.tokens += tokens
         self.tokens += tokens
         if logprobs:
-            made.logprobs += [TokenLogprob(*each) for each in logprobs]
+            made.logprobs += [TokenLogprob(bytes(data), *rest) for data, *rest in logprobs]
         if finish is not None:
             made.finish = self.finish = FINISH_REASONS[finish]
             self._open_texts -= 1
@@ -293,15 +293,15 @@ class EngineClient:
         span = self._spans[number] = GenerationSpan(caller)
         return span
 
-    def lose(self, why: str) -> None:
+    def lose(self, reason: str) -> None:
         """Fail all requests because the engine process has ended, and count the restart."""
         self._metrics.lost()
-        self.fail_all(why)
+        self.fail_all(reason)
 
-    def fail_all(self, why: str) -> None:
+    def fail_all(self, reason: str) -> None:
         """Fail all requests."""
         for answer in self._answers.values():
-            answer.fail(ModelFailure(why))
+            answer.fail(ModelFailure(reason))
 
     @asynccontextmanager
     async def ask(self, process: AskedEngine, asked: GenerationRequest) -> AsyncIterator[AcceptedRequest]:

@@ -190,7 +190,7 @@ def _sequence_entry(sequence: Sequence, state: State, variables: Many[TensorSpec
         "idle_seconds": info.idle_seconds,
         "requests": info.requests,
         "idle": sequence.idle,
-        "by_default": sequence.by_default,
+        "by_default": sequence.is_default_version,
         "lost_seconds": sequence.lost_seconds,
         "shapes": [array.shape for array in arrays],
     }
@@ -288,7 +288,7 @@ def restore_sequences(
                 others += 1
                 continue
             begin = trio.current_time() - max(0.0, now - written_at)
-            sequence = Sequence(entry["id"], manager, by_default=entry["by_default"])
+            sequence = Sequence(entry["id"], manager, is_default_version=entry["by_default"])
             sequence.started_at, sequence.used_at = begin - entry["age"], begin - entry["idle_seconds"]
             sequence.requests, sequence.idle = entry["requests"], entry["idle"]
             # Files of earlier releases do not have it.

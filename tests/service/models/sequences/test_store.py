@@ -160,7 +160,7 @@ async def test_ids_ages_and_marks_are_restored(autojump_clock: trio.testing.Mock
     for kept in again:
         assert [kept.info.age_seconds, kept.info.idle_seconds] == pytest.approx([150, 150])
         assert (kept.idle, again.next_id) == (True, 2)
-    assert [kept.by_default for kept in again if kept.id == 1] == [True]
+    assert [kept.is_default_version for kept in again if kept.id == 1] == [True]
 
 
 async def _killed(folder: Path, *, numbers: tuple[int, ...] = (7,), steps: int = 2) -> None:
