@@ -193,12 +193,15 @@ class SequenceEnding(FailedPrecondition):
 class SequenceRestored(FailedPrecondition):
     """The sequence was restored after a crash with its first ``steps`` steps; the client must send later ones again."""
 
-    def __init__(self, identity: int | str, steps: int) -> None:
-        super().__init__(
-            f"sequence {identity} was restored with {steps} steps, later steps may be lost: continue with step"
-            f" {steps + 1}, or start the sequence again"
-        )
+    def __init__(self, message: str, *, steps: int) -> None:
+        super().__init__(message)
         self.steps = steps
+
+    @classmethod
+    def of(cls, identity: int | str, steps: int) -> SequenceRestored:
+        """Return the error of a sequence; clients and remote models recognize its message."""
+        text = f"sequence {identity} was restored with {steps} steps, later steps may be lost: continue with step"
+        return cls(f"{text} {steps + 1}, or start the sequence again", steps=steps)
 
 
 class NotReady(ServerError):

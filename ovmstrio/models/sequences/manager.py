@@ -104,7 +104,7 @@ class SequenceManager:
             if found is None or found.ending:
                 raise SequenceMissing(_MISSING)
             if found.is_refused:
-                raise SequenceRestored(found.id, found.requests)
+                raise SequenceRestored.of(found.id, found.requests)
             sequence = found
         sequence.ending = control.end
         return sequence

@@ -17,7 +17,7 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from ovmstrio.client import open_client
-from ovmstrio.core.errors import NotSupported
+from ovmstrio.core.errors import NotSupported, SequenceRestored
 from tests.support import ir
 from tests.support.processes import run_ovms, serving
 from tests.support.waits import WAIT_SECONDS, until
@@ -181,7 +181,7 @@ def _killed_server(*options: str, numbers: tuple[int, ...]) -> Iterator[None]:
 def test_each_protocol_reports_the_steps_that_a_killed_server_had_stored(tmp_path: Path, workers: str) -> None:
     options = _options(tmp_path, "--sequence_flush_seconds", "0.2", "--workers", workers)
     name = "ovmstrio_restored_steps"
-    with _killed_server(*options, numbers=(1, 2, 3, 4, 5)), serving(*options) as server:
+    with _killed_server(*options, numbers=(1, 2, 3, 4, 5, 6, 7)), serving(*options) as server:
         refused = _predict_rest(server.rest, sequence_id=1)
         assert (refused.status_code, refused.headers[name]) == (409, "2")
         answered = _predict_rest(server.rest, sequence_id=1)
@@ -205,6 +205,14 @@ def test_each_protocol_reports_the_steps_that_a_killed_server_had_stored(tmp_pat
         assert parameters == {name: 2}
         assert _stream_step(server.grpc, 3) == ("", {name: 2})
         assert _stream_step(server.grpc, 3) == ("", {})
+
+        for number, address, rest in ((6, server.rest, True), (7, server.grpc, False)):
+            with open_client(address, rest=rest) as client:
+                row = {"x": np.ones((1, 2), np.float32)}
+                with pytest.raises(SequenceRestored) as caught:
+                    client.infer("m", row, parameters={"sequence_id": number})
+                assert caught.value.steps == 2
+                assert client.infer("m", row, parameters={"sequence_id": number})["y"].tolist() == [[3, 3]]
 
         assert _sum(_rest(server.rest, 5, sequence_id=4, sequence_control_input=1)) == 5
         refused = _rest(server.rest, 1, sequence_id=5, sequence_control_input=2)

@@ -14,6 +14,7 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from tests.support.processes import OvmsProcess, serving
+from tests.support.projects import write_project
 from tests.support.system_servers import worker_configuration
 from tests.support.waits import WAIT_SECONDS, until
 from tests.support.worker_clients import ROW, step, sum_of
@@ -35,6 +36,17 @@ def _message(model: str, name: str, row: Any, **parameters: int) -> Any:
     return message
 
 
+SLOWLY_LOADED = """
+import time
+
+class Handler:
+    def __init__(self):
+        time.sleep(2)
+
+    def handle_get(self):
+        return "loaded"
+"""
+PROBES = "/v2/health/ready", "/v2/health/live", "/v2/models/dummy/ready", "/v2/models/acc/ready", "/slow"
 ONES = np.ones((1, 10), np.float32)
 TWOS = (ONES + 1).tobytes()
 
@@ -140,7 +152,9 @@ class _Load:
 
 @pytest.mark.parametrize("renewals", [2, pytest.param(20, marks=pytest.mark.slow)])
 def test_nothing_fails_while_workers_are_renewed_under_load(tmp_path: Path, renewals: int) -> None:
-    options = ["--config_path", str(worker_configuration(tmp_path)), "--sequence_store", str(tmp_path / "kept")]
+    write_project(tmp_path / "slow", SLOWLY_LOADED)
+    config = worker_configuration(tmp_path, handlers=("who", "slow"))
+    options = ["--config_path", str(config), "--sequence_store", str(tmp_path / "kept")]
     with serving(*options, "--workers", "2", log=tmp_path / "log") as server:
         load = _Load(server)
         try:
@@ -150,7 +164,13 @@ def test_nothing_fails_while_workers_are_renewed_under_load(tmp_path: Path, rene
             ):
                 load.start("REST", lambda: load.rest(client))
                 load.start("new REST connection", load.new_rest)
-                for path in ("/v2/health/ready", "/v2/health/live", "/v2/models/dummy/ready", "/v2/models/acc/ready"):
+                for path in (
+                    "/v2/health/ready",
+                    "/v2/health/live",
+                    "/v2/models/dummy/ready",
+                    "/v2/models/acc/ready",
+                    "/slow",
+                ):
                     load.start(path, lambda path=path: load.probe(path))  # type: ignore[misc]  # the loop's own
                 load.start("gRPC", lambda: load.call_grpc(channel))
                 load.start("new gRPC connection", load.new_grpc)

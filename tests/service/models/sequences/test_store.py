@@ -192,7 +192,7 @@ async def test_next_step_after_a_kill_is_refused_once_with_the_number_of_restore
         for end in (False, False, True):
             nursery.start_soon(send, end)
     assert refused == [3, 3, 3]
-    assert error_status(SequenceRestored(7, 3)) == (Status.FAILED_PRECONDITION, 409)
+    assert error_status(SequenceRestored.of(7, 3)) == (Status.FAILED_PRECONDITION, 409)
     assert sorted((each.id, each.requests, each.info.lost_seconds) for each in manager) == [(7, 3, 5), (8, 3, 5)]
     await _step(manager, 7, 3)
     await _step(manager, 7, 6, end=True)
