@@ -1,8 +1,9 @@
-"""Options of all service kinds: limits, cluster placement and isolation of Python code."""
+"""Options of all service kinds: limits, readiness, cluster placement and isolation of Python code."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -28,18 +29,22 @@ class ServiceEntry(Schema):
     max_concurrency: Annotated[int, Field(ge=0)] = OPTIONAL
     max_queue: Annotated[int, Field(ge=0)] = OPTIONAL
     placement: str | dict[str, Any] = OPTIONAL
+    required: bool = OPTIONAL
 
 
-_LIMITS: Final = ("max_concurrency", "max_queue")
+_COPIED: Final = {"max_concurrency": int, "max_queue": int, "required": bool}
+"""Keys that are fields of the spec, and their types."""
 _PLACEMENT: Final = "placement"
 
 
 def apply_entry_options(spec: SpecT, findings: Findings) -> SpecT:
-    """Return the spec with limits and placement of its entry."""
+    """Return the spec with limits, placement and readiness requirement of its entry."""
     if spec.place is None or not isinstance(spec.place.settings.value, dict):
         return spec
     entry = spec.place.settings.value
-    given: dict[str, Any] = {key: entry[key].value for key in _LIMITS if key in entry and type(entry[key].value) is int}
+    given: dict[str, Any] = {
+        key: entry[key].value for key, kind in _COPIED.items() if key in entry and type(entry[key].value) is kind
+    }
     if "max_queue" in given and not given.get("max_concurrency") and not spec.queues_itself:
         problem = Problem(
             "max_queue has no effect without max_concurrency",
@@ -71,6 +76,9 @@ def check_name(name: str, *, is_mounted: bool = False) -> list[Problem]:
         return [replace(problem, message=message, expected=f"a name other than {', '.join(_SERVER_PATHS)}")]
     if is_mounted and "/" in name:
         return [replace(problem, expected="a name without '/'")]
+    if not {".", ".."}.isdisjoint(re.split("[/:]", name)):
+        # HTTP clients remove such segments from a path.
+        return [replace(problem, expected="a name without the segments '.' and '..'")]
     return [] if name else [replace(problem, message="the name is empty", expected="a text that is not empty")]
 
 

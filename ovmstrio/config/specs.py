@@ -205,6 +205,7 @@ class ServableSpec(_Spec):
         origin: where it is configured, for messages.
         problems: errors of the settings; a service with errors fails to load.
         max_concurrency: concurrent calls; 0 is unlimited.
+        required: whether the server is not ready while the service is missing.
         load_number: increased to force a reload with the same settings.
     """
 
@@ -221,6 +222,7 @@ class ServableSpec(_Spec):
     max_concurrency: Annotated[int, Field(ge=0)] = 0
     max_queue: Annotated[int, Field(ge=0)] = 100
     placement: PlacementSpec = PlacementSpec()
+    required: bool = True
     load_number: int = 0
     place: Place | None = Field(default=None, exclude=True, repr=False)
 
@@ -241,7 +243,7 @@ class ServableSpec(_Spec):
 
     def loaded_settings(self) -> dict[str, Any]:
         """Return the settings that affect loaded versions."""
-        not_loaded = ("version_policy", "origin", "problems", "max_concurrency", "max_queue", "placement")
+        not_loaded = ("version_policy", "origin", "problems", "max_concurrency", "max_queue", "placement", "required")
         left_out: dict[str, Any] = dict.fromkeys(not_loaded, True)
         left_out["nodes"] = {"__all__": {"origin"}}
         return self.model_dump(exclude=left_out)

@@ -131,9 +131,9 @@ class PayloadTooLarge(InvalidRequest):
     """A message is larger than ``max_message_size``."""
 
     @classmethod
-    def of_outputs(cls, size: int, most: float) -> Self:
+    def of_outputs(cls, size: int, limit: float) -> Self:
         """Return the error for outputs of ``size`` bytes, raised before any output is copied."""
-        return cls(f"the outputs have {size} bytes, the limit is {most:.0f} (--max_message_size)")
+        return cls(f"the outputs have {size} bytes, the limit is {limit:.0f} (--max_message_size)")
 
 
 class RequestTooSlow(InvalidRequest):
@@ -151,13 +151,13 @@ class ServiceMissing(NotFound):
 class VersionMissing(NotFound):
     """The service has no such version.
 
-    ``tried`` is the default version if it failed to load, ``why`` the reason.
+    ``tried`` is the default version if it failed to load, ``reason`` the reason.
     """
 
-    def __init__(self, message: str, *, tried: int = 0, why: str = "") -> None:
+    def __init__(self, message: str, *, tried: int = 0, reason: str = "") -> None:
         super().__init__(message)
         self.tried = tried
-        self.why = why
+        self.why = reason
 
 
 class VersionRetired(NotFound):
@@ -201,13 +201,13 @@ class WorkerRestarting(NotReady):
 
 
 class VersionLoading(NotReady):
-    """The version is loading or ``has_failed`` to load; ``why`` is the reason, set for some kinds."""
+    """The version is loading or ``has_failed`` to load; ``reason`` is the reason, set for some kinds."""
 
-    def __init__(self, message: str, *, kind: str = "", has_failed: bool = False, why: str = "") -> None:
+    def __init__(self, message: str, *, kind: str = "", has_failed: bool = False, reason: str = "") -> None:
         super().__init__(message)
         self.kind = kind
         self.has_failed = has_failed
-        self.why = why
+        self.why = reason
 
 
 class ServiceLoading(VersionLoading):

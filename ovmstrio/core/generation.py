@@ -290,7 +290,7 @@ class TextGenerator(GenerativeService, Protocol):
     def limits(self) -> GenerationLimits:
         """Limits of the model; constant for the life of the service."""
 
-    def generate(self, asked: GenerationRequest) -> AbstractAsyncContextManager[Generation]:
+    def generate(self, request: GenerationRequest) -> AbstractAsyncContextManager[Generation]:
         """Start a request; entering returns when the engine has accepted the prompt.
 
         Leaving early cancels the request within one engine step, without waiting for that step.

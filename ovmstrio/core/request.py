@@ -26,6 +26,10 @@ SEQUENCE_ID: Final = "sequence_id"
 SEQUENCE_CONTROL: Final = "sequence_control_input"
 """Request parameters or inputs that hold sequence id and control value of stateful models."""
 
+ENABLE_FINAL_RESPONSE: Final = "triton_enable_empty_final_response"
+FINAL_RESPONSE: Final = "triton_final_response"
+"""Triton's parameters of a stream: of a request that wants its last reply marked, and of its replies."""
+
 ParameterValue = bool | int | float | str
 Buffer = bytes | bytearray | memoryview
 
@@ -130,9 +134,10 @@ class InferResponse:
 
 @dataclass(frozen=True, slots=True)
 class StreamProblem:
-    """Error of one request of a stream that stays open."""
+    """Error of one request of a stream that stays open; ``response`` names the request, without outputs."""
 
     message: str
+    response: InferResponse | None = None
 
 
 StreamReply = InferResponse | StreamProblem

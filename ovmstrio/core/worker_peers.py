@@ -53,8 +53,8 @@ class SequenceOwners(Protocol):
             ServerError: the request failed there.
         """
 
-    def begin(self, model: str, version: int, most: float) -> None:
-        """Count a sequence of this worker; raises TooManySequences if the version has ``most`` in all workers."""
+    def begin(self, model: str, version: int, limit: float) -> None:
+        """Count a sequence of this worker; raises TooManySequences if the version has ``limit`` in all workers."""
 
     def end(self, model: str, version: int) -> None:
         """Count the end of a sequence of this worker."""
@@ -231,8 +231,8 @@ class EngineDirectory(Protocol):
             ServerError: the call failed there.
         """
 
-    async def listen(self, owner: int, key: str, heard: Callable[[Any], None]) -> None:
-        """Pass the output of another worker's engine to ``heard`` until it ends.
+    async def listen(self, owner: int, key: str, on_message: Callable[[Any], None]) -> None:
+        """Pass the output of another worker's engine to ``on_message`` until it ends.
 
         Raises:
             NotReady: the worker cannot be reached, exited, or has no such engine after a while.

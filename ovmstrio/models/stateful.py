@@ -78,7 +78,7 @@ class StatefulServable(NetworkServable):
         owners = self._owners
         owner = owners.owner(self.name, control.id) if owners is not None and control.id else None
         if owners is None or owner is None:
-            return await self._run(control, arrays, request, by_default=by_default)
+            return await self._run(control, arrays, request, is_default_version=by_default)
         version = "" if by_default else self.version
         return await owners.run_step(owner, ForwardedStep(self.name, version, *control, arrays, request.most_bytes))
 
@@ -86,15 +86,15 @@ class StatefulServable(NetworkServable):
         """Run a request forwarded by another worker; see :meth:`infer`."""
         request = InferRequest(self.name, step.version, most_bytes=step.most_bytes)
         control = SequenceControl(step.id, step.start, step.end)
-        return await self._run(control, step.arrays, request, by_default=not step.version)
+        return await self._run(control, step.arrays, request, is_default_version=not step.version)
 
     async def _run(
-        self, control: SequenceControl, arrays: Mapping[str, Array], request: InferRequest, *, by_default: bool
+        self, control: SequenceControl, arrays: Mapping[str, Array], request: InferRequest, *, is_default_version: bool
     ) -> list[Tensor | RawTensor]:
         network = self._network
         if network is None:
             raise trio.ClosedResourceError
-        async with self._manager.turn(control, by_default=by_default) as sequence:
+        async with self._manager.turn(control, is_default_version=is_default_version) as sequence:
             change = StateChange(self._variables, sequence.state, keep=not control.end)
             results = await network.infer(tuple(arrays.values()), change, request.event, request.most_bytes)
             outputs = named_outputs(network.signature, results)

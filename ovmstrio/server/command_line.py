@@ -41,6 +41,9 @@ _NO_DOWNLOAD: Final = (
 _NO_DRAFT_OPTIONS: Final = "the draft model has the settings of the main model: remove it, results are the same"
 _NO_IMAGES: Final = "image models are not supported: remove it"
 _NO_ENGINE_OPTION: Final = 'not supported; OpenVINO properties go into --plugin_config, such as {"NUM_STREAMS": "1"}'
+_NO_UNKNOWN_INPUTS: Final = (
+    "requests with inputs that a model does not have are refused: remove it, and send only the inputs of the model"
+)
 _NO_CONFIGURE: Final = (
     "model files are not modified: --task and its options serve a folder as it is, and --add_to_config adds it to "
     "model_config_list or text_model_config_list of the file of --config_path"
@@ -88,6 +91,8 @@ UNSUPPORTED_HINTS: Final = {
         _NO_ENGINE_OPTION,
     ),
     "configure": _NO_CONFIGURE,
+    "disable_input_count_validation": _NO_UNKNOWN_INPUTS,
+    "verbose_response": "responses of text models have no __verbose object: remove it",
     "trace_path": "request times are in /metrics, Op times in ovms trace",
 }
 """Hints for unsupported options; ignored options are in ``settings.IGNORED``."""
@@ -216,12 +221,12 @@ class UsageError(Exception):
         return [str(problem) for problem in self.problems]
 
 
-def read_settings(options: Mapping[str, Any], *, foreign: str = "") -> ServerSettings:
+def read_settings(options: Mapping[str, Any], *, model_option_error: str = "") -> ServerSettings:
     """Validate options and convert them to settings.
 
     Args:
         options: values by name; None for options that were not given.
-        foreign: error for model options, if a project or service with its own configuration is served.
+        model_option_error: error for model options, if a project or service with its own configuration is served.
 
     Raises:
         UsageProblems: unknown options, invalid values, or conflicting or missing options.
@@ -236,13 +241,14 @@ def read_settings(options: Mapping[str, Any], *, foreign: str = "") -> ServerSet
         # Check the rest with defaults in place of invalid values.
         settings = ServerSettings.model_validate({name: value for name, value in given.items() if name not in bad})
     problems += [*_security(settings), *_metric_lists(settings), *_log_levels(settings)]
-    if foreign:
+    if model_option_error:
         problems += [
-            Problem(foreign, path=f"--{name}") for name in sorted(_MODEL_ONLY_OPTIONS & settings.model_fields_set)
+            Problem(model_option_error, path=f"--{name}")
+            for name in sorted(_MODEL_ONLY_OPTIONS & settings.model_fields_set)
         ]
     else:
         problems += [*_addresses(settings), *_groups(settings), *_metrics(settings)]
-    if _is_single_model(settings) and not foreign:
+    if _is_single_model(settings) and not model_option_error:
         problems += [problem for problem in _single_problems(settings) if problem.severity == "error"]
     if problems:
         raise UsageError(problems)

@@ -122,6 +122,12 @@ class ServerSettings(BaseModel):
         "Flush interval in seconds of --sequence_store: at most this much is lost if the server is killed. 0 "
         "writes only on shutdown.",
     )
+    ready_requires: Literal["all", "started", "none"] = _setting(
+        "all",
+        SERVER,
+        "Services that readiness requires: all at start and those that were available later; started only those that "
+        'were available; none not even at start. "required": false exempts an entry.',
+    )
     allow_empty: bool = _setting(False, SERVER, "Report ready without any configured model.")
     workers: Annotated[int, Field(ge=0, le=256), BeforeValidator(_auto_as_zero)] = _setting(
         1, SERVER, "Number of worker processes; auto (0) measures the models and decides."

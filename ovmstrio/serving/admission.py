@@ -204,13 +204,13 @@ class AdmittedPlace:
 
     __slots__ = ("_admission", "_gate", "_held", "_is_nested", "_taken_at", "waited_seconds")
 
-    def __init__(self, admission: Admission, gate: ServiceQueue, is_nested: bool, seconds: float) -> None:
+    def __init__(self, admission: Admission, gate: ServiceQueue, is_nested: bool, waited_seconds: float) -> None:
         self._admission: Admission | None = admission
         self._gate = gate
         self._is_nested = is_nested
         self._taken_at = perf_counter()
         self._held: ConcurrencyLimit | None = None
-        self.waited_seconds = seconds
+        self.waited_seconds = waited_seconds
 
     @property
     def name(self) -> str:

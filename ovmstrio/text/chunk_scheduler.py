@@ -49,18 +49,18 @@ class ChunkedRequest(Generic[_PartT]):
     Args:
         number: request id.
         turns: semaphore of which the request holds one unit while chunks are made.
-        most_parts: number of unread chunks at which the request pauses.
+        max_unread: number of unread chunks at which the request pauses.
 
     Attributes:
         is_over: whether no more chunks will come.
     """
 
-    def __init__(self, number: int, turns: trio.Semaphore, most_parts: float = math.inf) -> None:
+    def __init__(self, number: int, turns: trio.Semaphore, max_unread: float = math.inf) -> None:
         self.number = number
         self.is_over = False
         self._turns = turns
         self._has_turn = True
-        self._most_parts = most_parts
+        self._most_parts = max_unread
         self._parts: deque[_PartT] = deque()
         self._error: ServerError | None = None
         self._wakeup_lot = trio.lowlevel.ParkingLot()
@@ -125,7 +125,7 @@ class ChunkScheduler(Generic[_TakerT]):
 
     Args:
         make: creates a request from its id and the semaphore.
-        most_waiting: queue length.
+        max_queue: queue length.
         tasks: nursery for one task per request.
         noun: plural of the requests in the error for a full queue.
         numbers: request ids.
@@ -138,13 +138,13 @@ class ChunkScheduler(Generic[_TakerT]):
     def __init__(
         self,
         make: Callable[[int, trio.Semaphore], _TakerT],
-        most_waiting: int,
+        max_queue: int,
         tasks: trio.Nursery,
         noun: str,
         numbers: Iterator[int],
     ) -> None:
         self._make = make
-        self._most = _MAX_RUNNING + most_waiting
+        self._most = _MAX_RUNNING + max_queue
         self._tasks = tasks
         self._noun = noun
         self._numbers = numbers
@@ -168,10 +168,10 @@ class ChunkScheduler(Generic[_TakerT]):
         """
         raise ValueError(f"unexpected message: {frame!r:.80}")
 
-    def lose(self, why: str) -> None:
+    def lose(self, reason: str) -> None:
         """Fail all requests because their process has ended."""
         for each in self.running.values():
-            each.end(ModelFailure(why))
+            each.end(ModelFailure(reason))
 
     @asynccontextmanager
     async def ask(self, engine: Engine, *opening: Any) -> AsyncIterator[_TakerT]:
@@ -340,7 +340,7 @@ async def open_chunked_model(
     async with trio.open_nursery() as nursery:
         queue = make_queue(nursery, request_ids(engines))
         process = create_engine(
-            engines, spec, {**base, **options}, queue.hear, queue.lose, program=program, asking=CHUNK_VERBS
+            engines, spec, {**base, **options}, queue.hear, queue.lose, program=program, verbs=CHUNK_VERBS
         )
         await nursery.start(process.run)
         if spec.idle_unload_seconds and isinstance(process, EngineProcess):

@@ -97,18 +97,18 @@ class AsyncTokenizer:
                 result[number] = tokens
         return result
 
-    async def encode_within(self, texts: Sequence[str], most: int, *, cuts_left: bool = False) -> list[TokenArray]:
-        """Return the tokens of each text, or of a prefix if the text clearly has more than ``most`` tokens.
+    async def encode_within(self, texts: Sequence[str], limit: int, *, cuts_left: bool = False) -> list[TokenArray]:
+        """Return the tokens of each text, or of a prefix if the text clearly has more than ``limit`` tokens.
 
-        The first ``most`` tokens of the result are those of the text, and the result has at most ``most`` tokens only
-        if the text does.  So the work is bounded by ``most`` and not by the length of a text.  With ``cuts_left``, the
+        The first ``limit`` tokens of the result are those of the text, and the result has at most ``limit`` tokens only
+        if the text does.  So the work is bounded by ``limit`` and not by the length of a text.  With ``cuts_left``, the
         same holds for suffixes and last tokens.
 
         Raises:
             ModelFailure: OpenVINO failed.
         """
         made: list[TokenArray] = [_NO_TOKENS] * len(texts)
-        lengths = [prefix_lengths(len(text), most) for text in texts]
+        lengths = [prefix_lengths(len(text), limit) for text in texts]
         left = list(range(len(texts)))
         while left:
             sizes = [next(lengths[number]) for number in left]
@@ -121,7 +121,7 @@ class AsyncTokenizer:
             left = [
                 number
                 for number, size in zip(left, sizes, strict=True)
-                if size < len(texts[number]) and not has_enough_tokens(len(made[number]), most)
+                if size < len(texts[number]) and not has_enough_tokens(len(made[number]), limit)
             ]
         return made
 
@@ -767,9 +767,9 @@ class RerankModel(TextEncoderService):
     def _max_query_tokens(self, longest: int) -> int:
         return (longest - self._template.added) // 2
 
-    def _query_too_long(self, most: int, got: str) -> InvalidField:
+    def _query_too_long(self, limit: int, got: str) -> InvalidField:
         return InvalidField(
-            f"the query may have {most} tokens, half of what the model reads at once", field="query", got=got
+            f"the query may have {limit} tokens, half of what the model reads at once", field="query", got=got
         )
 
 
@@ -857,7 +857,9 @@ async def _load(
 
 def _texts(spec: TextModelSpec, parts: _LoadedParts) -> RowBuilder:
     tokenizer = parts.tokenizer
-    tokens = AsyncTokenizer(Network(tokenizer.compiled, fills_cores=False), tokenizer.special_tokens, tokenizer.pad_id)
+    tokens = AsyncTokenizer(
+        Network(tokenizer.compiled, uses_all_cores=False), tokenizer.special_tokens, tokenizer.pad_id
+    )
     return RowBuilder(tokens, parts.folder, truncate=spec.truncate)
 
 

@@ -291,15 +291,15 @@ class EngineClient:
         span = self._spans[number] = GenerationSpan(caller)
         return span
 
-    def lose(self, why: str) -> None:
+    def lose(self, reason: str) -> None:
         """Fail all requests because the engine process has ended, and count the restart."""
         self._metrics.lost()
-        self.fail_all(why)
+        self.fail_all(reason)
 
-    def fail_all(self, why: str) -> None:
+    def fail_all(self, reason: str) -> None:
         """Fail all requests."""
         for answer in self._answers.values():
-            answer.fail(ModelFailure(why))
+            answer.fail(ModelFailure(reason))
 
     @asynccontextmanager
     async def ask(self, process: AskedEngine, asked: GenerationRequest) -> AsyncIterator[AcceptedRequest]:

@@ -158,7 +158,7 @@ def _hash_of(source: Path) -> str:
 async def _convert(source: Path, folder: Path, name: str) -> str:
     """Fill a folder in a subprocess, which frees its memory at the end; return an error text, or an empty string."""
     async with trio.open_nursery() as nursery:
-        process = WorkerProcess(_CONVERSION, ends_group=True, names={"model": name})
+        process = WorkerProcess(_CONVERSION, kills_group=True, log_fields={"model": name})
         try:
             kind, payload = await process.start(nursery, [str(source), str(folder)])
         except WorkerExited as ended:

@@ -102,8 +102,8 @@ async def load_speech_model(spec: TextModelSpec, context: LoadContext) -> Speech
     return await host_service(context.tasks, opened, kind=spec.kind, name=spec.name)
 
 
-def _queue(most_waiting: int, tasks: trio.Nursery, numbers: Iterator[int]) -> ChunkScheduler[RunningSpeech]:
-    return ChunkScheduler(RunningSpeech, most_waiting, tasks, "texts are being spoken", numbers)
+def _queue(max_queue: int, tasks: trio.Nursery, numbers: Iterator[int]) -> ChunkScheduler[RunningSpeech]:
+    return ChunkScheduler(RunningSpeech, max_queue, tasks, "texts are being spoken", numbers)
 
 
 def _missing(folder: Path) -> str:

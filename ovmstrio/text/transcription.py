@@ -130,8 +130,8 @@ async def load_transcription_model(spec: TextModelSpec, context: LoadContext) ->
     return await host_service(context.tasks, opened, kind=spec.kind, name=spec.name)
 
 
-def _queue(most_waiting: int, tasks: trio.Nursery, numbers: Iterator[int]) -> TranscriptionScheduler:
-    return TranscriptionScheduler(RunningTranscript, most_waiting, tasks, "recordings are being written down", numbers)
+def _queue(max_queue: int, tasks: trio.Nursery, numbers: Iterator[int]) -> TranscriptionScheduler:
+    return TranscriptionScheduler(RunningTranscript, max_queue, tasks, "recordings are being written down", numbers)
 
 
 def _missing(folder: Path) -> str:

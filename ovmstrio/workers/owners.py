@@ -93,12 +93,12 @@ class WorkerSequences:
         row = owner_index(f"{model}\0{identity}", self._rpc.rows)
         return None if row == self._rpc.row else row
 
-    def begin(self, model: str, version: int, most: float) -> None:
-        """Count a sequence; raises TooManySequences if the version has ``most`` in all workers."""
+    def begin(self, model: str, version: int, limit: float) -> None:
+        """Count a sequence; raises TooManySequences if the version has ``limit`` in all workers."""
         with self._state.locked():
             row = self._row(model, version)
             alive = self._counts[model, version]
-            if most < math.inf and alive + row.elsewhere().under_way >= most:
+            if limit < math.inf and alive + row.elsewhere().under_way >= limit:
                 raise TooManySequences(TOO_MANY_SEQUENCES)
             self._counts[model, version] = alive + 1
             row.write(alive + 1)
@@ -227,9 +227,9 @@ class WorkerEngines:
         except PeerUnreachable as error:
             raise WorkerRestarting(error.message) from None
 
-    async def listen(self, owner: int, key: str, heard: Callable[[Any], None]) -> None:
+    async def listen(self, owner: int, key: str, on_message: Callable[[Any], None]) -> None:
         """Receive the output of another worker's engine."""
-        await self._rpc.listen(owner, [LISTEN_ENGINE, key, self.row], heard)
+        await self._rpc.listen(owner, [LISTEN_ENGINE, key, self.row], on_message)
 
     async def wait_change(self) -> None:
         """Wait until another worker has started or exited, for at most a second."""

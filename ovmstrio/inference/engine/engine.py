@@ -318,8 +318,8 @@ class Engine:
     """Requests of one model.
 
     Args:
-        answer: sends an answer to the message of a number.
-        forms: compiles grammars.
+        send_answer: sends an answer to the message of a number.
+        grammars: compiles grammars.
         templates: process that renders conversations; without it ``prompts`` renders them.
         caches_prefixes: whether the pipeline has a prefix cache.
     """
@@ -329,8 +329,8 @@ class Engine:
         pipeline: Pipeline,
         prompts: PromptTokenizer,
         limits: Limits,
-        answer: Callable[[int, Any], None],
-        forms: GrammarCompiler,
+        send_answer: Callable[[int, Any], None],
+        grammars: GrammarCompiler,
         *,
         templates: TemplateProcess | None = None,
         caches_prefixes: bool = True,
@@ -338,11 +338,11 @@ class Engine:
         self._pipeline = pipeline
         self._prompts = prompts
         self._limits = limits
-        self._answer = answer
+        self._answer = send_answer
         room = BlockCapacity(pipeline.blocks, pipeline.block_tokens, limits.texts, limits.overcommit, caches_prefixes)
         self._admission: BlockAdmission[QueuedRequest] = BlockAdmission(room, limits.waiting)
         self._batch = Batch(pipeline)
-        self._grammars = GrammarQueue(forms)
+        self._grammars = GrammarQueue(grammars)
         self._renderings = None if templates is None else RenderQueue[_AddedRequest](templates)
         self._scores = PromptScorer(pipeline, limits.tokens)
         self._rows = OutputRows(self._decode, TokenBytes(pipeline.tokenizer, self._decode))
@@ -433,7 +433,7 @@ class Engine:
     def _prepare(self, added: _AddedRequest, tokens: list[int]) -> QueuedRequest:
         request = added.request
         max_tokens = request.sampling.max_tokens
-        self._prompts.check_length(tokens, needs_answer=max_tokens != 0)
+        self._prompts.check_length(tokens, has_answer=max_tokens != 0)
         most = min(value for value in (max_tokens, self._limits.answer, self._limits.tokens) if value is not None)
         seed = request.sampling.seed
         return QueuedRequest(
@@ -442,7 +442,8 @@ class Engine:
             request=request,
             prompt=tokens,
             most=min(most, self._limits.tokens - len(tokens)),
-            seed=random.randrange(_SEEDS) if seed is None else seed,  # noqa: S311 - no secret
+            # The generation library has seeds of 32 bits; smaller seeds are kept.
+            seed=random.randrange(_SEEDS) if seed is None else (seed ^ seed >> 32) % _SEEDS,  # noqa: S311 - no secret
             is_open=max_tokens is None and self._limits.answer is None,
             is_grammar_proven=request.grammar is None,
         )

@@ -318,16 +318,16 @@ def _positive(*parts: Any) -> int | None:
 
 
 class PromptTokenizer:
-    """Tokenizes prompts; ``most`` is the maximum of prompt and answer tokens together."""
+    """Tokenizes prompts; ``limit`` is the maximum of prompt and answer tokens together."""
 
-    def __init__(self, tokenizer: Any, render: Callable[[Conversation], str], most: int) -> None:
+    def __init__(self, tokenizer: Any, render: Callable[[Conversation], str], limit: int) -> None:
         self._tokenizer = tokenizer
         self._render = render
-        self._most = most
+        self._most = limit
         vocabulary = tokenizer.get_vocab()
         self.vocabulary_size = len(vocabulary)
         self.longest_token = max(map(len, vocabulary), default=1)
-        self._max_characters = max_characters(most, self.longest_token)
+        self._max_characters = max_characters(limit, self.longest_token)
 
     def tokenize_prompt(self, prompt: Prompt) -> list[int]:
         """Return the tokens of a prompt, at least one.
@@ -417,15 +417,15 @@ class PromptTokenizer:
         end: str = self._tokenizer.decode(list(tokens[-_DECODED_END_TOKENS:]), skip_special_tokens=False)
         return end
 
-    def check_length(self, tokens: Sequence[int], *, needs_answer: bool) -> None:
+    def check_length(self, tokens: Sequence[int], *, has_answer: bool) -> None:
         """Check that a prompt leaves room for an answer, if one is requested; raise ContextExceeded if it does not."""
-        most = self._most - needs_answer
+        most = self._most - has_answer
         if len(tokens) > most:
             raise self._exceeded(f"the prompt has {len(tokens)}, and at most {most} fit; shorten it")
 
-    def _exceeded(self, why: str) -> ContextExceeded:
+    def _exceeded(self, reason: str) -> ContextExceeded:
         most = f"This model's maximum context length is {self._most} tokens, its answer included"
-        return ContextExceeded(f"{most}; {why}", field=_FIELD)
+        return ContextExceeded(f"{most}; {reason}", field=_FIELD)
 
 
 def _without_surrogates(text: str) -> str:
@@ -466,8 +466,8 @@ def choose_renderer(tokenizer: Any, folder: Path, mode: str) -> PromptRenderer:
     return PromptRenderer(process.render, source, process)
 
 
-def _reject(why: str, _: Conversation) -> str:
-    raise InvalidField(why, field=_FIELD)
+def _reject(reason: str, _: Conversation) -> str:
+    raise InvalidField(reason, field=_FIELD)
 
 
 def _render_with_library(tokenizer: Any, conversation: Conversation) -> str:

@@ -81,11 +81,11 @@ class SequenceManager:
     def __iter__(self) -> Iterator[Sequence]:
         return iter(tuple(self._sequences.values()))
 
-    def turn(self, control: SequenceControl, *, by_default: bool = True) -> SequenceTurn:
+    def turn(self, control: SequenceControl, *, is_default_version: bool = True) -> SequenceTurn:
         """Return a context manager that waits for the request's turn in its sequence."""
-        return SequenceTurn(self, control, by_default=by_default)
+        return SequenceTurn(self, control, is_default_version=is_default_version)
 
-    def admit(self, control: SequenceControl, *, by_default: bool) -> Sequence:
+    def admit(self, control: SequenceControl, *, is_default_version: bool) -> Sequence:
         """Find or create the sequence of a request, and mark it if this is its last request.
 
         Raises:
@@ -95,31 +95,31 @@ class SequenceManager:
             TooManySequences: the capacity is reached.
         """
         if control.start:
-            sequence = self._start(control.id, by_default=by_default)
+            sequence = self._start(control.id, is_default_version=is_default_version)
         else:
-            found = self._sequences.get(control.id) or self._find(control.id, by_default=by_default)
+            found = self._sequences.get(control.id) or self._find(control.id, is_default_version=is_default_version)
             if found is None or found.ending:
                 raise SequenceMissing(_MISSING)
             sequence = found
         sequence.ending = control.end
         return sequence
 
-    def _start(self, number: int | str, *, by_default: bool) -> Sequence:
+    def _start(self, number: int | str, *, is_default_version: bool) -> Sequence:
         owners = self.owners
         count = len(self._sequences) if owners is None else owners.count(self.name, self.version)
         if count >= self.capacity:
             raise TooManySequences(TOO_MANY_SEQUENCES)
         if not number:
-            return self._create(self._free_id(), by_default=by_default)
-        taken = self._find_conflict(number, by_default=by_default)
+            return self._create(self._free_id(), is_default_version=is_default_version)
+        taken = self._find_conflict(number, is_default_version=is_default_version)
         if taken is not None:
             raise SequenceEnding(_ENDING) if taken.ending else SequenceExists(SEQUENCE_EXISTS)
-        return self._create(number, by_default=by_default)
+        return self._create(number, is_default_version=is_default_version)
 
-    def _create(self, number: int | str, *, by_default: bool) -> Sequence:
+    def _create(self, number: int | str, *, is_default_version: bool) -> Sequence:
         if self.owners is not None:
             self.owners.begin(self.name, self.version, self.capacity)
-        sequence = self._sequences[number] = Sequence(number, self, by_default=by_default)
+        sequence = self._sequences[number] = Sequence(number, self, by_default=is_default_version)
         return sequence
 
     def _free_id(self) -> int:
@@ -136,8 +136,8 @@ class SequenceManager:
     def _owns(self, number: int) -> bool:
         return self.owners is None or self.owners.owner(self.name, number) is None
 
-    def _find_conflict(self, number: int | str, *, by_default: bool) -> Sequence | None:
-        found = self._find(number, by_default=by_default)
+    def _find_conflict(self, number: int | str, *, is_default_version: bool) -> Sequence | None:
+        found = self._find(number, is_default_version=is_default_version)
         if found is None:
             # Sequences that follow the default version will move here, so their ids are taken.
             older = (other for other in self.related_managers() if other.version < self.version)
@@ -145,9 +145,9 @@ class SequenceManager:
             found = next((each for each in candidates if each is not None and each.by_default), None)
         return found
 
-    def _find(self, number: int | str, *, by_default: bool) -> Sequence | None:
+    def _find(self, number: int | str, *, is_default_version: bool) -> Sequence | None:
         found = self._sequences.get(number)
-        if found is None and by_default:
+        if found is None and is_default_version:
             for other in self.related_managers():
                 candidate = other._sequences.get(number)  # noqa: SLF001 - another one of this class
                 if candidate is not None and candidate.by_default:
@@ -192,10 +192,10 @@ class SequenceTurn:
 
     __slots__ = ("_by_default", "_control", "_manager", "_sequence")
 
-    def __init__(self, manager: SequenceManager, control: SequenceControl, *, by_default: bool) -> None:
+    def __init__(self, manager: SequenceManager, control: SequenceControl, *, is_default_version: bool) -> None:
         self._manager = manager
         self._control = control
-        self._by_default = by_default
+        self._by_default = is_default_version
         self._sequence: Sequence
 
     async def __aenter__(self) -> Sequence:
@@ -206,7 +206,7 @@ class SequenceTurn:
 
         Cancellation: only while another request has the turn; the request leaves the queue.
         """
-        sequence = self._sequence = self._manager.admit(self._control, by_default=self._by_default)
+        sequence = self._sequence = self._manager.admit(self._control, is_default_version=self._by_default)
         if sequence.is_busy:
             await self._wait(sequence)
         sequence.is_busy = True

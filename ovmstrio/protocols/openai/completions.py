@@ -98,7 +98,7 @@ class Completions:
         fields = Fields(document, errors)
         options = read_stream_options(fields, is_stream=is_stream)
         echo = bool(fields.flag("echo"))
-        max_tokens = read_max_tokens(fields, limits, "max_tokens", least=0 if echo else 1)
+        max_tokens = read_max_tokens(fields, limits, "max_tokens", minimum=0 if echo else 1)
         prompts = _read_prompts(fields, limits, errors)
         request = make_request(
             fields,

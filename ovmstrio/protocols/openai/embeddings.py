@@ -64,7 +64,7 @@ def _read(document: Mapping[str, Any]) -> tuple[Sequence[str | TokenIds], bool, 
     form = fields.get("encoding_format")
     if form is not None and form not in _FORMATS:
         fields.refuse("encoding_format", _INVALID_FORMAT, got=shown(form))
-    dimensions = fields.unsigned("dimensions", least=1)
+    dimensions = fields.unsigned("dimensions", minimum=1)
     inputs = _read_inputs(fields)
     EMBEDDINGS.check(fields)
     errors.tell()

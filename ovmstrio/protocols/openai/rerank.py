@@ -67,7 +67,7 @@ def _read(document: Mapping[str, Any]) -> _RerankRequest:
     if document.get("query") is None:
         fields.refuse("query", "query is missing in request", code="missing_required_parameter")
     documents = _read_documents(fields)
-    top_n = fields.unsigned("top_n", least=1)
+    top_n = fields.unsigned("top_n", minimum=1)
     returns = fields.flag("return_documents")
     RERANK.check(fields)
     errors.tell()

@@ -77,7 +77,7 @@ def _read(document: Mapping[str, Any]) -> _ParsedRequest:
     given = fields.get("text")
     texts = _read_texts(fields, given)
     adds = fields.flag("add_special_tokens")
-    max_length = fields.unsigned("max_length", least=1)
+    max_length = fields.unsigned("max_length", minimum=1)
     pads = fields.flag("pad_to_max_length")
     side = fields.name_text("padding_side")
     if side is not None and side not in {each.value for each in Padding}:

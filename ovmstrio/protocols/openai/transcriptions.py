@@ -87,7 +87,7 @@ def _read_parts(kind: str, body: bytes) -> tuple[dict[str, Any], dict[str, bytes
 
     document: dict[str, Any] = {}
     files: dict[str, bytes] = {}
-    for part in form_parts(kind, body, most=_MAX_PARTS):
+    for part in form_parts(kind, body, limit=_MAX_PARTS):
         name = part.name.removesuffix("[]")
         if part.filename is not None:
             files[name] = part.content

@@ -130,6 +130,7 @@ class CallHost(Protocol):
     inflater: Inflater
     observer: RequestObserver | None
     recorded_body_bytes: int
+    count_oversized: Callable[[], object]
     peer: Peer
     senders: BlockedSenders
     share: ConnectionBudget
@@ -326,6 +327,8 @@ class Call:
             raise
 
     def _log_fault(self, error: GRPCError) -> None:
+        if error.status is Status.RESOURCE_EXHAUSTED:
+            self._host.count_oversized()
         self._host.faults.tell(
             "request decoding failed",
             peer=self.peer.address.endpoint,

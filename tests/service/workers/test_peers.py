@@ -395,7 +395,7 @@ async def test_workers_of_a_stopping_server_wait_for_each_other() -> None:
 
 
 class _Reloading:
-    reload_here = rollback_here = staticmethod(_echo)
+    reload_for_peer = rollback_here = staticmethod(_echo)
 
 
 async def test_end_of_an_asking_peer_does_not_end_the_answering_peer() -> None:

@@ -88,6 +88,8 @@ REFUSED = {
     ],
     "--model_path /m --model_name m --enable_prefix_caching true": ["--task"],
     "--model_name r --model_path r --trace_path trace.json --port 9178": ["/metrics"],
+    "--model_path /m --model_name m --task text_generation --verbose_response": ["no __verbose object"],
+    "--model_path /m --model_name m --disable_input_count_validation=true": ["only the inputs of the model"],
     "--model_path s3://bucket/model --model_name m --port 9000": [
         "--model_path: remote storage is not supported",
         "mount",

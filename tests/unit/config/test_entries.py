@@ -58,6 +58,23 @@ def test_limits_of_calls_are_read_and_need_no_reload(section: str) -> None:
     assert not default.needs_reload(both)
 
 
+@pytest.mark.parametrize("section", _ENTRIES)
+def test_services_are_required_unless_their_entry_says_otherwise(section: str) -> None:
+    default, required, optional = [
+        parse_sections(**_sections(section, given)).services[-1]
+        for given in ({}, {"required": True}, {"required": False})
+    ]
+    assert [spec.required for spec in (default, required, optional)] == [True, True, False]
+    assert not default.needs_reload(optional)
+    (fatal,) = fatal_problems(**_sections(section, {"required": 0}))
+    assert fatal.path.endswith("required")
+
+
+def test_a_model_of_another_server_may_be_optional() -> None:
+    entry = {"config": {"name": "r", "remote": "grpc://a:1", "required": False}}
+    assert [spec.required for spec in parse_sections(model_config_list=[entry]).services] == [False]
+
+
 @pytest.mark.parametrize("section", [section for section in _ENTRIES if section != "text_model_config_list"])
 def test_limits_without_effect_are_warnings_and_negative_limits_are_fatal(section: str) -> None:
     spec = parse_sections(**_sections(section, {"max_queue": 5}))
@@ -565,7 +582,7 @@ def test_all_problems_of_a_model_are_reported() -> None:
 
 
 # The registry and admission look these up at each call.
-_NOT_LOADED = {"version_policy", "origin", "place", "problems", "max_concurrency", "placement"}
+_NOT_LOADED = {"version_policy", "origin", "place", "problems", "max_concurrency", "placement", "required"}
 
 
 # The changed value has another type than some fields.

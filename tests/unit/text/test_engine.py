@@ -575,8 +575,8 @@ class _Shown(EngineServer):
             GENERATION_VERBS,
             options={},
             name="m",
-            heard=lambda _: None,
-            lost=lambda _: None,
+            on_message=lambda _: None,
+            on_exit=lambda _: None,
             program="none",
         )
         self._loaded.set()

@@ -344,6 +344,16 @@ async def test_sampling_fields_reach_the_service(serving: Serving) -> None:
     assert (await _request(serving, temperature=None, stop="x")).sampling == Sampling()
 
 
+@pytest.mark.parametrize("seed", [0, 2**32, 2**63 - 1, 2**64 - 1, -2, -(2**63)])
+async def test_seeds_have_64_bits(serving: Serving, seed: int) -> None:
+    assert (await _request(serving, seed=seed)).sampling == Sampling(seed=seed)
+
+
+async def test_minus_one_is_a_random_seed_and_as_many_tokens_as_fit(serving: Serving) -> None:
+    assert (await _request(serving, seed=-1, max_tokens=-1)).sampling == Sampling()
+    assert (await _request(serving, max_completion_tokens=-1)).sampling == Sampling()
+
+
 async def test_parts_of_a_content_are_joined_and_roles_are_those_of_templates(serving: Serving) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"at": 1}'}}
     messages = [
