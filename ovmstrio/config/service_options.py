@@ -28,11 +28,17 @@ class ServiceEntry(Schema):
 
     max_concurrency: Annotated[int, Field(ge=0)] = OPTIONAL
     max_queue: Annotated[int, Field(ge=0)] = OPTIONAL
+    max_queue_time: Annotated[float, Field(ge=0)] = OPTIONAL
     placement: str | dict[str, Any] = OPTIONAL
     required: bool = OPTIONAL
 
 
-_COPIED: Final = {"max_concurrency": int, "max_queue": int, "required": bool}
+_COPIED: Final[Mapping[str, tuple[type, ...]]] = {
+    "max_concurrency": (int,),
+    "max_queue": (int,),
+    "max_queue_time": (int, float),
+    "required": (bool,),
+}
 """Keys that are fields of the spec, and their types."""
 _PLACEMENT: Final = "placement"
 
@@ -43,16 +49,17 @@ def apply_entry_options(spec: SpecT, findings: Findings) -> SpecT:
         return spec
     entry = spec.place.settings.value
     given: dict[str, Any] = {
-        key: entry[key].value for key, kind in _COPIED.items() if key in entry and type(entry[key].value) is kind
+        key: entry[key].value for key, kinds in _COPIED.items() if key in entry and type(entry[key].value) in kinds
     }
-    if "max_queue" in given and not given.get("max_concurrency") and not spec.queues_itself:
-        problem = Problem(
-            "max_queue has no effect without max_concurrency",
-            path="max_queue",
-            suggestion="set max_concurrency",
-            severity="warning",
-        )
-        findings.problems.append(spec.place.of(problem))
+    for key in given.keys() & {"max_queue", "max_queue_time"}:
+        if not given.get("max_concurrency", spec.max_concurrency) and not spec.queues_itself:
+            problem = Problem(
+                f"{key} has no effect without max_concurrency",
+                path=key,
+                suggestion="set max_concurrency",
+                severity="warning",
+            )
+            findings.problems.append(spec.place.of(problem))
     if _PLACEMENT in entry:
         given["placement"], problems = read_placement(entry[_PLACEMENT].plain())
         if problems:

@@ -206,6 +206,7 @@ class ServableSpec(_Spec):
         problems: errors of the settings; a service with errors fails to load.
         max_concurrency: concurrent calls; 0 is unlimited.
         required: whether the server is not ready while the service is missing.
+        max_queue_time: longest wait of a call in seconds; None for that of the server.
         load_number: increased to force a reload with the same settings.
     """
 
@@ -221,6 +222,7 @@ class ServableSpec(_Spec):
     problems: tuple[Problem, ...] = ()
     max_concurrency: Annotated[int, Field(ge=0)] = 0
     max_queue: Annotated[int, Field(ge=0)] = 100
+    max_queue_time: Annotated[float, Field(ge=0)] | None = None
     placement: PlacementSpec = PlacementSpec()
     required: bool = True
     load_number: int = 0
@@ -243,7 +245,10 @@ class ServableSpec(_Spec):
 
     def loaded_settings(self) -> dict[str, Any]:
         """Return the settings that affect loaded versions."""
-        not_loaded = ("version_policy", "origin", "problems", "max_concurrency", "max_queue", "placement", "required")
+        not_loaded = (
+            "version_policy", "origin", "problems", "placement", "required",
+            "max_concurrency", "max_queue", "max_queue_time",
+        )  # fmt: skip
         left_out: dict[str, Any] = dict.fromkeys(not_loaded, True)
         left_out["nodes"] = {"__all__": {"origin"}}
         return self.model_dump(exclude=left_out)
@@ -487,8 +492,9 @@ class TextModelSpec(ServableSpec):
     idle_unload_seconds: Annotated[float, Field(ge=0)] = 0
 
     def loaded_settings(self) -> dict[str, Any]:
-        """Return the settings that affect loaded versions; the engine also uses the queue limit."""
-        return {**super().loaded_settings(), "max_queue": self.max_queue}
+        """Return the settings that affect loaded versions; the engine also uses the queue limits."""
+        limits = {"max_queue": self.max_queue, "max_queue_time": self.max_queue_time}
+        return {**super().loaded_settings(), **limits}
 
     @property
     def looks_up(self) -> bool:

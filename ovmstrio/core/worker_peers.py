@@ -32,6 +32,13 @@ class ForwardedStep:
     most_bytes: float
 
 
+class StepResult(NamedTuple):
+    """Outputs of a sequence request, and after a crash the number of restored steps, unless already reported."""
+
+    outputs: list[Tensor | RawTensor]
+    restored_steps: int | None = None
+
+
 class SequenceOwners(Protocol):
     """Sequences of all workers: the worker that owns an id, calls to it, and counts over all workers.
 
@@ -44,7 +51,7 @@ class SequenceOwners(Protocol):
     def owner(self, model: str, identity: int | str) -> int | None:
         """Return the worker that owns an id; None if this worker does."""
 
-    async def run_step(self, owner: int, step: ForwardedStep) -> list[Tensor | RawTensor]:
+    async def run_step(self, owner: int, step: ForwardedStep) -> StepResult:
         """Run a sequence request on another worker, in the order of the calls.
 
         Raises:

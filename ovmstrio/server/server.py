@@ -390,7 +390,8 @@ class _Server:
             )
 
     def _make_admission(self) -> Admission:
-        limit = Limit(self._settings.max_concurrency, self._settings.max_queue)
+        settings = self._settings
+        limit = Limit(settings.max_concurrency, settings.max_queue, settings.max_queue_time)
         if self._hosting.ledger is None:
             return Admission(limit, self._registry.limit_of)
         return SharedAdmission(self._hosting.ledger, limit, self._registry.limit_of)
@@ -408,6 +409,7 @@ class _Server:
             text_api=_text_api,
             start_root_span=start_root_span,
             queue_timeout=settings.queue_timeout,
+            max_queue_time=settings.max_queue_time,
         )
         return Registry(
             self._plan.kinds,
@@ -600,7 +602,12 @@ class _Server:
         """Start the first load, which runs while the front ends are created."""
         if self._settings.sequence_store is not None:
             sequences = self._registry.context.shared(SequenceManagers)
-            self._store = SequenceStore(sequences, self._settings.sequence_store, self._settings.sequence_flush_seconds)
+            self._store = SequenceStore(
+                sequences,
+                self._settings.sequence_store,
+                self._settings.sequence_flush_seconds,
+                is_strict=self._settings.sequence_restore == "strict",
+            )
             nursery.start_soon(self._store.run)
         nursery.start_soon(self._first_load)
 

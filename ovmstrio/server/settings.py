@@ -128,6 +128,12 @@ class ServerSettings(BaseModel):
         "Services that readiness requires: all at start and those that were available later; started only those that "
         'were available; none not even at start. "required": false exempts an entry.',
     )
+    sequence_restore: Literal["strict", "continue"] = _setting(
+        "strict",
+        SERVER,
+        "Next step of a sequence restored after a crash: strict refuses it once with the number of restored steps, "
+        "so that the client can send the others again; continue answers it with that number.",
+    )
     allow_empty: bool = _setting(False, SERVER, "Report ready without any configured model.")
     workers: Annotated[int, Field(ge=0, le=256), BeforeValidator(_auto_as_zero)] = _setting(
         1, SERVER, "Number of worker processes; auto (0) measures the models and decides."
@@ -271,6 +277,12 @@ class ServerSettings(BaseModel):
     )
     max_queue: Annotated[int, Field(ge=0)] = _setting(
         1000, LIMITS, "Queue length of --max_concurrency, and of each text model waiting for KV cache (default 256)."
+    )
+    max_queue_time: Annotated[float, Field(ge=0)] | None = _setting(
+        None,
+        LIMITS,
+        "Longest wait in seconds of a call in the queue of a service or of --max_concurrency; a call that cannot start "
+        "within it is refused at once. Unset waits until the deadline.",
     )
     queue_timeout: Annotated[float, Field(ge=0)] = _setting(
         0, LIMITS, "Queue timeout in seconds of handler calls waiting for a thread; 0 waits without limit."

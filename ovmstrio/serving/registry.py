@@ -382,7 +382,7 @@ class Registry:
         """Return the configured concurrency limit of a service; no limit for an unknown name."""
         service = self._services.get(name)
         spec = None if service is None else service.spec
-        return NO_LIMIT if spec is None else Limit(spec.max_concurrency, spec.max_queue)
+        return NO_LIMIT if spec is None else Limit(spec.max_concurrency, spec.max_queue, spec.max_queue_time)
 
     def concurrency_limit(self, name: str) -> ConcurrencyLimit | None:
         """Return the call counter of a loaded service that limits itself, otherwise None."""

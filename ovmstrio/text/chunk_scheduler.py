@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
 
 import trio
 
-from ovmstrio.core.errors import ConfigError, ModelFailure, Overloaded, Problem, ServerError
+from ovmstrio.core.errors import ConfigError, ModelFailure, Overloaded, Problem, QueueTimeExceeded, ServerError
 from ovmstrio.core.request import ServableMetadata
 from ovmstrio.inference.engine.messages import PART, REJECTED, decode_failure
 from ovmstrio.isolation.worker_process import WorkerExited
@@ -126,6 +126,7 @@ class ChunkScheduler(Generic[_TakerT]):
     Args:
         make: creates a request from its id and the semaphore.
         max_queue: queue length.
+        max_queue_time: longest wait in seconds; None for no limit.
         tasks: nursery for one task per request.
         noun: plural of the requests in the error for a full queue.
         numbers: request ids.
@@ -142,9 +143,12 @@ class ChunkScheduler(Generic[_TakerT]):
         tasks: trio.Nursery,
         noun: str,
         numbers: Iterator[int],
+        *,
+        max_queue_time: float | None = None,
     ) -> None:
         self._make = make
         self._most = _MAX_RUNNING + max_queue
+        self._max_queue_time = math.inf if max_queue_time is None else max_queue_time
         self._tasks = tasks
         self._noun = noun
         self._numbers = numbers
@@ -182,13 +186,17 @@ class ChunkScheduler(Generic[_TakerT]):
         Raises:
             InvalidField: the process refused the request.
             Overloaded: the queue is full.
+            QueueTimeExceeded: the request has waited too long.
             ServerError: the model failed, or its process ended.
         """
         if self.open >= self._most:
             raise Overloaded(f"{self.open} {self._noun} or wait, as many as may; try again later")
         self.open += 1
         try:
-            await self._turns.acquire()
+            with trio.move_on_after(self._max_queue_time) as scope:
+                await self._turns.acquire()
+            if scope.cancelled_caught:
+                raise QueueTimeExceeded.after(self._max_queue_time)
             taker = self._make(next(self._numbers), self._turns)
             try:
                 async with self._opened(await engine.ready(), taker, opening):

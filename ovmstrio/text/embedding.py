@@ -7,6 +7,7 @@ time, so that later requests are not blocked.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +21,16 @@ import numpy.typing as npt
 import trio
 
 from ovmstrio.config.specs import ModelSpec
-from ovmstrio.core.errors import ConfigError, ContextExceeded, ErrorList, InvalidField, Overloaded, Problem
+from ovmstrio.core.errors import (
+    ConfigError,
+    ContextExceeded,
+    ErrorList,
+    InvalidField,
+    Overloaded,
+    Problem,
+    QueueTimeExceeded,
+    QueueTimeout,
+)
 from ovmstrio.core.generation import Embeddings, Padding, Task, TokenIds
 from ovmstrio.core.hooks import NULL_BATCH_HOOKS, BatchHooks
 from ovmstrio.core.request import ServableMetadata
@@ -216,6 +226,7 @@ class RowEncoder:
             per row.
         pad_id: padding token.
         max_queue: how many requests may wait, in addition to the running ones.
+        max_queue_time: longest wait in seconds for the first batch of a request; None for no limit.
         hooks: batch metrics.
     """
 
@@ -225,8 +236,11 @@ class RowEncoder:
         pad_id: int,
         max_queue: int,
         hooks: BatchHooks = NULL_BATCH_HOOKS,
+        *,
+        max_queue_time: float | None = None,
     ) -> None:
         self._network: Network | None = network
+        self._max_queue_time = math.inf if max_queue_time is None else max_queue_time
         self._inputs = [spec.name for spec in network.signature.inputs]
         self._pad_id = pad_id
         # One part more than can run; further ones would only keep other requests from sharing the next batches.
@@ -255,6 +269,7 @@ class RowEncoder:
 
         Raises:
             Overloaded: the queue is full.
+            QueueTimeExceeded: the request has waited too long.
             ModelFailure: OpenVINO failed.
             NotReady: the server is shutting down.
         """
@@ -270,7 +285,7 @@ class RowEncoder:
 
     async def _encode_parts(self, rows: Sequence[Row], parts: Sequence[_Part]) -> npt.NDArray[np.float32]:
         if len(parts) == 1:
-            made = await self._submit(rows, parts[0])
+            made = await self._submit(rows, parts[0], self._max_queue_time)
             return _reorder(parts, [made])
         results: list[Array] = [np.empty(0)] * len(parts)
         left = iter(range(len(parts)))
@@ -279,7 +294,8 @@ class RowEncoder:
         async def work() -> None:
             for number in left:
                 try:
-                    results[number] = await self._submit(rows, parts[number])
+                    within = math.inf if number else self._max_queue_time
+                    results[number] = await self._submit(rows, parts[number], within)
                 except Exception as error:  # noqa: BLE001 - raised outside the nursery, to avoid an exception group
                     failures.append(error)
                     nursery.cancel_scope.cancel()
@@ -291,9 +307,12 @@ class RowEncoder:
             raise failures[0]
         return _reorder(parts, results)
 
-    async def _submit(self, rows: Sequence[Row], part: _Part) -> Array:
+    async def _submit(self, rows: Sequence[Row], part: _Part, within: float) -> Array:
         own = [rows[number] for number in part.numbers]
-        return await self._batcher.submit(own, key=part.width, size=part.width * len(own))
+        try:
+            return await self._batcher.submit(own, key=part.width, size=part.width * len(own), start_within=within)
+        except QueueTimeout:
+            raise QueueTimeExceeded.after(within) from None
 
     async def _run(self, items: Sequence[Sequence[Row]]) -> list[Array | Exception]:
         network = self._network
@@ -867,7 +886,7 @@ async def _serve_rows(
     spec: TextModelSpec, parts: _LoadedParts, hooks: ServableHooks, context: LoadContext
 ) -> RowEncoder:
     network = Network(parts.compiled, hooks)
-    rows = RowEncoder(network, parts.tokenizer.pad_id, spec.max_queue, hooks)
+    rows = RowEncoder(network, parts.tokenizer.pad_id, spec.max_queue, hooks, max_queue_time=spec.max_queue_time)
     await context.tasks.start(rows.serve)
     return rows
 

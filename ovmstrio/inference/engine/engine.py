@@ -305,6 +305,7 @@ class Limits(NamedTuple):
     answer: int | None = None  # tokens of an answer; None for as many as fit
     texts: int = 256  # concurrent sequences
     waiting: int = 256  # requests in the queue
+    queue_seconds: float | None = None  # longest wait of a request, as estimated on arrival; None for no limit
     overcommit: float = 1.0  # KV-cache overcommit factor; 1.0 admits a request only if its worst case fits
 
 
@@ -384,7 +385,7 @@ class Engine:
             waiting = self._admission.waiting if request.grammar is None else self._grammars.waiting
             if self._renderings is not None and isinstance(request.prompt, Conversation):
                 waiting += self._renderings.waiting
-            if waiting and self._waiting >= self._limits.waiting:
+            if waiting and (self._waiting >= self._limits.waiting or self._waits_too_long):
                 raise self._overloaded()
             added = _AddedRequest(message, number, request)
             if self._renderings is None or not isinstance(request.prompt, Conversation):
@@ -424,10 +425,16 @@ class Engine:
         rendered = 0 if self._renderings is None else self._renderings.waiting
         return self._admission.waiting + self._grammars.waiting + rendered
 
+    @property
+    def _waits_too_long(self) -> bool:
+        most = self._limits.queue_seconds
+        return most is not None and self._waiting * self._seconds_per_request > most
+
     def _overloaded(self) -> Overloaded:
         waiting = self._waiting
         seconds = min(max(1.0, waiting * self._seconds_per_request), _MAX_RETRY_SECONDS)
-        message = f"{waiting} requests are queued already (max_queue); try again in {seconds:.0f} s"
+        limit = "max_queue" if waiting >= self._limits.waiting else "max_queue_time"
+        message = f"{waiting} requests are queued already ({limit}); try again in {seconds:.0f} s"
         return Overloaded(message, retry_after_seconds=seconds)
 
     def _prepare(self, added: _AddedRequest, tokens: list[int]) -> QueuedRequest:

@@ -119,13 +119,14 @@ def _response_head(response: InferResponse) -> dict[str, Any]:
 
 
 def _answer(body: bytes, buffers: list[Any], response: InferResponse) -> HttpAnswer:
+    headers = (*JSON_TYPE, *response.headers) if response.parameters else JSON_TYPE
     if not buffers:
-        return HttpAnswer(200, JSON_TYPE, body)
+        return HttpAnswer(200, headers, body)
     parts = [body, *buffers]
     content = (
         PiecedMessage(parts) if response.nbytes > _MAX_JOINED_BYTES and response.lies_as_sent else join_buffers(parts)
     )
-    return HttpAnswer(200, (*JSON_TYPE, (HEAD_LENGTH, str(len(body)))), content)
+    return HttpAnswer(200, (*headers, (HEAD_LENGTH, str(len(body)))), content)
 
 
 def _render_in_pieces(wants_binary: Collection[str] | None, response: InferResponse) -> HttpAnswer:

@@ -534,6 +534,8 @@ async def _answer_predict(plane: DataPlane, model: str, version: str, body: byte
 
     def render(response: InferResponse) -> tuple[HttpAnswer, int]:
         answer = encode_predict_response(response, by_rows=read.by_rows)
+        if response.parameters:
+            answer = answer.with_headers(response.headers)
         return answer, len(answer.content)
 
     request = InferRequest(model, version, inputs=read.inputs, received=len(body))

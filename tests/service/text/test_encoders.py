@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 import trio
 
 from ovmstrio.config.specs import TextModelSpec
-from ovmstrio.core.errors import ConfigError, ContextExceeded, InvalidField, Overloaded, Problem
+from ovmstrio.core.errors import ConfigError, ContextExceeded, InvalidField, Overloaded, Problem, QueueTimeExceeded
 from ovmstrio.core.generation import Padding, Task
 from ovmstrio.core.hooks import NULL_METERS, Meters
 from ovmstrio.inference.network import Network
@@ -242,6 +243,26 @@ async def test_invalid_inputs_are_refused(embedder: Any, inputs: Any, message: s
     with pytest.raises(InvalidField, match=message) as caught:
         await embedder.embed(inputs)
     assert caught.value.field == "input"
+
+
+async def test_requests_that_cannot_start_within_the_queue_time_are_refused(load: Load, embedder_folder: Path) -> None:
+    outcomes: Counter[str] = Counter()
+
+    async def embed(rows: int) -> None:
+        try:
+            await service.embed([(5, 6)] * rows)
+            outcomes["answered"] += 1
+        except QueueTimeExceeded:
+            outcomes["refused"] += 1
+
+    async with load(embedder_folder, max_queue_time=0, plugin_config={"NUM_STREAMS": 1}) as service:
+        async with trio.open_nursery() as nursery:
+            for _ in range(30):
+                nursery.start_soon(embed, 500)
+        assert outcomes["answered"] + outcomes["refused"] == 30
+        assert outcomes["refused"] > 0
+        assert outcomes["answered"] > 0
+        await service.embed(["the cat"])
 
 
 async def test_requests_beyond_the_queue_are_refused(load: Load, embedder_folder: Path) -> None:

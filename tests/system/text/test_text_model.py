@@ -263,6 +263,16 @@ async def test_requests_beyond_the_queue_are_refused_and_others_end(serve_tiny: 
         assert ended == [300, 300, 300]
 
 
+async def test_request_that_cannot_start_within_the_queue_time_is_refused(serve_tiny: ServeTiny) -> None:
+    async with serve_tiny(max_num_seqs=1, max_queue_time=0.2) as model:
+        assert len(await made(model, greedy("short", 1))) == 1
+        async with model.generate(greedy("first", 1500)) as first:
+            await anext(aiter(first))
+            with pytest.raises(Overloaded, match="max_queue_time"):
+                await made(model, greedy("too late", 1))
+        assert len(await made(model, greedy("again", 1))) == 1
+
+
 async def test_forty_requests_for_a_small_cache_all_end(serve_tiny: ServeTiny) -> None:
     ended: list[int] = []
 

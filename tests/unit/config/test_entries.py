@@ -56,6 +56,11 @@ def test_limits_of_calls_are_read_and_need_no_reload(section: str) -> None:
         (3, 0),
     ]
     assert not default.needs_reload(both)
+    for seconds in (0, 0.5, 3):
+        limits = {"max_concurrency": 3, "max_queue_time": seconds}
+        spec = parse_sections(**_sections(section, limits)).services[-1]
+        assert (spec.max_queue_time, default.max_queue_time, spec.problems) == (seconds, None, ())
+        assert not default.needs_reload(spec)
 
 
 @pytest.mark.parametrize("section", _ENTRIES)
@@ -80,6 +85,11 @@ def test_limits_without_effect_are_warnings_and_negative_limits_are_fatal(sectio
     spec = parse_sections(**_sections(section, {"max_queue": 5}))
     (problem,) = [problem for problem in spec.problems if problem.path.endswith("max_queue")]
     assert (problem.severity, problem.line is not None) == ("warning", True)
+    spec = parse_sections(**_sections(section, {"max_queue_time": 0.5}))
+    (problem,) = [problem for problem in spec.problems if problem.path.endswith("max_queue_time")]
+    assert (problem.severity, problem.message) == ("warning", "max_queue_time has no effect without max_concurrency")
+    (fatal,) = fatal_problems(**_sections(section, {"max_concurrency": 1, "max_queue_time": -0.5}))
+    assert (fatal.expected, fatal.found) == ("a number of 0 or more", "-0.5")
     (fatal,) = fatal_problems(**_sections(section, {"max_concurrency": -1}))
     assert (fatal.expected, fatal.found) == ("an integer of 0 or more", "-1")
 
@@ -600,8 +610,9 @@ def test_the_queue_limit_is_read_from_both_lists(tmp_path: Path, section: str) -
     streams = 'input_stream: "HTTP_REQUEST_PAYLOAD:input" output_stream: "HTTP_RESPONSE_PAYLOAD:output"'
     node = f'node {{ calculator: "HttpLLMCalculator" {streams} node_options: {options} }}'
     (tmp_path / "graph.pbtxt").write_text(f"{streams}\n{node}\n")
-    entry: Any = {"name": "chat", "base_path": str(tmp_path), "max_queue": 3}
+    entry: Any = {"name": "chat", "base_path": str(tmp_path), "max_queue": 3, "max_queue_time": 1.5}
     sections = {section: [entry if section.startswith("mediapipe") else {"config": entry}]}
     spec = parse_sections(tmp_path / "config.json", **sections)
     (model,) = spec.of(TextModelSpec)
-    assert (model.max_queue, spec.problems) == (3, ())
+    assert (model.max_queue, model.max_queue_time, spec.problems) == (3, 1.5, ())
+    assert model.needs_reload(model.model_copy(update={"max_queue_time": 2}))

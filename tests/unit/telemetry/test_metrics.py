@@ -466,8 +466,8 @@ def test_counts_and_spreads_render_as_the_client_library_does(seen: list[tuple[s
 )
 def test_old_names_have_the_old_labels_and_units(metrics: Metrics, name: str, kind: str, old: str) -> None:
     bound = metrics.servable("m", "1")
-    bound.placed(inline=True, moved=True)
-    bound.bound(to_cores=True, again=True)
+    bound.placed(inline=True, changed=True)
+    bound.bound(to_cores=True, changed=True)
     bound.bucketed("padded", 3, 2)
     bound.queue_time(20e-6)
     metrics.node("g", "n").ran(0.5)
