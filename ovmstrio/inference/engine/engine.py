@@ -53,6 +53,7 @@ from ovmstrio.inference.engine.prompts import (
     RenderQueue,
     choose_renderer,
     context_length,
+    read_architectures,
 )
 from ovmstrio.util.truncation import encode_text
 
@@ -763,6 +764,7 @@ def _load(options: dict[str, Any], answer: Callable[[int, Any], None]) -> tuple[
         "blocks": pipeline.blocks,
         "block_tokens": pipeline.block_tokens,
         "chat_template": renderer.source,
+        "architectures": read_architectures(folder),
     }
     return engine, TokenizeQueue(prompts.tokenize_all, answer), facts
 

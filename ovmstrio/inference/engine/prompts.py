@@ -277,6 +277,7 @@ def _encode(value: Any) -> bytes:
 # Prompts
 # ----------------------------------------------------------------------
 
+_CONFIG: Final = "config.json"
 _CONTEXT_KEYS: Final = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "context_length")
 _DECODED_END_TOKENS: Final = 12
 _INNER_KEYS: Final = ("text_config", "llm_config", "language_config")
@@ -284,17 +285,27 @@ _INNER_KEYS: Final = ("text_config", "llm_config", "language_config")
 
 def context_length(folder: Path) -> int | None:
     """Return the context length from a model's folder; None if unknown."""
-    for file in ("config.json", CONTEXT_FILE):
-        try:
-            settings = json.loads(read_regular_bytes(folder / file))
-        except (OSError, ValueError):
-            continue
-        if not isinstance(settings, dict):
-            continue
+    for file in (_CONFIG, CONTEXT_FILE):
+        settings = _read_object(folder / file)
         found = _positive(settings, *(settings.get(key) for key in _INNER_KEYS))
         if found is not None:
             return found
     return None
+
+
+def read_architectures(folder: Path) -> list[str]:
+    """Return the architectures in ``config.json``, such as ``LlamaForCausalLM``."""
+    named = _read_object(folder / _CONFIG).get("architectures")
+    return [each for each in named if isinstance(each, str)] if isinstance(named, list) else []
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    """Read a JSON object; an absent or invalid file is an empty one."""
+    try:
+        read = json.loads(read_regular_bytes(file))
+    except (OSError, ValueError):
+        return {}
+    return read if isinstance(read, dict) else {}
 
 
 def _positive(*parts: Any) -> int | None:

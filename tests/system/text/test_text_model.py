@@ -490,6 +490,36 @@ async def test_template_of_the_folder_decides_how_answers_are_read(
     assert "".join(piece.reasoning for piece in pieces) == reasoning
 
 
+@pytest.mark.parametrize(
+    ("architectures", "template", "settings", "written", "calls"),
+    [
+        (["Qwen3ForCausalLM"], "{{ tools }}", {}, '<tool_call>{"name": "rest", "arguments": {}}</tool_call>', "rest"),
+        (["MistralForCausalLM"], "{{ tools }}", {}, '[TOOL_CALLS][{"name": "rest", "arguments": {}}]', "rest"),
+        (["LlamaForCausalLM"], "{{ tools }}", {}, '{"tool_calls": [{"name": "rest", "arguments": {}}]}', "rest"),
+        (["Qwen3ForCausalLM"], "", {}, '{"tool_calls": [{"name": "rest", "arguments": {}}]}', "rest"),
+        (["Qwen3ForCausalLM"], "{{ tools }}", {"tool_parser": "none"}, "<tool_call>{}</tool_call>", ""),
+    ],
+    ids=["qwen", "mistral", "unknown format", "template without tools", "configured parser"],
+)
+async def test_architecture_decides_the_parser_of_a_template_with_tools(
+    serve_tiny: ServeTiny,
+    tiny_folder: Path,
+    tmp_path: Path,
+    architectures: list[str],
+    template: str,
+    settings: dict[str, str],
+    written: str,
+    calls: str,
+) -> None:
+    folder = shutil.copytree(tiny_folder, tmp_path / "model")
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE + template)
+    config = {"max_position_embeddings": CONTEXT, "architectures": architectures}
+    (folder / "config.json").write_text(json.dumps(config))
+    async with serve_tiny(base_path=folder, path=folder, **settings) as model:
+        pieces = await made(model, _request(_saying(written), tools=_TOOLS))
+    assert ([name for name, _ in _calls(pieces)], text_of(pieces)) == (([calls], "") if calls else ([], written))
+
+
 @on_model_loop
 async def test_constrained_text_may_end_with_its_first_token(model: TextModel) -> None:
     shortest = GenerationRequest("hello", Sampling(max_tokens=1), grammar=_saying("fine"))

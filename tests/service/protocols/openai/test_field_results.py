@@ -101,11 +101,11 @@ async def test_a_field_that_is_not_listed_is_refused(serving: Serving, path: str
 
 
 async def test_several_unknown_fields_are_reported_in_one_message(serving: Serving) -> None:
-    answer = await _post(serving, "/chat/completions", max_token=5, temperatur=1, seed="x")
+    answer = await _post(serving, "/chat/completions", max_token=5, temperatur=1, top_p="x")
     message = answer.json()["error"]["message"]
     assert "'max_token'; did you mean 'max_tokens'?" in message
     assert "'temperatur'; did you mean 'temperature'?" in message
-    assert "seed is not an unsigned integer" in message
+    assert "top_p is not a valid number" in message
     assert not service_of(serving).requests
 
 
