@@ -155,7 +155,7 @@ def plan_project(project: ProjectSpec, options: Mapping[str, Any]) -> Plan:
     Raises:
         UsageProblems: unknown options, invalid values, or conflicting or missing options.
     """
-    settings = read_settings({**_DEFAULTS, **options}, foreign=_PROJECT_REASON)
+    settings = read_settings({**_DEFAULTS, **options}, model_option_error=_PROJECT_REASON)
     if settings.probe_port and project.processes > 1:
         message = f"a project with {project.processes} processes has no probe port"
         fix = "use one process, or the readiness file"

@@ -60,7 +60,7 @@ def tuned_process(plan: Plan, *, handle_signals: bool) -> Iterator[None]:
 
 async def serve_in_own_process(
     plan: Plan,
-    hosting: WorkerProcessContext | None = None,
+    worker_context: WorkerProcessContext | None = None,
     *,
     show: Show | None = None,
     handle_signals: bool = True,
@@ -70,7 +70,7 @@ async def serve_in_own_process(
 
     Args:
         plan: the plan.
-        hosting: context of a worker process, or None.
+        worker_context: context of a worker process, or None.
         show: runs next to the server once it accepts connections.
         handle_signals: whether SIGINT and SIGTERM drain the server, and stop it the second time.
         restart: is requested by SIGHUP; None if the process cannot execute its command again.
@@ -91,7 +91,7 @@ async def serve_in_own_process(
                     nursery.start_soon(show, running)
 
             is_gentle = await serve_plan(
-                plan, hosting, handle_signals=handle_signals, restart=restart, task_status=_StartReport(begin)
+                plan, worker_context, handle_signals=handle_signals, restart=restart, task_status=_StartReport(begin)
             )
             nursery.cancel_scope.cancel()
     return is_gentle

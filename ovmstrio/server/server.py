@@ -34,7 +34,7 @@ import trio
 
 from ovmstrio.config.config_file import parse_config
 from ovmstrio.core.errors import ConfigError, Problem, ServerError
-from ovmstrio.core.events import observer_group
+from ovmstrio.core.events import OK, observer_group
 from ovmstrio.core.hooks import NULL_METERS
 from ovmstrio.core.limits import Limit
 from ovmstrio.core.resource_registry import current_resource_registry
@@ -260,7 +260,7 @@ async def serve(
 
 async def serve_plan(
     plan: Plan,
-    hosting: WorkerProcessContext | None = None,
+    worker_context: WorkerProcessContext | None = None,
     *,
     handle_signals: bool = True,
     restart: InPlaceRestart | None = None,
@@ -273,14 +273,14 @@ async def serve_plan(
     Raises:
         ConfigError: the service at the root cannot be loaded, or as :func:`serve`.
     """
-    ledger = None if hosting is None else hosting.ledger
+    ledger = None if worker_context is None else worker_context.ledger
     async with WRITER.in_thread(), trace_calls(is_watched=_has_console(plan)) as traces:
         access = await open_credentials(plan.settings, ledger, traces.start_root_span)
         with open_access_log(plan.settings.access_log) as lines:
             every = replace(traces, requests=(*traces.requests, *lines))
-            server = _Server(plan, hosting or WorkerProcessContext(), access, every, restart)
+            server = _Server(plan, worker_context or WorkerProcessContext(), access, every, restart)
             try:
-                await server.live(hosting, handle_signals=handle_signals, task_status=task_status)
+                await server.live(worker_context, handle_signals=handle_signals, task_status=task_status)
             finally:
                 await _wait_for_abandoned_loads()
     return server.ended_gently
@@ -308,14 +308,14 @@ class _Server:
     def __init__(
         self,
         plan: Plan,
-        hosting: WorkerProcessContext,
+        worker_context: WorkerProcessContext,
         access: CredentialStore | None,
         traces: ServerTraces,
         restart: InPlaceRestart | None,
     ) -> None:
         self._plan = plan
         self._settings = plan.settings
-        self._hosting = hosting
+        self._hosting = worker_context
         self._restart = restart
         self._listening: dict[str, tuple[Sequence[str], list[Listener]]] = {}
         self._started = perf_counter()
@@ -331,12 +331,13 @@ class _Server:
         self._admission = self._make_admission()
         self._control = self._make_control()
         self._source = self._make_source()
-        self._reloading = Reloader(self._source, self._registry, plan.notifier, hosting.siblings)
+        self._reloading = Reloader(self._source, self._registry, plan.notifier, worker_context.siblings)
         if self._source is not None:
             self._registry.on_poll(self._reloading.poll)
         gate = None if access is None else access.gate
         if self._metrics is not None:
             self._metrics.watch(current_resource_registry(), _turns_reader(current_loop_load()))
+            self._show_states(self._metrics)
             self._registry.subscribe(partial(_remove_metrics, self._metrics))
             if gate is not None:
                 gate.refused = self._metrics.refused
@@ -346,15 +347,15 @@ class _Server:
             reload=self._reloading.reload,
             observers=(
                 *((CallerRecorder(),) if gate is not None else ()),
-                *hosting.observers,
+                *worker_context.observers,
                 RequestLog(),
                 *(() if self._history is None else (self._history.failures,)),
                 # Last, as earlier observers need the span of the finished call.
                 *traces.calls,
             ),
             metrics=self._metrics,
-            obstacle=hosting.obstacle,
-            most_answer_bytes=plan.settings.max_message_size,
+            unready_reason=worker_context.obstacle,
+            max_response_bytes=plan.settings.max_message_size,
             admission=self._admission,
             regions=ClientRegions(is_allowed=plan.settings.allow_shared_memory),
             control=self._control,
@@ -366,17 +367,31 @@ class _Server:
         )
         if gate is not None:
             gate.denials = self._plane.denials
-        self._plane.siblings = hosting.siblings
+        self._plane.siblings = worker_context.siblings
         self._plane.workers_reason = plan.workers_reason
         self._readiness = ReadinessFile(plan.readiness_file)
-        self._pending = make_send_budgets(plan.settings, plan.processes if hosting.is_part else 1)
+        self._pending = make_send_budgets(plan.settings, plan.processes if worker_context.is_part else 1)
         self._front_ends: dict[str, FrontEnd] = {}
         self._store: SequenceStore | None = None
         self._is_serving = False
         self._is_draining = False
 
+    def _show_states(self, metrics: Metrics) -> None:
+        metrics.show(
+            "ovmstrio_service_state", lambda: {_state_row(each): 1 for each in self._registry.current_states()}
+        )
+        metrics.show("ovmstrio_certificate_expiry_timestamp_seconds", self._certificates.expiry_times)
+        metrics.show("ovmstrio_worker_deaths", lambda: {(): self._hosting.worker_deaths()})
+        if (source := self._source) is not None:
+            metrics.show("ovmstrio_config_reloads", lambda: {(name,): count for name, count in source.reloads.items()})
+            metrics.show(
+                "ovmstrio_config_last_reload_success_timestamp_seconds",
+                lambda: {(): source.last_success} if source.last_success else {},
+            )
+
     def _make_admission(self) -> Admission:
-        limit = Limit(self._settings.max_concurrency, self._settings.max_queue)
+        settings = self._settings
+        limit = Limit(settings.max_concurrency, settings.max_queue, settings.max_queue_time)
         if self._hosting.ledger is None:
             return Admission(limit, self._registry.limit_of)
         return SharedAdmission(self._hosting.ledger, limit, self._registry.limit_of)
@@ -394,6 +409,7 @@ class _Server:
             text_api=_text_api,
             start_root_span=start_root_span,
             queue_timeout=settings.queue_timeout,
+            max_queue_time=settings.max_queue_time,
         )
         return Registry(
             self._plan.kinds,
@@ -413,7 +429,10 @@ class _Server:
             return None
         first = [name.strip() for name in (self._settings.load_model or "").split(",") if name.strip()]
         return ModelControl(
-            self._registry, cache_dir=cache_directory(self._settings), first=first, keeps_before=self._hosting.is_part
+            self._registry,
+            cache_dir=cache_directory(self._settings),
+            initial_names=first,
+            can_undo=self._hosting.is_part,
         )
 
     def _make_load_context(self, lease: ServableLookup, tasks: trio.Nursery, **dependencies: Any) -> LoadContext:
@@ -451,7 +470,7 @@ class _Server:
             front_ends["gRPC"] = made.grpc_front_end(plane, plan, self._pending, gate, self._request_observer)
         if plan.rest:
             front_ends["REST"] = made.rest_front_end(
-                plane, plan, self._pending, gate, past=self._history, observer=self._request_observer
+                plane, plan, self._pending, gate, history=self._history, observer=self._request_observer
             )
         if plan.metrics:
             front_ends["metrics"] = made.metrics_front_end(plane, gate)
@@ -466,7 +485,11 @@ class _Server:
                 gauge.set_function(partial(getattr, front_end, "open_connections"))
 
     async def live(
-        self, hosting: WorkerProcessContext | None, *, handle_signals: bool, task_status: trio.TaskStatus[Running]
+        self,
+        worker_context: WorkerProcessContext | None,
+        *,
+        handle_signals: bool,
+        task_status: trio.TaskStatus[Running],
     ) -> None:
         async with trio.open_nursery() as nursery:
             if handle_signals:
@@ -475,10 +498,10 @@ class _Server:
                 if self._restart is not None:
                     await nursery.start(handle_restart_signals, partial(self.end_and_restart, self._restart))
                     await nursery.start(handle_reopen_signals)
-            if hosting is not None and hosting.until is not None:
-                nursery.start_soon(self.end_when, hosting.until, nursery.cancel_scope)
-            if hosting is not None and hosting.wait_drain_warning is not None:
-                nursery.start_soon(self.begin_drain_when, hosting.wait_drain_warning)
+            if worker_context is not None and worker_context.until is not None:
+                nursery.start_soon(self.end_when, worker_context.until, nursery.cancel_scope)
+            if worker_context is not None and worker_context.wait_drain_warning is not None:
+                nursery.start_soon(self.begin_drain_when, worker_context.wait_drain_warning)
             with log_prints():
                 await self.run(task_status)
             nursery.cancel_scope.cancel()
@@ -579,7 +602,12 @@ class _Server:
         """Start the first load, which runs while the front ends are created."""
         if self._settings.sequence_store is not None:
             sequences = self._registry.context.shared(SequenceManagers)
-            self._store = SequenceStore(sequences, self._settings.sequence_store, self._settings.sequence_flush_seconds)
+            self._store = SequenceStore(
+                sequences,
+                self._settings.sequence_store,
+                self._settings.sequence_flush_seconds,
+                is_strict=self._settings.sequence_restore == "strict",
+            )
             nursery.start_soon(self._store.run)
         nursery.start_soon(self._first_load)
 
@@ -697,6 +725,12 @@ class _Server:
 def _remove_metrics(metrics: Metrics, status: VersionStatus) -> None:
     if status.state is VersionState.END:
         metrics.retired(status.name, str(status.version))
+
+
+def _state_row(status: VersionStatus) -> tuple[str, ...]:
+    """Return name, version and state; ``failed`` if nothing is served because of an error."""
+    is_failed = status.error_code != OK and status.state is not VersionState.AVAILABLE
+    return status.name, str(status.version or ""), "failed" if is_failed else status.state.name.lower()
 
 
 def _turns_reader(load: LoopLoad) -> Callable[[], tuple[Sequence[int], float]]:

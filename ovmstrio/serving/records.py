@@ -202,6 +202,12 @@ class ServiceRecord:
         remarks = [record.instance.remarks for record in self.versions.values() if record.instance is not None]
         return (*self.problems, *warnings, *self.unmet, *chain.from_iterable((*failures, *remarks)))
 
+    @property
+    def listing_failure(self) -> VersionStatus:
+        """State of a service whose versions could not be listed."""
+        code = error_code_of(self.kind)
+        return VersionStatus(self.name, 0, VersionState.LOADING, code, self.problem, kind=self.kind.name)
+
     def find(self, version: int) -> Instance | None:
         """Return the instance that serves a version, or None."""
         return self.serving.get(str(self._effective_version(version)))
@@ -234,10 +240,10 @@ class ServiceRecord:
         why = "" if self.kind.has_versions else record.reason
         has_failed = not self.is_pending(version)
         text = f"{what} is not loaded yet"
-        if has_failed:
+        if has_failed or record.failure is not None:
             text += f": its last load failed{f': {why}' if why else ''}"
         refusal = VersionLoading if self.kind.has_versions else ServiceLoading
-        return refusal(text, kind=kind, has_failed=has_failed, why=why)
+        return refusal(text, kind=kind, has_failed=has_failed, reason=why)
 
     def missing(self, version: int) -> VersionMissing:
         """Return the error for an unknown version; for the default one, with the last load failure."""
@@ -247,7 +253,7 @@ class ServiceRecord:
             return VersionMissing(text)
         last = failed[-1]
         text += f": the last load of version {last.version} failed: {last.reason}"
-        return VersionMissing(text, tried=last.version, why=last.reason)
+        return VersionMissing(text, tried=last.version, reason=last.reason)
 
     def _missing(self, version: int) -> ServerError:
         """Return the error for a version without a record; before the first pass ends, it counts as loading."""
@@ -275,11 +281,12 @@ class ServiceRecord:
 
     # State changes
     def begin_load(self, version: int) -> VersionRecord:
-        """Record the start of a load; a serving version stays available."""
+        """Record the start of a load; a serving version stays available, a retry keeps the reason of the failure."""
         record = self.versions.setdefault(version, VersionRecord(self.name, version, self.kind))
         record.kind = self.kind
         if record.instance is None:
-            record.state, record.error_code, record.reason = VersionState.LOADING, OK, ""
+            record.state, record.error_code = VersionState.LOADING, OK
+            record.reason = record.reason if record.failure is not None else ""
             self._announce(record)
         return record
 

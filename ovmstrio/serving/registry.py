@@ -31,7 +31,7 @@ from ovmstrio.serving.loading import (
     run_in_load_order,
     update_dependencies,
 )
-from ovmstrio.serving.records import DEFAULT_VERSION, ApplyResult, Readiness, ServiceRecord, VersionStatus
+from ovmstrio.serving.records import DEFAULT_VERSION, ApplyResult, Readiness, ServiceRecord, VersionState, VersionStatus
 from ovmstrio.util.cores import CORES
 from ovmstrio.util.load_limit import LOADS_AT_ONCE
 from ovmstrio.util.truncation import cut
@@ -180,7 +180,7 @@ class Registry:
 
     Args:
         kinds: service kinds by name, in listing order.
-        lend: creates the load context from the registry's ``lease`` and the nursery for background tasks of services.
+        make_context: creates the load context from ``lease`` and the nursery for background tasks of services.
         poll_seconds: interval of checks for changed files; 0 disables them.
         concurrent_loads: how many versions may load at once.
         load_wait_seconds: how long a lease waits for a version that is loading.
@@ -195,7 +195,7 @@ class Registry:
     def __init__(
         self,
         kinds: Mapping[str, Kind[Any]],
-        lend: Callable[[ServableLookup, trio.Nursery], LoadContext] = LoadContext,
+        make_context: Callable[[ServableLookup, trio.Nursery], LoadContext] = LoadContext,
         *,
         poll_seconds: float = 1.0,
         concurrent_loads: int = LOADS_AT_ONCE,
@@ -205,7 +205,7 @@ class Registry:
         ready_when_empty: bool = False,
     ) -> None:
         self.kinds = kinds
-        self._make_context = lend
+        self._make_context = make_context
         self._context: LoadContext | None = None
         self._poll_seconds = poll_seconds
         self.load_wait_seconds = load_wait_seconds
@@ -382,7 +382,7 @@ class Registry:
         """Return the configured concurrency limit of a service; no limit for an unknown name."""
         service = self._services.get(name)
         spec = None if service is None else service.spec
-        return NO_LIMIT if spec is None else Limit(spec.max_concurrency, spec.max_queue)
+        return NO_LIMIT if spec is None else Limit(spec.max_concurrency, spec.max_queue, spec.max_queue_time)
 
     def concurrency_limit(self, name: str) -> ConcurrencyLimit | None:
         """Return the call counter of a loaded service that limits itself, otherwise None."""
@@ -438,6 +438,19 @@ class Registry:
     def statuses(self) -> dict[str, list[VersionStatus]]:
         """Return the state of every version ever seen, by name."""
         return {name: service.statuses() for name, service in self._services.items()}
+
+    def current_states(self) -> list[VersionStatus]:
+        """Return the state of each version that is not retired; may be called from any thread.
+
+        A service whose versions could not be listed has a failed version 0.
+        """
+        states = []
+        for service in tuple(self._services.values()):
+            versions = [record.status for record in tuple(service.versions.values())]
+            states += [status for status in versions if status.state is not VersionState.END]
+            if service.problem and service.spec is not None:
+                states.append(service.listing_failure)
+        return states
 
     @property
     def readiness(self) -> Readiness:

@@ -272,12 +272,12 @@ def _bounded_arguments(args: Any) -> Any:
     return tuple(map(_bounded, args)) if isinstance(args, tuple) else args
 
 
-def _bounded(value: Any, most: int | None = None) -> Any:
+def _bounded(value: Any, limit: int | None = None) -> Any:
     kind = type(value)
     if kind in _SCALARS:
         return value
     if kind is str:
-        return cut(value) if most is None else cut(value, most)
+        return cut(value) if limit is None else cut(value, limit)
     if isinstance(value, BaseException):
         return value if is_plain(value) else f"{kind.__name__}({text_of(value)!r})"
     return value if is_short(value) else shown(value)
@@ -362,9 +362,9 @@ class LogWriter:
         dropped: lines dropped since the process started.
     """
 
-    def __init__(self, most_characters: int = _MAX_QUEUED_CHARACTERS, flush_seconds: float = _FLUSH_SECONDS) -> None:
+    def __init__(self, max_characters: int = _MAX_QUEUED_CHARACTERS, flush_seconds: float = _FLUSH_SECONDS) -> None:
         self.dropped = 0
-        self._most_characters = most_characters
+        self._most_characters = max_characters
         self._flush_seconds = flush_seconds
         # Re-entrant, as a finalizer may log while its thread holds the lock.
         self._changed = threading.Condition(threading.RLock())

@@ -291,7 +291,11 @@ class _Parent:
         return RestartedProcess(
             row,
             partial(
-                WorkerProcess, _PROGRAM, own_group=True, heard=partial(self._on_message, row), stopped_seconds=math.inf
+                WorkerProcess,
+                _PROGRAM,
+                has_own_group=True,
+                on_message=partial(self._on_message, row),
+                stopped_seconds=math.inf,
             ),
             task.model_dump(mode="json"),
             self._state.descriptor,
@@ -310,6 +314,7 @@ class _Parent:
         self._has_cut_requests = self._has_cut_requests or was_cut
         is_wanted = kept.is_replaced and code in _NORMAL_EXITS
         if not (is_draining or is_wanted) or (was_cut and code != EXIT_CUT):
+            self._state.add_death()
             self._log_exit(kept, process.pid, code)
         self._state.clear(kept.row)
         self._reasons[kept.row] = "restarting"

@@ -134,6 +134,7 @@ class _Worker:
             observers=observers,
             watches=watches,
             serve_peers=self._serve_peers,
+            worker_deaths=lambda: self._state.deaths,
             leave=self._leave,
             ledger=self._counters,
             siblings=self._group,
