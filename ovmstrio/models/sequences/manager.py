@@ -205,7 +205,7 @@ class SequenceTurn:
     An error or cancellation in the block undoes the request. A class, since a generator would be much slower.
     """
 
-    __slots__ = ("_is_default_version", "_control", "_manager", "_sequence")
+    __slots__ = ("_control", "_is_default_version", "_manager", "_sequence")
 
     def __init__(self, manager: SequenceManager, control: SequenceControl, *, is_default_version: bool) -> None:
         self._manager = manager
