@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from ovmstrio.core.errors import ServerError
     from ovmstrio.core.tensor import Array, RawTensor, Tensor
 
+SERVER_COUNTER: Final = "server"
+"""Name of the counter row of the whole server, whose queue includes the queues of services."""
+
 
 @dataclass(frozen=True, slots=True)
 class ForwardedStep:

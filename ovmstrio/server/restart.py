@@ -111,6 +111,13 @@ class InPlaceRestart:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environ)  # noqa: S606 - its own command
 
 
+def own_ports(environ: Mapping[str, str]) -> set[int]:
+    """Return the ports on which this process listened before its restart, until :meth:`InPlaceRestart.from_environ`."""
+    addresses = json.loads(environ.get(_VARIABLE, "{}")).get("addresses", {}).values()
+    ports = (address.rpartition(":")[2] for some in addresses for address in some)
+    return {int(port) for port in ports if port.isdecimal()}
+
+
 def _initial_environ() -> dict[str, str]:
     """Return the environment of the command, without changes by projects and the server."""
     lines = Path("/proc/self/environ").read_bytes().split(b"\0")

@@ -24,7 +24,7 @@ import trio
 
 from ovmstrio.core.errors import Overloaded, QueueTimeExceeded
 from ovmstrio.core.limits import NO_LIMIT, Limit, current_ticket, release_current_ticket
-from ovmstrio.core.worker_peers import NO_PEER_COUNTERS
+from ovmstrio.core.worker_peers import NO_PEER_COUNTERS, SERVER_COUNTER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -489,7 +489,7 @@ class SharedAdmission(Admission):
                         row.write(gate.under_way, queued, self._waiting_since(gate))
 
     def _row_of(self, gate: ServiceQueue) -> CounterRow | None:
-        key = f"service {gate.name}" if gate.name else "server"
+        key = f"service {gate.name}" if gate.name else SERVER_COUNTER
         known = self._rows.get(key)
         if known is None and gate.limit.max_concurrency:
             known = self._rows[key] = self._counters.row(key)

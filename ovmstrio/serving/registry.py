@@ -557,7 +557,9 @@ class Registry:
 
         async def reconcile(record: ServiceRecord) -> None:
             results.append(await self._reconciler.reconcile(record, forced=forced))
-            self._announce_readiness()
+            # Afterwards a change of other services is announced once for all.
+            if not (self._loaded.is_set() and record.is_expected):
+                self._announce_readiness()
 
         await run_in_load_order(records, reconcile)
         return results

@@ -130,10 +130,11 @@ class FileSink(LogSink):
         if self._is_given_up:
             return
         stream = self.handler.stream
-        # The handler opens its path again if it has no stream.
         if stream is not None and (self._seen_reopenings != FileSink._reopenings or self._is_moved(stream.fileno())):
-            self.handler.stream = None
-            stream.close()
+            # Until the path can be opened, the old file is written.
+            with suppress(OSError):
+                self.handler.stream = self.handler._open()  # noqa: SLF001 - documented for subclasses
+                stream.close()
         self._seen_reopenings = FileSink._reopenings
         self.handler.emit(logging.makeLogRecord({"msg": text}))
 

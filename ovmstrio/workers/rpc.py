@@ -85,10 +85,12 @@ class _PeerLink:
 
     Args:
         left: is called when the worker takes no more calls.
+        lost: is called with the number of pending calls when the worker has died.
     """
 
-    def __init__(self, channel: MessageChannel, left: Callable[[_PeerLink], None]) -> None:
+    def __init__(self, channel: MessageChannel, left: Callable[[_PeerLink], None], lost: Callable[[int], None]) -> None:
         self.is_open = True
+        self._lost = lost
         self.must_acknowledge = False
         self._channel = channel
         self._left = left
@@ -116,6 +118,8 @@ class _PeerLink:
                     waiting.is_answered, waiting.outcome, waiting.value = True, outcome, value
                     waiting.wake()
                 del message, value, waiting
+            if self.is_open and self._waiting:
+                self._lost(len(self._waiting))
         except MALFORMED_MESSAGE_ERRORS as error:
             log.error("worker RPC connection failed", reason=repr(error))  # noqa: TRY400 - no error of this worker
         finally:
@@ -217,6 +221,7 @@ class WorkerRpc:
     def __init__(self, secret: str, rows: int, row: int, service: str = "rpc") -> None:
         self.rows = rows
         self.row = row
+        self._service = service
         self._prefix = f"\0ovmstrio-{secret}-{service}"
         self._others = [other for other in range(rows) if other != row]
         self._nursery: trio.Nursery | None = None
@@ -468,9 +473,12 @@ class WorkerRpc:
         if not is_greeted or self._nursery is None:
             channel.close()
             raise PeerUnreachable(_RESTARTING)
-        link = self._links[row] = _PeerLink(channel, partial(self._acknowledge_soon, row))
+        link = self._links[row] = _PeerLink(channel, partial(self._acknowledge_soon, row), partial(self._log_lost, row))
         self._nursery.start_soon(link.run)
         return link
+
+    def _log_lost(self, row: int, count: int) -> None:
+        log.error("calls to worker lost", other=row, service=self._service, count=count)
 
     def _acknowledge_soon(self, row: int, link: _PeerLink) -> None:
         async def acknowledge() -> None:

@@ -333,7 +333,7 @@ class _Parent:
             signal=signal_name(-code) if code < 0 else None,
             exit_code=code if code >= 0 else None,
             connections_lost=self._load(kept)[0],
-            requests_lost=self._state.in_flight(kept.row),
+            requests_lost=self._state.unanswered(kept.row),
         )
 
     @property

@@ -68,6 +68,7 @@ async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
         await worker.follow(running.plane, first, requests)
 
     hosting = worker.hosting(requests)
+    trio.lowlevel.add_instrument(worker.calls)
     with LOG_LEVEL.shared(state), worker.wakeups.open():
         gently = await serve_in_own_process(worker.plan, hosting, show=answer, handle_signals=False)
     if not gently:
@@ -108,7 +109,7 @@ class _Worker:
         # Separate, as steps wait until their owner takes them, and other calls do not.
         self._step_rpc = WorkerRpc(task.secret, task.rows, row, "steps")
         wait = OwnerWait(state, settings.worker_wait_seconds)
-        self._calls = _CallsInFlight(state, row)
+        self.calls = _CallsInFlight(state, row)
         self._engines = WorkerEngines(self._rpc, wait)
         self._sequences = WorkerSequences(self._step_rpc, state, wait)
         self._group = WorkerGroup(self._rpc, self._engines, state.metrics)
@@ -122,7 +123,7 @@ class _Worker:
     def hosting(self, requests: WorkRequests) -> WorkerProcessContext:
         listeners = {name: [self._tls_listener(name, inbox)] for name, inbox in self._inboxes.items()}
         until = partial(self._handle_messages, requests)
-        observers, watches = (self._calls,), (self._certificates.look,)
+        observers, watches = (self.calls,), (self._certificates.look,)
         wait_drain_warning = self._warned.wait
         return WorkerProcessContext(
             listeners=listeners,
@@ -151,11 +152,11 @@ class _Worker:
             plane.announce()
 
     async def _answer_step(self, registry: Registry, call: Sequence[Any]) -> Any:
-        self._calls.add(call)
+        self.calls.add(call)
         try:
             return await answer_step(registry, call)
         finally:
-            self._calls.discard(call)
+            self.calls.discard(call)
 
     def _limit(self, maximum: int, name: str) -> ConcurrencyLimit | None:
         return ServiceLimit(self._counters, name, maximum) if maximum else None
@@ -239,13 +240,17 @@ class _Worker:
         return self._server_reason or "not all workers are ready"
 
 
-class _CallsInFlight(CallObserver):
-    """Calls in flight, whose number the parent logs if this worker dies; also follows the log level of all workers."""
+class _CallsInFlight(CallObserver, trio.abc.Instrument):
+    """Calls in flight, whose number the parent logs if this worker dies; also follows the log level of all workers.
+
+    A call that has ended counts until the event loop waits, because its response is sent after its end.
+    """
 
     def __init__(self, state: SharedState, row: int) -> None:
         self._state = state
         self._row = row
         self._calls: set[int] = set()
+        self._has_ended = False
 
     def call_started(self, event: CallEvent) -> None:
         LOG_LEVEL.follow()
@@ -261,7 +266,13 @@ class _CallsInFlight(CallObserver):
 
     def discard(self, call: object) -> None:
         self._calls.discard(id(call))
-        self._state.set_in_flight(self._row, len(self._calls))
+        self._has_ended = True
+
+    def before_io_wait(self, timeout: float) -> None:
+        del timeout
+        if self._has_ended:
+            self._has_ended = False
+            self._state.set_in_flight(self._row, len(self._calls))
 
 
 def main() -> int:

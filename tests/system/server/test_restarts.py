@@ -13,8 +13,9 @@ import httpx
 import pytest
 
 from tests.support import ir
+from tests.support.all_kinds import OPS
 from tests.support.ports import free_ports
-from tests.support.processes import OvmsProcess, serving, serving_project
+from tests.support.processes import OvmsProcess, running_service, serving, serving_project
 from tests.support.projects import write_project
 from tests.support.system_servers import PID_HANDLER, WAITING_HANDLER, write_config
 from tests.support.waits import WAIT_SECONDS, until
@@ -178,6 +179,25 @@ def test_a_project_is_imported_again(tmp_path: Path) -> None:
         server.process.send_signal(signal.SIGHUP)
         server.wait_logged(lambda line: line["message"] == "serving", 2)
         until(lambda: server.ask().json() == {"new": server.process.pid})
+
+
+def test_a_script_of_a_pipeline_runs_again(tmp_path: Path) -> None:
+    (tmp_path / "web_service.py").write_text(OPS)
+    (tmp_path / "config.yml").write_text("rpc_port: 0\nhttp_port: 0\n")
+    with running_service(tmp_path, log=tmp_path / "log") as server:
+
+        def predict() -> list[str]:
+            body = {"key": ["x"], "value": ["1"]}
+            answer = httpx.post(f"{server.rest}/ops/prediction", json=body, timeout=WAIT_SECONDS)
+            value: list[str] = answer.json()["value"]
+            return value
+
+        assert predict() == ["first 1"]
+        (tmp_path / "web_service.py").write_text(OPS.replace("first", "second"))
+        server.process.send_signal(signal.SIGHUP)
+        until(lambda: _restarts(server) == 2)
+        assert predict() == ["second 1"]
+        assert server.stop()[0] == 0
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])

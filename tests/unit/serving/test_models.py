@@ -65,7 +65,7 @@ async def test_memory_growth_is_attributed_only_to_a_load_that_ran_alone(
     loader, metrics = StubLoader(), Metrics()
     gates = [loader.hold("m", version) for version in (2, 3)]
     base = add_versions(tmp_path, 1)
-    registry = registry_of(loader, poll_seconds=0, lend=partial(LoadContext, meters=metrics))
+    registry = registry_of(loader, poll_seconds=0, make_context=partial(LoadContext, meters=metrics))
     async with running(registry):
         await registry.apply([_spec(base, AllVersions())])
         add_versions(tmp_path, 2, 3)
