@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 SEQUENCE_ID: Final = "sequence_id"
 SEQUENCE_CONTROL: Final = "sequence_control_input"
 """Request parameters or inputs that hold sequence id and control value of stateful models."""
+RESTORED_STEPS: Final = "ovmstrio_restored_steps"
+"""Response parameter, header and metadata: steps of a sequence that was restored after a crash."""
 
 ENABLE_FINAL_RESPONSE: Final = "triton_enable_empty_final_response"
 FINAL_RESPONSE: Final = "triton_final_response"
@@ -137,6 +139,12 @@ class InferResponse:
             isinstance(output, RawTensor) or (output.array.flags.c_contiguous and not output.array.dtype.hasobject)
             for output in self.outputs
         )
+
+    @property
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        """Names and values of HTTP headers or gRPC metadata: restored steps of a sequence, which no body may hold."""
+        steps = self.parameters.get(RESTORED_STEPS)
+        return () if steps is None else ((RESTORED_STEPS, str(steps)),)
 
     @property
     def nbytes(self) -> int:

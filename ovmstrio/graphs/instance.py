@@ -646,12 +646,12 @@ class FirstPacketSink:
 
 
 class AllPacketSink:
-    """Sink that keeps every packet of each output, up to ``most_bytes`` in total."""
+    """Sink that keeps every packet of each output, up to ``max_bytes`` in total."""
 
-    def __init__(self, outputs: Sequence[str], most_bytes: float) -> None:
+    def __init__(self, outputs: Sequence[str], max_bytes: float) -> None:
         self.packets: list[list[Packet]] = [[] for _ in outputs]
         self._outputs = outputs
-        self._most_bytes = most_bytes
+        self._most_bytes = max_bytes
         self._size = 0
 
     def put(self, output: int, packet: Packet) -> bool:

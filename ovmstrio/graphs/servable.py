@@ -239,6 +239,9 @@ def _unsupported_options(graph: str, generation: GenerationRequest) -> Iterator[
     if generation.grammar is not None:
         message = f"response_format: {prefix} has no structured output; leave it out, or use type text"
         yield InvalidField(message, field="response_format")
+    if isinstance(prompt, Conversation) and prompt.continues_final_message:
+        message = f"continue_final_message: {prefix} begins a new message; leave it out"
+        yield InvalidField(message, field="continue_final_message")
     if isinstance(prompt, Conversation) and prompt.tools and prompt.tool_choice != "none":
         yield InvalidField(
             f'tools: {prefix} calls no tools; leave them out, or set tool_choice to "none"', field="tools"

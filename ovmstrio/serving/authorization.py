@@ -79,6 +79,7 @@ OPERATION_SCOPES: Final[Mapping[str, Permission | Callable[..., Permission]]] = 
     "render_metrics": Permission.NOTHING,
     "count_unreadable_call": Permission.NOTHING,
     "count_refused_caller": Permission.NOTHING,
+    "count_rejected": Permission.NOTHING,
 }
 """Required scope by public operation of the data plane, or a function that returns it for the operation's arguments.
 

@@ -45,7 +45,7 @@ class OpenStream:
         event: CallEvent,
         move: Callable[[CallEvent, StreamProgress], None],
         *,
-        most_bytes: float,
+        max_bytes: float,
         outputs: StreamOutputs,
         prepare: Callable[[InferRequest], None],
     ) -> None:
@@ -55,7 +55,7 @@ class OpenStream:
         self._replies = stream.replies
         self._event = event
         self._move = move
-        self._most_bytes = most_bytes
+        self._most_bytes = max_bytes
         self._sent = 1
         self._problems = 0
         self._accepted = 0

@@ -21,11 +21,19 @@ import trio
 from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 
-from ovmstrio.core.errors import InvalidRequest, NotFound, NotSupported, PayloadTooLarge, ServerError
+from ovmstrio.core.errors import (
+    InvalidRequest,
+    NotFound,
+    NotSupported,
+    PayloadTooLarge,
+    SequenceRestored,
+    ServerError,
+)
 from ovmstrio.core.events import CANCELLED
 from ovmstrio.core.request import (
     ENABLE_FINAL_RESPONSE,
     FINAL_RESPONSE,
+    RESTORED_STEPS,
     ArrivalOrder,
     InferRequest,
     InferResponse,
@@ -213,6 +221,8 @@ def _render_reply(request: InferRequest, response: InferResponse) -> tuple[Writt
 
 def _problem(request: InferRequest, error: ServerError) -> WrittenMessage:
     named = InferResponse(request.model_name, request.model_version, [], request.id)
+    if isinstance(error, SequenceRestored):
+        named.parameters[RESTORED_STEPS] = error.steps
     _mark_final(request, named)
     return encode_stream_response(StreamInferResponse(error.message, named))
 
@@ -538,6 +548,8 @@ def _request_of(call: Call, data: bytes | memoryview) -> InferRequest:
 
 
 def _render(response: InferResponse) -> tuple[WrittenMessage, int]:
+    if response.parameters:
+        current_call().add_trailers(*response.headers)
     data = encode_response(response)
     return data, len(data)
 

@@ -85,23 +85,23 @@ NUMBER_KINDS: Final[dict[str, NumberKind]] = {
 
 
 def read_infer_request(
-    model: str, version: str, body: Buffer, head_length: str | None = None, known: RestTemplates | None = None
+    model: str, version: str, body: Buffer, head_length: str | None = None, cache: RestTemplates | None = None
 ) -> InferRequest:
     """Parse a body: JSON of ``head_length`` bytes (None: all), then the tensors of the binary extension.
 
-    ``known`` caches earlier documents.  Raises ``MalformedJson``, or ``InvalidRequest`` with all problems.
+    ``cache`` caches earlier documents.  Raises ``MalformedJson``, or ``InvalidRequest`` with all problems.
     """
     if head_length is None and len(body) < LARGE_BYTES:
-        if known is None or type(body) is not bytes:
+        if cache is None or type(body) is not bytes:
             return _read_small(model, version, body)
-        same = known.json.read(model, version, body)
+        same = cache.json.read(model, version, body)
         if same is None:
             same = _read_small(model, version, body)
-            known.json.note(body, same)
+            cache.json.note(body, same)
         return same
     head, tail = split_body(memoryview(body), head_length)
-    if known is not None and len(head) <= MAX_HEAD_BYTES:
-        return _read_known(model, version, bytes(head), tail, known.binary)
+    if cache is not None and len(head) <= MAX_HEAD_BYTES:
+        return _read_known(model, version, bytes(head), tail, cache.binary)
     if len(head) > AT_ONCE_BYTES:
         return run_to_end(read_large_infer_request(model, version, head, tail))
     large = read_large_document(head, _DATA_LEVELS) if len(head) >= LARGE_BYTES else None

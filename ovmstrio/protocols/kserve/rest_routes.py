@@ -119,13 +119,14 @@ def _response_head(response: InferResponse) -> dict[str, Any]:
 
 
 def _answer(body: bytes, buffers: list[Any], response: InferResponse) -> HttpAnswer:
+    headers = (*JSON_TYPE, *response.headers) if response.parameters else JSON_TYPE
     if not buffers:
-        return HttpAnswer(200, JSON_TYPE, body)
+        return HttpAnswer(200, headers, body)
     parts = [body, *buffers]
     content = (
         PiecedMessage(parts) if response.nbytes > _MAX_JOINED_BYTES and response.lies_as_sent else join_buffers(parts)
     )
-    return HttpAnswer(200, (*JSON_TYPE, (HEAD_LENGTH, str(len(body)))), content)
+    return HttpAnswer(200, (*headers, (HEAD_LENGTH, str(len(body)))), content)
 
 
 def _render_in_pieces(wants_binary: Collection[str] | None, response: InferResponse) -> HttpAnswer:
@@ -187,7 +188,7 @@ class InferTarget(NamedTuple):
 
 
 def answer_infer(
-    plane: DataPlane, known: RestTemplates, head: InferTarget, body: Buffer
+    plane: DataPlane, cache: RestTemplates, head: InferTarget, body: Buffer
 ) -> Coroutine[Any, Any, HttpAnswer]:
     """Parse the body, immediately if its JSON is small; return a coroutine that infers and encodes the response.
 
@@ -197,7 +198,7 @@ def answer_infer(
     if len(body) > AT_ONCE_BYTES and (json_length is None or len(json_length) >= _MIN_LONG_DIGITS):
         return _answer_large(plane, head, memoryview(body))
     try:
-        request = read_infer_request(model, version, body, json_length, known)
+        request = read_infer_request(model, version, body, json_length, cache)
     except ServerError as error:
         plane.count_unreadable_call(model, version, error, KSERVE_REST, len(body))
         raise
@@ -257,7 +258,7 @@ def kserve_rules(plane: DataPlane, max_body_bytes: int) -> list[Rule]:
 
     admit = make_admission(plane, KSERVE_REST)
     options: dict[str, Any] = {"is_hot": True, "takes_views": True, "admit": admit, "need": Permission.INFER}
-    options["of_bodies"] = infer_bodies
+    options["body_view_factory"] = infer_bodies
     calls = [rule(path, "POST", infer, **options) for path in model_paths("/infer")]
     return [*calls, *_server_rules(plane), *_model_rules(plane)]
 

@@ -534,6 +534,8 @@ async def _answer_predict(plane: DataPlane, model: str, version: str, body: byte
 
     def render(response: InferResponse) -> tuple[HttpAnswer, int]:
         answer = encode_predict_response(response, by_rows=read.by_rows)
+        if response.parameters:
+            answer = answer.with_headers(response.headers)
         return answer, len(answer.content)
 
     request = InferRequest(model, version, inputs=read.inputs, received=len(body))
@@ -566,11 +568,11 @@ def _tensor(spec: TensorSpec) -> dict[str, Any]:
 
 
 def tensorflow_rules(
-    plane: DataPlane, max_body_bytes: int, further: Callable[[str], Mapping[str, Any]] = lambda _: {}
+    plane: DataPlane, max_body_bytes: int, extra_status_fields: Callable[[str], Mapping[str, Any]] = lambda _: {}
 ) -> list[Rule]:
     """Return the routes; labels are ignored.
 
-    ``further`` returns additional status fields of a name, for another API that shares this path.
+    ``extra_status_fields`` returns additional status fields of a name, for another API that shares this path.
     """
 
     async def predict(request: HttpRequest, model: str, version: str = "", label: str = "") -> HttpAnswer:
@@ -587,7 +589,7 @@ def tensorflow_rules(
         del label
         number = int(check_version(version) or 0)
         document = status_document(plane.model_status(model, number, TENSORFLOW_REST))
-        return json_response(document if version else {**document, **further(model)})
+        return json_response(document if version else {**document, **extra_status_fields(model)})
 
     async def metadata(_: HttpRequest, model: str, version: str = "", label: str = "") -> HttpAnswer:
         del label

@@ -101,6 +101,8 @@ _KEPT_ESCAPES: Final = re.compile("%(2f|25)", re.IGNORECASE)
 _SLASHES: Final = re.compile("//+")
 _RESTRICTED: Final = frozenset({Permission.ADMIN, Permission.METRICS, Permission.READ})
 """Needs of paths that must be written exactly, so that access rules of proxies apply."""
+_PREFLIGHT: Final = "access-control-request-method"
+"""Header of a browser's request for permission to call another origin."""
 _METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "POST"})
 _PLACE: Final = re.compile(r"<(number:|path:)?(\w+)>")
 _VERB: Final = re.compile(r":\w+$")
@@ -193,7 +195,7 @@ def rule(
     takes_views: bool = False,
     admit: Admit | None = None,
     refuse: Callable[[Exception], HttpAnswer] = error_response,
-    of_bodies: Callable[..., BodyView | None] | None = None,
+    body_view_factory: Callable[..., BodyView | None] | None = None,
 ) -> Rule:
     """Create a rule from a path template such as ``/v2/models/<model>``.
 
@@ -209,7 +211,7 @@ def rule(
     has_verb = _VERB.search(template) is not None
     pattern += "" if has_verb else "/?"
     loose = re.compile(pattern.replace(_MODEL, _MODEL_WITH_SLASHES)) if _MODEL in pattern else None
-    route = Route(view, refuse, "", "", {}, is_hot, has_tasks, takes_views, admit, need, "", of_bodies)
+    route = Route(view, refuse, "", "", {}, is_hot, has_tasks, takes_views, admit, need, "", body_view_factory)
     return Rule(re.compile(pattern), loose, has_verb, template.split("/")[1], methods, route)
 
 
@@ -225,6 +227,7 @@ class Router:
         cors: CORS settings; None to disable CORS.
         has_limits: returns whether routes with ``admit`` need admission.
         gate: authenticates callers; None for open access.
+        count_rejected: counts a request whose body was not accepted, by error and name of the requested service.
         observer: notified of every request; None for none.
 
     Attributes:
@@ -244,8 +247,10 @@ class Router:
         has_service: Callable[[str], bool] = lambda _name: False,
         has_limits: Callable[[], bool] = bool,
         gate: Gate | None = None,
+        count_rejected: Callable[[ServerError, str], object] = lambda _error, _service: None,
         observer: RequestObserver | None = None,
     ) -> None:
+        self.count_rejected = count_rejected
         self._events = None if observer is None else RequestEvents(observer)
         # Without an observer no wrapper runs between caller and handler.
         self.answer: Answering = self._answer if self._events is None else partial(self._answer_observed, self._events)
@@ -255,6 +260,7 @@ class Router:
         self._find_mounted = find_mounted
         self._cors = cors
         self._has_service = has_service
+        self._has_refused_preflight = False
         self._has_limits = has_limits
         self._gate = gate
         self.revocable_streams = None if gate is None else gate.revocable_streams
@@ -311,6 +317,11 @@ class Router:
     async def refuse(self, refusal: HttpAnswer, request: HttpRequest) -> HttpAnswer:
         """Refuse a request without a route; with a gate for all requests, unknown callers get 401 instead of 404."""
         is_guarded = self._gate is not None and self._gate.guards_everything and request.method != "OPTIONS"
+        if request.method == "OPTIONS" and self._cors is None and not self._has_refused_preflight:
+            self._has_refused_preflight = any(name == _PREFLIGHT for name, _ in request.headers)
+            if self._has_refused_preflight:
+                hint = "set --allowed_origins to the origins of your pages, or to *"
+                log.warning("cross-origin requests refused", origin=_origin(request.headers), hint=hint)
         unknown = Route(_unanswered, error_response, "", need=Permission.CALLER)
         admission_refusal = await self.admit(unknown, request) if is_guarded else None
         try:

@@ -26,6 +26,7 @@ PUBLIC: Final = {
         "call_admitted",
     ),
     *("begin_serving", "begin_drain", "announce", "render_metrics", "count_unreadable_call", "count_refused_caller"),
+    "count_rejected",
 }
 ARGUMENTS: Final[dict[str, tuple[Any, ...]]] = {
     "model_ready": ("shop", "", KSERVE_GRPC),

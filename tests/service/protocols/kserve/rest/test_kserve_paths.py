@@ -295,7 +295,7 @@ async def test_a_call_above_the_queue_is_refused_before_its_body(tmp_path: Path,
                 await serving.servable.cancelled.wait()
             assert (await second.ask(infer_post())).status == 200
         metrics = (serving.plane.render_metrics() or b"").decode()
-        assert 'ovmstrio_refused_requests_total{name="echo"} 1.0' in metrics
+        assert 'ovmstrio_rejected_requests_total{name="echo",reason="queue_full"} 1.0' in metrics
         labels = 'api="KServe",code="Overloaded",interface="REST",method="ModelInfer",name="echo"'
         assert f"ovmstrio_requests_total{{{labels}" in metrics
 
