@@ -84,6 +84,8 @@ class InferRequest:
         arrival: position among the requests of the connection, where order matters.
         wants_all_packets: whether a graph returns every packet of its outputs instead of the first.
         most_bytes: maximum size of all outputs together.
+        timeout_seconds: time limit of the inference, counted from its start.
+        priority: rank among requests that wait for a batch: 1 before 2, 0 last.
     """
 
     model_name: str
@@ -100,6 +102,19 @@ class InferRequest:
     arrival: ArrivalTicket | None = None
     most_bytes: float = math.inf
     wants_all_packets: bool = False
+    timeout_seconds: float = math.inf
+    priority: int = 0
+
+    def read_scheduling(self) -> None:
+        """Set timeout and priority from Triton's parameters ``timeout`` (microseconds) and ``priority``.
+
+        Other types than unsigned integers are left to user code; 0 is the same as no value.
+        """
+        timeout, priority = self.parameters.get("timeout"), self.parameters.get("priority")
+        if type(timeout) is int and timeout > 0:
+            self.timeout_seconds = timeout / 1e6
+        if type(priority) is int and priority > 0:
+            self.priority = priority
 
 
 @dataclass(slots=True)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast, overloa
 import trio
 
 from ovmstrio.core.errors import (
+    DeadlineExceeded,
     InvalidRequest,
     NotFound,
     NotSupported,
@@ -53,7 +54,7 @@ from ovmstrio.transport.send_budget import current_connection_budget
 from ovmstrio.util.truncation import cut
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 
     from ovmstrio.core.events import ApiInterface, Interface
     from ovmstrio.core.limits import AdmissionTicket
@@ -165,6 +166,17 @@ class ResponseRenderer:
 # ----------------------------------------------------------------------
 # Inference with output options
 # ----------------------------------------------------------------------
+
+
+async def _within_timeout(
+    request: InferRequest, computing: Coroutine[Any, Any, InferResponse], waited_seconds: float
+) -> InferResponse:
+    request.deadline = min(request.deadline, trio.current_time() + request.timeout_seconds - waited_seconds)
+    with trio.CancelScope(deadline=request.deadline):
+        return await computing
+    raise DeadlineExceeded(
+        f"the request's timeout of {request.timeout_seconds * 1e6:.0f} microseconds passed before its inference ended"
+    )
 
 
 async def infer_with_options(request: InferRequest, lease: Lease, regions: ClientRegions) -> InferResponse:
@@ -545,6 +557,8 @@ class DataPlane:
                 computing = (
                     lease.servable.infer(request) if is_plain else infer_with_options(request, lease, self.regions)
                 )
+                if request.timeout_seconds < math.inf:
+                    computing = _within_timeout(request, computing, lease.waited_seconds)
                 answer: Any = await computing
                 if is_plain and request.outputs:
                     select_outputs(answer, request.outputs)

@@ -147,6 +147,7 @@ _EXTENSIONS: Final = (
     "generate",
     "logging",
     "model_configuration",
+    "schedule_policy",
     "statistics",
 )
 

@@ -176,6 +176,8 @@ class _RequestStream:
             request = self._decode(message)
             release_unless_named(request.model_name, name)
             request.deadline, request.arrival = self._call.deadline, arrival
+            if request.parameters:
+                request.read_scheduling()
             return await self._plane.infer(request, KSERVE_GRPC, partial(_render_reply, request))
 
         try:
@@ -540,6 +542,8 @@ class InferenceService(pb.GrpcInferenceServiceBase):
 def _request_of(call: Call, data: bytes | memoryview) -> InferRequest:
     request = decode_request(data)
     request.deadline, request.arrival = call.deadline, call.arrival
+    if request.parameters:
+        request.read_scheduling()
     return request
 
 

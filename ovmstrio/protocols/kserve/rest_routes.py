@@ -218,6 +218,8 @@ async def _answer_large(plane: DataPlane, head: InferTarget, body: memoryview) -
 def _infer(plane: DataPlane, request: InferRequest, size: int) -> Coroutine[Any, Any, HttpAnswer]:
     if request.model_version:
         check_version(request.model_version)
+    if request.parameters:
+        request.read_scheduling()
     request.received = size
     return plane.infer(request, KSERVE_REST, partial(_render_sized, request))
 

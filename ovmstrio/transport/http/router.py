@@ -223,7 +223,7 @@ class Router:
         refusals: responses to requests without a route.
         find_mounted: returns the route of a service with its own paths for a method and path, or None; call
             :meth:`forget` when the services change.
-        has_service: returns whether a name is served; call :meth:`forget` when that changes.
+        has_service: returns whether a name is served; call :meth:`forget` when the names change.
         cors: CORS settings; None to disable CORS.
         has_limits: returns whether routes with ``admit`` need admission.
         gate: authenticates callers; None for open access.
@@ -392,39 +392,63 @@ class Router:
             return self._refusals.no_path(method, path)
         if method == "OPTIONS" and self._cors is not None:
             return HttpAnswer(200)
-        route = self._match(method, merged) or self._match(method, merged, is_loose=True)
+        route = self._match(method, merged) or self._match_loosely(method, merged)
         if route is None or (merged != kept and isinstance(route, Route) and route.need in _RESTRICTED):
             return self._refusals.no_path(method, path)
         return route
 
-    def _match(self, method: str, kept: str, *, is_loose: bool = False) -> Route | HttpAnswer | None:
+    def _match(self, method: str, kept: str) -> Route | HttpAnswer | None:
         """Return the route of a path, in which slashes and percent signs of names are encoded; None if unknown."""
-        path = kept.replace("%25", "%")
         allowed: set[str] = set()
         for each in self.rules:
-            pattern = each.loose if is_loose else each.pattern
-            match = None if pattern is None else pattern.fullmatch(kept)
+            match = each.pattern.fullmatch(kept)
             if match is None:
                 continue
-            places = {name: given.replace("%2F", "/").replace("%25", "%") for name, given in match.groupdict().items()}
-            if is_loose and not self._has_service(places["model"]):
-                continue
-            if method not in each.methods:
-                allowed |= each.methods
-                if each.has_verb:
-                    break
-                continue
-            route = each.route._replace(path=path)
-            if not places:
-                return route
-            return route._replace(
-                view=partial(route.view, **places),
-                places=places,
-                admit=partial(route.admit, **places) if route.admit is not None else None,
-                service=places.get("model") or "",
-                of_bodies=partial(route.of_bodies, **places) if route.of_bodies is not None else None,
-            )
+            if method in each.methods:
+                return _bind(each.route, match, kept)
+            allowed |= each.methods
+            if each.has_verb:
+                break
+        path = kept.replace("%25", "%")
         return self._refusals.no_method(method, path, allowed - {"HEAD"}) if allowed else None
+
+    def _match_loosely(self, method: str, kept: str) -> Route | None:
+        """Return the route of a model whose name has slashes that are not encoded, for the shortest possible name.
+
+        With a gate, the name of a model that is not served has a route too: whether it is served must not decide
+        between 401 and 400.
+        """
+        rules = (each for each in self.rules if each.loose is not None and method in each.methods)
+        found = [(match, each) for each in rules if (match := each.loose and each.loose.fullmatch(kept))]
+        if not found:
+            return None
+        match, each = min(found, key=lambda pair: len(pair[0]["model"]))
+        route = _bind(each.route, match, kept)
+        if self._has_service(route.service):
+            return route
+        if self._gate is None:
+            return None
+        refusal = self._refusals.no_path(method, route.path)
+
+        async def refuse(_: HttpRequest) -> HttpAnswer:
+            return refusal
+
+        return route._replace(view=refuse, admit=None, of_bodies=None)
+
+
+def _bind(route: Route, match: re.Match[str], kept: str) -> Route:
+    """Return a route with the path and the path parameters of a match."""
+    route = route._replace(path=kept.replace("%25", "%"))
+    places = {name: given.replace("%2F", "/").replace("%25", "%") for name, given in match.groupdict().items()}
+    if not places:
+        return route
+    return route._replace(
+        view=partial(route.view, **places),
+        places=places,
+        admit=partial(route.admit, **places) if route.admit is not None else None,
+        service=places.get("model") or "",
+        of_bodies=partial(route.of_bodies, **places) if route.of_bodies is not None else None,
+    )
 
 
 def _raw_path(target: str) -> str | None:

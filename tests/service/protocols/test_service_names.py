@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -13,7 +14,10 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 
+from ovmstrio.config.specs import ModelSpec
 from tests.support import ir
+from tests.support.api_clients import serving_both
+from tests.support.callers import bearer, gate_of
 from tests.support.served_in_thread import ServedInThread, serving_in_thread
 
 NAMES = (
@@ -147,6 +151,25 @@ def test_paths_of_lists_metrics_and_changes_are_written_exactly(server: ServedIn
     for method, path in (("GET", "//v2/models"), ("GET", "//metrics"), ("POST", "/v1//config/reload")):
         assert server.ask(method, path).json()["error"].startswith("Invalid request URL"), path
     assert server.ask("POST", "/v1/config/reload").status_code == 200
+
+
+async def test_refusals_do_not_reveal_which_names_with_slashes_exist(tmp_path: Path) -> None:
+    spec = ModelSpec(name="org/add", base_path=ir.save(ir.dummy([-1, 2]), tmp_path, "add"))
+    gate = gate_of({"owner": "infer:org/*", "other": "infer:other"})
+    async with serving_both([spec], gate=gate) as both:
+
+        async def ask(name: str, key: str, operation: str, method: str = "GET") -> tuple[int, str]:
+            answer = await both.request(method, f"/v2/models/{name}{operation}", headers=bearer(key) if key else {})
+            return answer.status_code, answer.text.replace(name, "NAME")
+
+        for key, status in (("", 401), ("other", 403)):
+            for method, operation in (("GET", ""), ("GET", "/ready"), ("GET", "/versions/1/ready"), ("POST", "/infer")):
+                refusal = await ask("org/add", key, operation, method)
+                assert refusal[0] == status
+                assert refusal == await ask("org/nothing", key, operation, method)
+        assert await ask("org/add", "owner", "/ready") == (200, '{"name":"NAME","ready":true}')
+        assert (await ask("org/nothing", "owner", "/ready"))[0] == 400
+        assert (await ask("org%2Fnothing", "owner", "/ready"))[0] == 404
 
 
 @pytest.mark.parametrize("path", ["/v2/models/org/nothing", "/v2/models/org%2Fnothing/more", "/v1/models/nothing/b"])

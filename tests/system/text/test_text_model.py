@@ -174,9 +174,10 @@ async def test_deadline_ends_a_text_midway(model: TextModel) -> None:
     assert not model.open_requests
 
 
+@pytest.mark.parametrize("seed", [3, 2**64 - 1, -(2**63)])
 @on_model_loop
-async def test_choices_of_one_request_have_reproducible_seeds(model: TextModel) -> None:
-    request = GenerationRequest("hello", Sampling(max_tokens=30, temperature=1.0, seed=3, ignore_eos=True), n=3)
+async def test_choices_of_one_request_have_reproducible_seeds(model: TextModel, seed: int) -> None:
+    request = GenerationRequest("hello", Sampling(max_tokens=30, temperature=1.0, seed=seed, ignore_eos=True), n=3)
     first, second = await made(model, request), await made(model, request)
     texts = [text_of(first, index) for index in range(3)]
     assert len(set(texts)) == 3

@@ -38,7 +38,10 @@ def _infer_document(version: str = "2") -> dict[str, Any]:
     return {"model_name": "echo", "model_version": version, "outputs": [output]}
 
 
-EXTENSIONS = ["binary_tensor_data", "classification", "generate", "logging", "model_configuration", "statistics"]
+EXTENSIONS = [
+    *("binary_tensor_data", "classification", "generate", "logging", "model_configuration", "schedule_policy"),
+    "statistics",
+]
 TENSORS = [
     {"name": "text", "datatype": "BYTES", "shape": [-1]},
     {"name": "x", "datatype": "FP32", "shape": [1, 10]},
