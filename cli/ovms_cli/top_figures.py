@@ -30,7 +30,7 @@ FAMILIES: Final = (
     "ovmstrio_batch_queued_requests",
     "ovmstrio_queued_requests",
     "ovmstrio_memory_bytes",
-    "ovmstrio_waiting_calls",
+    "ovmstrio_thread_queue_length",
     "ovmstrio_worker_memory_bytes",
     "ovmstrio_sequences",
     "ovmstrio_llm_requests_waiting",
@@ -53,7 +53,7 @@ _WAITING: Final = frozenset(
         "ovmstrio_batch_queued_requests",
         "ovmstrio_llm_requests_waiting",
         "ovmstrio_queued_requests",
-        "ovmstrio_waiting_calls",
+        "ovmstrio_thread_queue_length",
     }
 )
 _AT_WORK: Final = frozenset({"ovms_current_requests", "ovms_current_graphs"})

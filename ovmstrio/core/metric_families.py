@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final, Literal
 
+from ovmstrio.util.deprecation import OLD_METRICS
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -26,7 +28,10 @@ BUCKETS_SECONDS: Final = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.0
 BUCKETS_US: Final = tuple(float(int(10 * 1.8**step)) for step in range(33))
 """Bounds of OVMS's histograms."""
 
-BUCKETS_COARSE_US: Final = BUCKETS_US[1::2]
+BUCKETS_TIME_SECONDS: Final = tuple(bound / 1e6 for bound in BUCKETS_US)
+"""The same bounds in seconds."""
+
+BUCKETS_COARSE_SECONDS: Final = BUCKETS_TIME_SECONDS[1::2]
 """Coarser bounds, for histograms with many label values."""
 
 
@@ -73,18 +78,18 @@ FAMILIES: Final[Mapping[str, Family]] = _table(
 OWN_FAMILIES: Final[Mapping[str, Family]] = _table(
     Family("ovmstrio_requests", "counter", (*_REQUEST, "code"), "Requests by gRPC status."),
     Family(
-        "ovmstrio_request_time_us",
+        "ovmstrio_request_time_seconds",
         "histogram",
         ("kind", "interface"),
-        "Request latency in microseconds by service kind.",
-        buckets=BUCKETS_COARSE_US,
+        "Request latency in seconds by service kind.",
+        buckets=BUCKETS_COARSE_SECONDS,
     ),
     Family(
-        "ovmstrio_node_time_us",
+        "ovmstrio_node_time_seconds",
         "histogram",
         ("name", "node"),
-        "Run time in microseconds of a graph or pipeline node, or of an Op batch.",
-        buckets=BUCKETS_COARSE_US,
+        "Run time in seconds of a graph or pipeline node, or of an Op batch.",
+        buckets=BUCKETS_COARSE_SECONDS,
     ),
     Family("ovmstrio_node_failures", "counter", ("name", "node"), "Failed runs of a node or Op batch."),
     Family(
@@ -96,40 +101,66 @@ OWN_FAMILIES: Final[Mapping[str, Family]] = _table(
     ),
     Family("ovmstrio_worker_threads", "gauge", ("name",), "Threads for blocking user code."),
     Family("ovmstrio_stuck_threads", "gauge", ("name",), "Abandoned threads that have not returned."),
-    Family("ovmstrio_waiting_calls", "gauge", ("name",), "User-code calls queued for a thread."),
+    Family("ovmstrio_thread_queue_length", "gauge", ("name",), "User-code calls queued for a thread."),
     Family("ovmstrio_worker_processes", "gauge", ("name",), "Running worker processes of a service."),
     Family("ovmstrio_worker_restarts", "counter", ("name",), "Unexpected exits of worker processes."),
     Family(
         "ovmstrio_worker_memory_bytes", "gauge", ("name",), "Resident memory in bytes of a service's worker processes."
     ),
-    Family("ovmstrio_refused_callers", "counter", ("reason",), "Requests rejected by authentication or authorisation."),
+    Family("ovmstrio_auth_failures", "counter", ("reason",), "Requests rejected by authentication or authorisation."),
     Family("ovmstrio_model_load_seconds", "gauge", _VERSION, "Duration in seconds of a version's last load."),
     Family(
         "ovmstrio_memory_bytes", "gauge", (*_VERSION, "part"), "Memory in bytes allocated by a version's last load."
     ),
-    Family("ovmstrio_inline", "gauge", _VERSION, "1 if the last inference ran on the event loop."),
-    Family("ovmstrio_placement_moves", "counter", _VERSION, "Moves of inference to or from the event loop."),
-    Family("ovmstrio_bound_to_cores", "gauge", _VERSION, "1 if the model's threads are pinned to cores."),
+    Family("ovmstrio_inference_on_loop", "gauge", _VERSION, "1 if the last inference ran on the event loop."),
+    Family("ovmstrio_execution_switches", "counter", _VERSION, "Moves of inference to or from the event loop."),
+    Family("ovmstrio_cpu_pinned", "gauge", _VERSION, "1 if the model's threads are pinned to cores."),
     Family(
-        "ovmstrio_core_choices", "counter", _VERSION, "Changes of CPU pinning after models were loaded or unloaded."
+        "ovmstrio_cpu_pinning_changes",
+        "counter",
+        _VERSION,
+        "CPU pinning changes after models were loaded or unloaded.",
     ),
     Family("ovmstrio_batch_size", "histogram", _VERSION, "Rows per batch of joined requests.", buckets=BUCKETS_SIZE),
     Family(
-        "ovmstrio_batch_wait_time_us",
+        "ovmstrio_batch_wait_time_seconds",
         "histogram",
         _VERSION,
-        "Time in microseconds that a request waited for its batch.",
+        "Time in seconds that a request waited for its batch.",
+        buckets=BUCKETS_TIME_SECONDS,
     ),
     Family("ovmstrio_batch_queued_requests", "gauge", ("name",), "Requests queued for a batch."),
     Family("ovmstrio_bucketed_inferences", "counter", (*_VERSION, "fit"), "Inferences of models with shape_buckets."),
     Family(
-        "ovmstrio_bucketed_elements",
+        "ovmstrio_padded_elements",
         "counter",
         (*_VERSION, "part"),
         "Input and padding elements of bucketed inferences.",
     ),
     Family("ovmstrio_queued_requests", "gauge", ("name",), "Requests queued by max_concurrency."),
-    Family("ovmstrio_refused_requests", "counter", ("name",), "Requests rejected because the queue was full."),
+    Family(
+        "ovmstrio_rejected_requests",
+        "counter",
+        ("name", "reason"),
+        "Requests rejected before they reached a service; no name for unknown services and callers.",
+    ),
+    Family("ovmstrio_remote_unreachable_calls", "counter", ("name",), "Calls to a remote model without a response."),
+    Family("ovmstrio_config_reloads", "counter", ("result",), "Loads of the configuration file, the first included."),
+    Family(
+        "ovmstrio_config_last_reload_success_timestamp_seconds",
+        "gauge",
+        (),
+        "Time of the last successful load of the configuration file.",
+    ),
+    Family("ovmstrio_service_state", "gauge", (*_VERSION, "state"), "1 for the current state of each version."),
+    Family("ovmstrio_worker_deaths", "counter", (), "Unexpected exits of the server's worker processes (--workers)."),
+    Family("ovmstrio_build_info", "gauge", ("version", "openvino", "python"), "1, with the versions as labels."),
+    Family(
+        "ovmstrio_certificate_expiry_timestamp_seconds",
+        "gauge",
+        ("option",),
+        "Time at which the certificate of an option expires.",
+    ),
     Family("ovmstrio_dropped_log_lines", "counter", (), "Log lines dropped because the log buffer was full."),
     Family("ovmstrio_sequences", "gauge", _VERSION, "Live sequences of a stateful model."),
     Family("ovmstrio_connections", "gauge", ("interface",), "Open connections."),
@@ -142,6 +173,9 @@ OWN_FAMILIES: Final[Mapping[str, Family]] = _table(
     Family(
         "process_cpu_seconds", "counter", (), "CPU time in seconds of the server process (without worker processes)."
     ),
+    Family("process_start_time_seconds", "gauge", (), "Start time of the server process, since the epoch."),
+    Family("process_open_fds", "gauge", (), "Open file descriptors of the server process."),
+    Family("process_max_fds", "gauge", (), "Maximum number of open file descriptors."),
     Family("ovmstrio_ready", "gauge", (), "1 if the server is ready."),
 )
 
@@ -151,14 +185,23 @@ SCRAPED_FAMILIES: Final = frozenset(
     {
         LOOP_DELAY,
         "ovmstrio_batch_queued_requests",
+        "ovmstrio_build_info",
+        "ovmstrio_certificate_expiry_timestamp_seconds",
+        "ovmstrio_config_last_reload_success_timestamp_seconds",
+        "ovmstrio_config_reloads",
         "ovmstrio_sequences",
+        "ovmstrio_service_state",
         "ovmstrio_stuck_threads",
-        "ovmstrio_waiting_calls",
+        "ovmstrio_thread_queue_length",
+        "ovmstrio_worker_deaths",
         "ovmstrio_worker_memory_bytes",
         "ovmstrio_worker_processes",
         "ovmstrio_worker_restarts",
         "ovmstrio_worker_threads",
         "process_cpu_seconds",
+        "process_max_fds",
+        "process_open_fds",
+        "process_start_time_seconds",
         "process_resident_memory_bytes",
     }
 )
@@ -166,6 +209,11 @@ SCRAPED_FAMILIES: Final = frozenset(
 
 
 def matching_families(patterns: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of all families that match a glob pattern."""
+    """Return the names of all families whose name, or earlier name, matches a glob pattern."""
     patterns = tuple(patterns)
-    return tuple(name for name in (*FAMILIES, *OWN_FAMILIES) if any(fnmatchcase(name, each) for each in patterns))
+    old = {name: (each.name,) for name, each in OLD_METRICS.items()}
+    return tuple(
+        name
+        for name in (*FAMILIES, *OWN_FAMILIES)
+        if any(fnmatchcase(known, each) for known in (name, *old.get(name, ())) for each in patterns)
+    )

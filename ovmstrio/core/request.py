@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 SEQUENCE_ID: Final = "sequence_id"
 SEQUENCE_CONTROL: Final = "sequence_control_input"
 """Request parameters or inputs that hold sequence id and control value of stateful models."""
+RESTORED_STEPS: Final = "ovmstrio_restored_steps"
+"""Response parameter, header and metadata: steps of a sequence that was restored after a crash."""
+
+ENABLE_FINAL_RESPONSE: Final = "triton_enable_empty_final_response"
+FINAL_RESPONSE: Final = "triton_final_response"
+"""Triton's parameters of a stream: of a request that wants its last reply marked, and of its replies."""
 
 ParameterValue = bool | int | float | str
 Buffer = bytes | bytearray | memoryview
@@ -120,6 +126,12 @@ class InferResponse:
         )
 
     @property
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        """Names and values of HTTP headers or gRPC metadata: restored steps of a sequence, which no body may hold."""
+        steps = self.parameters.get(RESTORED_STEPS)
+        return () if steps is None else ((RESTORED_STEPS, str(steps)),)
+
+    @property
     def nbytes(self) -> int:
         """Size of all outputs in bytes."""
         size = 0
@@ -130,9 +142,10 @@ class InferResponse:
 
 @dataclass(frozen=True, slots=True)
 class StreamProblem:
-    """Error of one request of a stream that stays open."""
+    """Error of one request of a stream that stays open; ``response`` names the request, without outputs."""
 
     message: str
+    response: InferResponse | None = None
 
 
 StreamReply = InferResponse | StreamProblem

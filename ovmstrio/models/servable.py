@@ -157,7 +157,7 @@ class ModelServable(NetworkServable):
             network = await self._source.network_for(arrays)
         if network is None:
             raise trio.ClosedResourceError
-        results = await network.infer(tuple(arrays.values()), event=request.event, most_bytes=request.most_bytes)
+        results = await network.infer(tuple(arrays.values()), event=request.event, max_output_bytes=request.most_bytes)
         outputs = named_outputs(network.signature, results, keeps_rows=request.keeps_rows)
         return InferResponse(self.name, self.version, outputs, request.id, is_private=True)
 

@@ -45,6 +45,8 @@ def _constructor_settings(op: Op) -> dict[str, Any]:
         arguments["server_endpoints"] = op.server_endpoints
     if op.fetch_list is not None:
         arguments["fetch_list"] = op.fetch_list
+    if op.local_service_handler is not None:
+        arguments["local_service_conf"] = op.local_service_handler.conf
     reader = Reader(Findings(""))
     given = reader.values(with_paths(arguments), OpSettings)
     if reader.findings.fatal:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from ovmstrio.config.remote_entries import RemoteSpec, read_remotes
@@ -47,7 +48,8 @@ class RemoteKind(Kind[RemoteSpec]):
         del version, directory
         if spec.errors:
             raise ConfigError(spec.errors)
-        return await host_service(context.tasks, open_remote(spec), kind=self.name, name=spec.name)
+        opening = open_remote(spec, partial(context.meters.unreachable, spec.name))
+        return await host_service(context.tasks, opening, kind=self.name, name=spec.name)
 
     def obstacle(self, service: Service) -> str:
         """Return why no address can be called; empty if one can."""

@@ -99,12 +99,23 @@ _MAX_PAUSE_SECONDS: Final = 5.0
 
 
 class RemoteServable(HostedService):
-    """Servable of one remote model, with its metadata from the remote server."""
+    """Servable of one remote model, with its metadata from the remote server.
 
-    def __init__(self, spec: RemoteSpec, description: RemoteDescription, targets: Targets) -> None:
+    Args:
+        count_unreachable: counts a call that no server answered.
+    """
+
+    def __init__(
+        self,
+        spec: RemoteSpec,
+        description: RemoteDescription,
+        targets: Targets,
+        count_unreachable: Callable[[], object] = lambda: None,
+    ) -> None:
         super().__init__()
         self._spec = spec
         self._targets = targets
+        self._count_unreachable = count_unreachable
         self.metadata = ServableMetadata(
             spec.name, description.platform or "remote", description.inputs, description.outputs
         )
@@ -133,8 +144,11 @@ class RemoteServable(HostedService):
                 response = await hedge(call, self._spec.hedge_after_ms / 1000, is_final=_is_final)
             else:
                 response = await self._attempt(request, deadline, step)
-        except NotSent as error:
-            raise NotReady(error.message) from error
+        except NotReady as error:
+            self._count_unreachable()
+            if isinstance(error, NotSent):
+                raise NotReady(error.message) from error
+            raise
         if response.nbytes > request.most_bytes:
             raise PayloadTooLarge.of_outputs(response.nbytes, request.most_bytes)
         response.model_name, response.model_version, response.id = self._spec.name, _VERSION, request.id
@@ -257,14 +271,16 @@ _DESCRIBE_SECONDS: Final = 20.0
 
 
 @asynccontextmanager
-async def open_remote(spec: RemoteSpec) -> AsyncIterator[RemoteServable]:
+async def open_remote(
+    spec: RemoteSpec, count_unreachable: Callable[[], object] = lambda: None
+) -> AsyncIterator[RemoteServable]:
     """Load the remote model's metadata and watch its addresses within the block.
 
     Raises ConfigError for TLS files, NotReady if no address is reachable, ServerError if the model does not exist.
     """
     contexts: list[ssl.SSLContext | None] = []
     for address in spec.addresses:
-        read = partial(client_tls, spec.tls, speaks_grpc=address.speaks_grpc)
+        read = partial(client_tls, spec.tls, is_grpc=address.speaks_grpc)
         contexts.append(await trio.to_thread.run_sync(read) if address.has_tls else None)
     async with trio.open_nursery() as tasks:
         addresses = zip(spec.addresses, contexts, strict=True)
@@ -276,7 +292,7 @@ async def open_remote(spec: RemoteSpec) -> AsyncIterator[RemoteServable]:
             for target in targets.all:
                 returned = partial(_compare, description)
                 tasks.start_soon(watch_health, target, spec.name, spec.health_seconds, returned)
-            yield RemoteServable(spec, description, targets)
+            yield RemoteServable(spec, description, targets, count_unreachable)
         finally:
             with trio.CancelScope(shield=True):
                 for endpoint in endpoints:

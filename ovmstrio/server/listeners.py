@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import _ssl
 import errno
-from contextlib import AsyncExitStack, asynccontextmanager
+import ssl
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +18,6 @@ from ovmstrio.transport.listeners import open_listeners, tls_context
 from ovmstrio.transport.tls import ReloadableTls
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import AsyncIterator, Sequence
 
     from ovmstrio.server.settings import ServerSettings
@@ -94,6 +95,18 @@ class Certificates:
             # The ssl module does not name the file.
             files = ", ".join(f"--{name} {path}" for name in _OPTIONS if (path := getattr(settings, name)) is not None)
             raise ConfigError([Problem(f"invalid TLS files {files}: {error.strerror or error}")]) from error
+
+    def expiry_times(self) -> dict[tuple[str, ...], float]:
+        """Return when the first certificate of each file expires, by option, in seconds since the epoch; blocking."""
+        times: dict[tuple[str, ...], float] = {}
+        for option in ("tls_cert", "client_ca"):
+            path = getattr(self._settings, option)
+            with suppress(OSError):
+                if path is not None:
+                    # The public interface of Python decodes certificates of connections only.
+                    decoded = _ssl._test_decode_cert(str(path))  # type: ignore[attr-defined] # noqa: SLF001
+                    times[option,] = ssl.cert_time_to_seconds(decoded["notAfter"])
+        return times
 
     async def look(self) -> bool:
         """Reload changed certificates; open connections keep theirs.

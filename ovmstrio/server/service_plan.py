@@ -44,7 +44,7 @@ def service_settings(options: Mapping[str, Any]) -> ServerSettings:
         UsageProblems: unknown options, invalid values, or conflicting or missing options.
     """
     defaults = {"max_message_size": _MAX_MESSAGE_BYTES, "file_system_poll_wait_seconds": 0}
-    return read_settings({**defaults, **options}, foreign=_SERVICE_REASON)
+    return read_settings({**defaults, **options}, model_option_error=_SERVICE_REASON)
 
 
 def plan_service(service: WebService, settings: ServerSettings, config: str | None = None) -> Plan:

@@ -27,6 +27,7 @@ class WorkerProcessContext:
         observers: call observers that precede the server's own.
         watches: polls of further files.
         serve_peers: RPC server, started with ``nursery.start``, the data plane and the reloads; runs until cancelled.
+        worker_deaths: returns the number of unexpected exits of workers.
         leave: runs after all connections have ended, before sequences are saved.
     """
 
@@ -39,6 +40,7 @@ class WorkerProcessContext:
     observers: Sequence[CallObserver] = ()
     watches: Sequence[Callable[[], Awaitable[bool]]] = ()
     serve_peers: Callable[..., Awaitable[Any]] | None = None
+    worker_deaths: Callable[[], int] = int
     leave: Callable[[], Awaitable[None]] | None = None
     ledger: Counters | None = None
     siblings: WorkerPeers | None = None

@@ -55,6 +55,7 @@ OPERATION_SCOPES: Final[Mapping[str, Permission | Callable[..., Permission]]] = 
     "wait_change": Permission.NOTHING,
     # Queries
     "statuses": Permission.NOTHING,  # Restricted to the services that the caller may see
+    "has_service": Permission.NOTHING,  # The path's scope is checked next
     "model_ready": Permission.ABOUT,
     "model_status": Permission.ABOUT,
     "model_metadata": Permission.ABOUT,
@@ -78,6 +79,7 @@ OPERATION_SCOPES: Final[Mapping[str, Permission | Callable[..., Permission]]] = 
     "render_metrics": Permission.NOTHING,
     "count_unreadable_call": Permission.NOTHING,
     "count_refused_caller": Permission.NOTHING,
+    "count_rejected": Permission.NOTHING,
 }
 """Required scope by public operation of the data plane, or a function that returns it for the operation's arguments.
 

@@ -131,8 +131,8 @@ _RENDER_THREADS: Final = 2
 class ResponseRenderer:
     """Serializes responses: small ones on the event loop, large ones in a thread, too large ones never."""
 
-    def __init__(self, most_bytes: float = math.inf) -> None:
-        self.most_bytes = most_bytes
+    def __init__(self, max_bytes: float = math.inf) -> None:
+        self.most_bytes = max_bytes
         # More threads would only compete with the event loop for the interpreter lock.
         self._threads = trio.CapacityLimiter(_RENDER_THREADS)
 
@@ -257,8 +257,8 @@ class DataPlane:
         reload: applies the configuration to the registry and returns True if anything changed; None without one.
         observers: notified of every call of an existing service.
         metrics: None when metrics are off.
-        obstacle: returns the reason why the server is unready although everything is loaded, or an empty string.
-        most_answer_bytes: largest size of a response's outputs, or of one stream reply's.
+        unready_reason: returns the reason why the server is unready although everything is loaded, or an empty string.
+        max_response_bytes: largest size of a response's outputs, or of one stream reply's.
         admission: concurrency limits; by default those of the service configurations.
         regions: shared-memory regions of clients; by default none are allowed.
         traces: the most recent traces; None when not kept.
@@ -278,8 +278,8 @@ class DataPlane:
         reload: Callable[[], Awaitable[bool]] | None = None,
         observers: Sequence[CallObserver] = (),
         metrics: Metrics | None = None,
-        obstacle: Callable[[], str] | None = None,
-        most_answer_bytes: float = math.inf,
+        unready_reason: Callable[[], str] | None = None,
+        max_response_bytes: float = math.inf,
         admission: Admission | None = None,
         regions: ClientRegions | None = None,
         control: ModelControl | None = None,
@@ -295,11 +295,11 @@ class DataPlane:
         self.is_draining = False
         self.workers_reason = ""
         self.denials = DeniedChangeLog()
-        self._renderer = ResponseRenderer(most_answer_bytes)
+        self._renderer = ResponseRenderer(max_response_bytes)
         self._admission = admission or Admission(limit_of=registry.limit_of)
         self._has_limit = self._admission.has_server_limit
         self._own_limits = ServiceLimits(registry)
-        self._obstacle = obstacle
+        self._obstacle = unready_reason
         self._reload = reload
         calls = CallObservers((*observers, *(() if metrics is None else (metrics,))))
         self._start, self._move, self._end, self.call_statistics = calls.start, calls.move, calls.end, calls.statistics
@@ -321,8 +321,10 @@ class DataPlane:
         """Return whether the server is ready, with the reason if it is not."""
         if self._not_serving:
             return Readiness(ready=False, reason=self._not_serving)
-        reason = "" if self._obstacle is None else self._obstacle()
-        return Readiness(ready=False, reason=reason) if reason else self.registry.readiness
+        readiness = self.registry.readiness
+        if readiness.ready and self._obstacle is not None and (reason := self._obstacle()):
+            return Readiness(ready=False, reason=reason)
+        return readiness
 
     @property
     def is_shutting_down(self) -> bool:
@@ -360,6 +362,10 @@ class DataPlane:
     def statuses(self) -> dict[str, list[VersionStatus]]:
         """Return the state of every version ever seen, by service name."""
         return self.registry.statuses()
+
+    def has_service(self, name: str) -> bool:
+        """Return whether a name is configured, or can be loaded."""
+        return self.registry.knows(name) or (self.control is not None and name in self.control.names)
 
     def model_ready(self, name: str, version: str, door: ApiInterface) -> bool:
         """Return True if a version, or the default one, is available.
@@ -492,7 +498,7 @@ class DataPlane:
 
     def _count_refused(self, name: str, version: str, error: Overloaded, door: ApiInterface, method: str) -> None:
         if self._metrics is not None:
-            self._metrics.child("ovmstrio_refused_requests", name).inc()
+            self._metrics.rejected(error, name)
         self.count_unreadable_call(name, version, error, door, method=method)
 
     @overload
@@ -583,22 +589,22 @@ class DataPlane:
         request_id: str = "",
         received: int = 0,
         is_stream: bool = False,
-        is_free: bool = False,
+        is_unlimited: bool = False,
     ) -> ObservedCall:
         """Lease a service for a call without tensors; the call ends with the ``with`` block of the returned object.
 
         It waits while the send budget of the client or of the server is exhausted; with ``is_stream``, each reply waits
-        for the budget separately.  With ``is_free``, the call is exempt from all limits.
+        for the budget separately.  With ``is_unlimited``, the call is exempt from all limits.
 
         Raises:
             NotFound: the name is unknown or retired.
             VersionLoading: the service was not loaded in time.
             Overloaded: the concurrency limit is reached and the queue is full.
         """
-        take = self._admitted_lease if self.has_limits() and not is_free else self._lease
+        take = self._admitted_lease if self.has_limits() and not is_unlimited else self._lease
         lease = await take(name, "", door, method)
         try:
-            if not is_free:
+            if not is_unlimited:
                 count_service_call(lease)
             room = await self._response_budget.enter(f"{name}/{method}", is_stream=is_stream)
         except BaseException as error:
@@ -658,7 +664,7 @@ class DataPlane:
                         stream,
                         event,
                         self._move,
-                        most_bytes=self._renderer.most_bytes,
+                        max_bytes=self._renderer.most_bytes,
                         outputs=outputs,
                         prepare=self._map_stream_inputs,
                     )
@@ -685,8 +691,10 @@ class DataPlane:
             attach_place(lease, place)
             place = None
         except VersionRetired as error:
+            self.count_rejected(error, name)
             raise door.words(error, door.stream) from None
-        except NotFound:
+        except NotFound as error:
+            self.count_rejected(error, name)
             raise door.words(streaming_service_missing(name), door.stream) from None
         finally:
             if place is not None:
@@ -716,6 +724,7 @@ class DataPlane:
         try:
             return await self.registry.lease(name, version)
         except ServerError as error:
+            self.count_rejected(error, name)
             raise door.words(error, method) from None
 
     def count_unreadable_call(
@@ -756,6 +765,11 @@ class DataPlane:
         """Count a request refused for its credentials or quota; see ``Gate.refused``."""
         if self._metrics is not None:
             self._metrics.refused(reason)
+
+    def count_rejected(self, error: ServerError, name: str = "") -> None:
+        """Count a request that was rejected before it reached its service; names that are not served are not kept."""
+        if self._metrics is not None:
+            self._metrics.rejected(error, name if self.registry.knows(name) else "")
 
     @contextmanager
     def _translated_errors(self, door: ApiInterface, method: str) -> Iterator[None]:

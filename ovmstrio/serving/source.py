@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
+from time import time
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -51,6 +52,10 @@ async def reload_versions(registry: Registry) -> bool:
 class ConfigSource:
     """Keeps a registry in line with a configuration file.
 
+    Attributes:
+        reloads: number of loads of the file by result, the first load included.
+        last_success: time of the last successful load, since the epoch; 0 before the first one.
+
     Args:
         path: the file.
         parse: parses the file's content.
@@ -70,6 +75,8 @@ class ConfigSource:
         self._applied_specs: Sequence[ServableSpec] | None = None
         self._last_good: Sequence[ServableSpec] | None = None
         self._previous: Sequence[ServableSpec] | None = None
+        self.reloads = {"success": 0, "failure": 0}
+        self.last_success = 0.0
 
     async def reload(self, *, force: bool = False) -> bool:
         """Apply the file if it has changed or failed before, else rescan versions; return True if anything changed.
@@ -81,7 +88,11 @@ class ConfigSource:
         """
         async with self._lock:
             self._previous = self._last_good
-            content = await self._content()
+            try:
+                content = await self._content()
+            except ConfigError:
+                self.reloads["failure"] += 1
+                raise
             if force or self._has_failed or await self._has_changed(content):
                 await self._apply(content)
                 return True
@@ -99,6 +110,15 @@ class ConfigSource:
                 self.note(error)
 
     async def _apply(self, content: bytes) -> None:
+        try:
+            await self._apply_content(content)
+        except ServerError:
+            self.reloads["failure"] += 1
+            raise
+        self.reloads["success"] += 1
+        self.last_success = time()
+
+    async def _apply_content(self, content: bytes) -> None:
         self._has_failed = True
         try:
             spec = await self._parse_with_retry(content)
@@ -128,6 +148,7 @@ class ConfigSource:
         """Log an error of the file; a missing file is logged once."""
         missing = isinstance(error, ConfigError)
         if not (missing and self._is_missing):
+            self.reloads["failure"] += missing
             log.error("config reload failed", path=str(self._path), reason=error.message)
         self._is_missing = missing
 

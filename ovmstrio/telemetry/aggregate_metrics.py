@@ -6,6 +6,8 @@ import math
 import re
 from typing import TYPE_CHECKING, Final
 
+from ovmstrio.util.deprecation import OLD_METRICS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
@@ -15,12 +17,19 @@ _END: Final = "# EOF"
 """Last line of the OpenMetrics format."""
 _NOT_SUMMED: Final[dict[str, Callable[[Iterable[float]], float]]] = {
     "ovmstrio_ready": min,
-    "ovmstrio_inline": max,
-    "ovmstrio_bound_to_cores": max,
+    "ovmstrio_build_info": max,
+    "ovmstrio_certificate_expiry_timestamp_seconds": min,
+    "ovmstrio_config_last_reload_success_timestamp_seconds": max,
+    "ovmstrio_inference_on_loop": max,
+    "ovmstrio_cpu_pinned": max,
     "ovmstrio_model_load_seconds": max,
+    "ovmstrio_service_state": max,
+    # Every worker reports the count of the parent process.
+    "ovmstrio_worker_deaths_total": max,
     "process_start_time_seconds": min,
 }
-"""Gauges that are not summed, with their aggregation."""
+"""Metrics that are not summed, with their aggregation."""
+_NOT_SUMMED.update({old.name: _NOT_SUMMED[name] for name, old in OLD_METRICS.items() if name in _NOT_SUMMED})
 _TYPE: Final = "# TYPE "
 _COUNTING: Final = frozenset({"counter", "histogram", "summary", "unknown"})
 """OpenMetrics counters with OVMS names have type ``unknown``."""

@@ -6,38 +6,50 @@ Histograms, with dozens of lines each, are created on the first value.
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
 from collections import Counter
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import cache, cached_property, partial
 from itertools import accumulate, chain, product
 from time import time
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import prometheus_client
-from prometheus_client import CollectorRegistry, Gauge, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client import generate_latest
+from prometheus_client.core import Metric
 from prometheus_client.openmetrics.exposition import generate_latest as generate_open
-from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
 
-from ovmstrio.core.errors import FailedPrecondition, InvalidRequest, ServerError
+from ovmstrio.core.errors import (
+    CallerLimited,
+    FailedPrecondition,
+    InvalidRequest,
+    NotFound,
+    NotReady,
+    Overloaded,
+    PayloadTooLarge,
+    ServerError,
+    VersionMissing,
+    VersionRetired,
+)
 from ovmstrio.core.events import CANCELLED, OK, QUERY_METHODS, StreamProgress
 from ovmstrio.core.hooks import BatchHooks, Collectors, GraphHooks, Meters, NodeHooks, ServableHooks
 from ovmstrio.core.metric_families import FAMILIES, LOOP_DELAY, OWN_FAMILIES, SCRAPED_FAMILIES
 from ovmstrio.telemetry.log_writer import WRITER
 from ovmstrio.telemetry.process_metrics import PROCESS_METRICS, resource_metrics
+from ovmstrio.util.deprecation import OLD_METRICS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
     from ovmstrio.core.events import ApiInterface, CallEvent
     from ovmstrio.core.metric_families import Family
     from ovmstrio.core.resource_registry import ResourceRegistry
+    from ovmstrio.util.deprecation import OldMetric
 
-# Counters and histograms without locks: those of prometheus_client take a lock per update.
-# Updated on the event loop only, read by any thread.
+# Metric children, updated on the event loop only and read by any thread.  Those of prometheus_client take a lock per
+# update, and its text takes ten times the CPU.
 
 
 class FastCounter:
@@ -52,6 +64,40 @@ class FastCounter:
         """Increase the counter."""
         self.number += amount
 
+    def read(self) -> float:
+        """Return the value."""
+        return self.number
+
+
+class FastGauge:
+    """A gauge; ``set_function`` replaces the stored value."""
+
+    __slots__ = ("_function", "_number")
+
+    def __init__(self) -> None:
+        self._number: float = 0
+        self._function: Callable[[], float] | None = None
+
+    def set(self, value: float) -> None:
+        """Set the value."""
+        self._number = value
+
+    def inc(self, amount: float = 1) -> None:
+        """Increase the value."""
+        self._number += amount
+
+    def dec(self, amount: float = 1) -> None:
+        """Decrease the value."""
+        self._number -= amount
+
+    def set_function(self, function: Callable[[], float]) -> None:
+        """Read the value from a function at each scrape."""
+        self._function = function
+
+    def read(self) -> float:
+        """Return the value."""
+        return self._number if self._function is None else self._function()
+
 
 class FastHistogram:
     """A histogram.
@@ -59,7 +105,7 @@ class FastHistogram:
     Attributes:
         numbers: number of values per bucket.
         total: sum of the values.
-        traced: last exemplar per bucket; None while there are none.
+        exemplars: last exemplar per bucket; None while there are none.
     """
 
     __slots__ = ("_bounds", "exemplars", "numbers", "total")
@@ -78,69 +124,165 @@ class FastHistogram:
         if trace_id:
             if self.exemplars is None:
                 self.exemplars = {}
-            self.exemplars[bucket] = Exemplar({"trace_id": trace_id}, value, time())
+            self.exemplars[bucket] = Exemplar(trace_id, value, time())
 
-    def buckets(self, names: Sequence[str]) -> list[tuple[str, float] | tuple[str, float, Exemplar]]:
-        """Return name, cumulative count and exemplar of each bucket."""
-        entries: list[tuple[str, float] | tuple[str, float, Exemplar]] = []
-        entries += zip(names, accumulate(map(float, self.numbers)), strict=True)
-        for bucket, exemplar in tuple((self.exemplars or {}).items()):
-            entries[bucket] = (entries[bucket][0], entries[bucket][1], exemplar)
-        return entries
+    @classmethod
+    def of(cls, numbers: Sequence[int], total: float) -> FastHistogram:
+        """Return a histogram of values that were counted elsewhere."""
+        made = cls(())
+        made.numbers, made.total = list(numbers), total
+        return made
 
-
-class FastCounterFamily:
-    """Collector of a counter family."""
-
-    def __init__(self, family: Family) -> None:
-        self._family = family
-        self._children: dict[tuple[str, ...], FastCounter] = {}
-
-    def labels(self, *values: str) -> FastCounter:
-        """Return the counter with these labels, created at zero."""
-        return self._children.get(values) or self._children.setdefault(values, FastCounter())
-
-    def describe(self) -> Iterable[CounterMetricFamily]:
-        """Return the family without samples."""
-        return (self._empty(),)
-
-    def collect(self) -> Iterable[CounterMetricFamily]:
-        """Return all counters."""
-        collected = self._empty()
-        for values, child in tuple(self._children.items()):
-            collected.add_metric(values, child.number)
-        return (collected,)
-
-    def _empty(self) -> CounterMetricFamily:
-        return CounterMetricFamily(self._family.name, self._family.help, labels=self._family.labels)
+    def read(self) -> FastHistogram:
+        """Return the histogram, as the value of its sample."""
+        return self
 
 
-class FastHistogramFamily:
-    """Collector of a histogram family."""
+class Exemplar(NamedTuple):
+    """Value of a traced call; ``at`` is its time in seconds since the epoch."""
 
-    def __init__(self, family: Family) -> None:
-        self._family = family
-        self._children: dict[tuple[str, ...], FastHistogram] = {}
-        self._names: Final = [*map(floatToGoString, family.buckets), "+Inf"]
+    trace_id: str
+    value: float
+    at: float
 
-    def labels(self, *values: str) -> FastHistogram:
-        """Return the histogram with these labels, created empty."""
-        return self._children.get(values) or self._children.setdefault(values, FastHistogram(self._family.buckets))
 
-    def describe(self) -> Iterable[HistogramMetricFamily]:
-        """Return the family without samples."""
-        return (self._empty(),)
+Samples: TypeAlias = "Sequence[tuple[tuple[str, ...], float | FastHistogram]]"
+"""Values by labels."""
 
-    def collect(self) -> Iterable[HistogramMetricFamily]:
-        """Return all histograms."""
-        collected = self._empty()
-        for values, child in tuple(self._children.items()):
-            total = child.total
-            collected.add_metric(values, child.buckets(self._names), total)
-        return (collected,)
 
-    def _empty(self) -> HistogramMetricFamily:
-        return HistogramMetricFamily(self._family.name, self._family.help, labels=self._family.labels)
+class MetricFamily:
+    """Metric children of one family by their labels."""
+
+    def __init__(self, row: Family) -> None:
+        self.row = row
+        self._create: Callable[[], Any] = partial(FastHistogram, row.buckets)
+        if row.kind != "histogram":
+            self._create = FastCounter if row.kind == "counter" else FastGauge
+        self._children: dict[tuple[str, ...], Any] = {}
+
+    def labels(self, *values: str) -> Any:
+        """Return the child with these labels, created at zero."""
+        return self._children.get(values) or self._children.setdefault(values, self._create())
+
+    def remove(self, *values: str) -> None:
+        """Remove the child with these labels."""
+        self._children.pop(values, None)
+
+    def samples(self) -> Samples:
+        """Return the current values."""
+        return [(labels, child.read()) for labels, child in tuple(self._children.items())]
+
+
+class ScrapedFamily:
+    """Family whose values ``read`` returns at scrape time, in any thread."""
+
+    def __init__(self, row: Family, read: Callable[[], Mapping[tuple[str, ...], float | FastHistogram]]) -> None:
+        self.row = row
+        self._read = read
+
+    def samples(self) -> Samples:
+        """Return the current values."""
+        return tuple(self._read().items())
+
+
+# Exposition formats
+
+_ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
+_LARGE: Final = 1_000_000
+"""Prometheus writes larger numbers with an exponent."""
+
+
+def render_family(row: Family, samples: Samples, *, is_open: bool) -> list[str]:
+    """Return the lines of a family in Prometheus's or OpenMetrics's format, labels in alphabetical order.
+
+    Counters of OVMS have no suffix ``_total``, as its dashboards query the bare names.  OpenMetrics requires the suffix
+    for counters; families of type ``unknown`` may have any name.
+    """
+    is_counter, is_bare = row.kind == "counter", row.name.startswith("ovms_")
+    name = f"{row.name}_total" if is_counter and not is_bare else row.name
+    kind = "unknown" if is_open and is_counter and is_bare else row.kind
+    shown = row.name if is_open else name
+    lines = [f"# HELP {shown} {row.help}", f"# TYPE {shown} {kind}"]
+    names = [*row.labels, *(("le",) if row.kind == "histogram" else ())]
+    order = sorted(range(len(names)), key=names.__getitem__)
+    for values, value in samples:
+        escaped = [each.translate(_ESCAPES) for each in values]
+        if not isinstance(value, FastHistogram):
+            labels = ",".join([f'{names[at]}="{escaped[at]}"' for at in order])
+            lines.append(f"{name}{{{labels}}} {_number(value)}" if labels else f"{name} {_number(value)}")
+            continue
+        pairs = [f'{names[at]}="{escaped[at]}"' if at < len(escaped) else "" for at in order]
+        at_bound = pairs.index("")
+        before = "".join(f"{each}," for each in pairs[:at_bound])
+        after = "".join(f",{each}" for each in pairs[at_bound + 1 :])
+        lines += _render_histogram(row, value, f'{name}_bucket{{{before}le="', f'"{after}}} ', is_open=is_open)
+        labels = ",".join(filter(None, pairs))
+        labels = f"{{{labels}}}" if labels else ""
+        count = lines[-1].partition(" # ")[0].rpartition(" ")[2]
+        lines += (f"{name}_count{labels} {count}", f"{name}_sum{labels} {_number(value.total)}")
+    return lines
+
+
+def _render_histogram(row: Family, value: FastHistogram, before: str, after: str, *, is_open: bool) -> list[str]:
+    counts = accumulate(value.numbers)
+    bounds = [*map(floatToGoString, row.buckets), "+Inf"]
+    lines = [
+        f"{before}{bound}{after}{count}.0" if count < _LARGE else f"{before}{bound}{after}{_number(count)}"
+        for bound, count in zip(bounds, counts, strict=True)
+    ]
+    if is_open:
+        for bucket, each in tuple((value.exemplars or {}).items()):
+            lines[bucket] += f' # {{trace_id="{each.trace_id}"}} {_number(each.value)} {each.at}'
+    return lines
+
+
+def _number(value: float) -> str:
+    if type(value) is int and abs(value) < _LARGE:
+        return f"{value}.0"
+    text: str = floatToGoString(value)  # type: ignore[no-untyped-call]
+    return text
+
+
+# Earlier names of families
+
+
+def render_with_old_name(
+    row: Family, read: Callable[[], Samples], wanted: Container[str], *, is_open: bool
+) -> list[str]:
+    """Return the lines of a family under its name and its earlier name, as far as these are ``wanted``."""
+    old = OLD_METRICS.get(row.name)
+    has_old = old is not None and old.name in wanted
+    samples = read() if has_old or row.name in wanted else ()
+    lines = render_family(row, samples, is_open=is_open) if row.name in wanted else []
+    if old is not None and has_old:
+        lines += render_family(*_with_old_name(old, row, samples), is_open=is_open)
+    return lines
+
+
+def _with_old_name(old: OldMetric, row: Family, samples: Samples) -> tuple[Family, Samples]:
+    kept = [at for at, label in enumerate(row.labels) if label not in old.of]
+    of = [(at, old.of[label]) for at, label in enumerate(row.labels) if label in old.of]
+    family = replace(
+        row,
+        name=old.name,
+        labels=tuple(row.labels[at] for at in kept),
+        help=f"Deprecated, use {row.name}.",
+        buckets=tuple(round(bound * old.scale, 3) for bound in row.buckets),
+    )
+    scaled = [
+        (tuple(labels[at] for at in kept), _scaled(value, old.scale))
+        for labels, value in samples
+        if all(labels[at] == wanted for at, wanted in of)
+    ]
+    return family, scaled
+
+
+def _scaled(value: float | FastHistogram, scale: float) -> float | FastHistogram:
+    if scale == 1:
+        return value
+    if not isinstance(value, FastHistogram):
+        return value * scale
+    return FastHistogram.of(value.numbers, value.total * scale)
 
 
 # Graphs
@@ -180,9 +322,9 @@ class GraphMetrics(GraphHooks):
         self._outcome = cache(self._bind_outcome)
         for family, (method, api), interface in product(_FAMILIES, _INFER, _INTERFACES):
             self._counter(family, api, method, interface)
-        for (method, api), interface in product((*_INFER, *_QUERIES), _INTERFACES):
-            for code in (OK, "InvalidRequest"):
-                self._outcome(method, api, interface, code)
+        for (method, api), interface in product(_QUERIES, _INTERFACES):
+            for family in ("ovms_requests_success", "ovms_requests_fail"):
+                self._child(family, name, "", api, method, interface)
 
     def started(self) -> None:
         """Count a started instance."""
@@ -231,55 +373,6 @@ class GraphMetrics(GraphHooks):
         return requests, self._child("ovms_requests_success" if code == OK else "ovms_requests_fail", *labels)
 
 
-# Metrics read at scrape time
-
-
-class ScrapedGauges:
-    """Collector of one counter or gauge family; ``read`` returns values by labels and is called from any thread."""
-
-    def __init__(self, family: Family, read: Callable[[], Mapping[tuple[str, ...], float]]) -> None:
-        self._family = family
-        self._read = read
-
-    def describe(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
-        """Return the family without samples."""
-        return (self._empty(),)
-
-    def collect(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
-        """Return the current values."""
-        collected = self._empty()
-        for labels, figure in self._read().items():
-            collected.add_metric(labels, figure)
-        return (collected,)
-
-    def _empty(self) -> CounterMetricFamily | GaugeMetricFamily:
-        made = CounterMetricFamily if self._family.kind == "counter" else GaugeMetricFamily
-        return made(self._family.name, self._family.help, labels=self._family.labels)
-
-
-class ScrapedHistogram:
-    """Collector of one histogram without labels.
-
-    Args:
-        read: returns the bucket counts and the sum of all values; called from any thread.
-    """
-
-    def __init__(self, family: Family, read: Callable[[], tuple[Sequence[int], float]]) -> None:
-        self._family = family
-        self._read = read
-
-    def describe(self) -> Iterable[HistogramMetricFamily]:
-        """Return the family without samples."""
-        return (HistogramMetricFamily(self._family.name, self._family.help),)
-
-    def collect(self) -> Iterable[HistogramMetricFamily]:
-        """Return the current values."""
-        numbers, total = self._read()
-        names = [*map(floatToGoString, self._family.buckets), "+Inf"]
-        buckets = list(zip(names, accumulate(map(float, numbers)), strict=True))
-        return (HistogramMetricFamily(self._family.name, self._family.help, buckets, total),)
-
-
 # vLLM aliases of text-model metrics
 
 _OWN: Final = "ovmstrio_llm_"
@@ -305,21 +398,28 @@ _REASONS: Final[Mapping[str, str]] = {"tool_calls": "stop", "cancelled": "abort"
 """Finish reasons with another name in vLLM."""
 
 
-def add_vllm_aliases(families: Iterable[Metric]) -> Iterator[Metric]:
-    """Yield families, each followed by its vLLM alias if there is one."""
-    for family in families:
-        yield family
+def _aliases(family: Metric, *, has_vllm_names: bool) -> Iterator[Metric]:
+    """Yield a family under its earlier name and, if requested, under its name in vLLM."""
+    old = OLD_METRICS.get(family.name)
+    if old is not None:
+        yield _renamed(family, old.name, {}, old.scale)
+    if has_vllm_names:
         own = family.name.removeprefix(_OWN)
         if own == _FINISHED:
             yield _finished(family)
         elif own in _NAMES:
-            yield _renamed(family, f"vllm:{_NAMES[own]}")
+            yield _renamed(family, f"vllm:{_NAMES[own]}", _ENGINE)
 
 
-def _renamed(family: Metric, name: str) -> Metric:
+def _renamed(family: Metric, name: str, labels: Mapping[str, str], scale: float = 1.0) -> Metric:
+    """Return a family with another name and more labels; ``scale`` is for counters."""
     made = Metric(name, family.documentation, family.type)
     made.samples = [
-        each._replace(name=each.name.replace(family.name, name, 1), labels=each.labels | _ENGINE)
+        each._replace(
+            name=each.name.replace(family.name, name, 1),
+            labels={**each.labels, **labels},
+            value=each.value if each.name.endswith("_created") else each.value * scale,
+        )
         for each in family.samples
     ]
     return made
@@ -366,9 +466,11 @@ class ServiceMetrics:
             for found in (family for collector in collectors for family in collector.collect()):
                 family = families.setdefault(found.name, Metric(found.name, found.documentation, found.type))
                 family.samples += [each._replace(labels=labels | each.labels) for each in found.samples]
-        return add_vllm_aliases(families.values()) if self._has_vllm_names else families.values()
+        has_vllm_names = self._has_vllm_names
+        aliases = ((each, *_aliases(each, has_vllm_names=has_vllm_names)) for each in families.values())
+        return chain.from_iterable(aliases)
 
-    def restricted(self, families: Sequence[str]) -> RestrictedServiceMetrics:
+    def restricted(self, families: Container[str]) -> RestrictedServiceMetrics:
         """Return a collector of the named families only."""
         return RestrictedServiceMetrics(self, families)
 
@@ -376,15 +478,13 @@ class ServiceMetrics:
 class RestrictedServiceMetrics:
     """Collector of selected service families, whose names are known only after collection."""
 
-    def __init__(self, metrics: ServiceMetrics, families: Sequence[str]) -> None:
+    def __init__(self, metrics: ServiceMetrics, families: Container[str]) -> None:
         self._metrics = metrics
-        self._families = frozenset(families)
+        self._families = families
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the selected families."""
-        for family in self._metrics.collect():
-            if {family.name, f"{family.name}_total"} & self._families:
-                yield family
+        """Return the selected families."""
+        return (family for family in self._metrics.collect() if family.name in self._families)
 
 
 # Server metrics
@@ -405,19 +505,29 @@ _GRAPH: Final = "graph"
 _METHODS_WITHOUT_VERSION: Final = frozenset({"ModelReady", "GetModelStatus"})
 _SUFFIXES: Final = ("", "_total", "_bucket", "_sum", "_count")
 """Suffixes of sample names."""
-# The client library appends "_total" to counters; OVMS dashboards query the bare names.
-_TOTAL: Final = re.compile(rb"^((?:# (?:HELP|TYPE) )?ovms_[a-z_]+?)_total\b", re.MULTILINE)
-_OPEN_TOTAL: Final = re.compile(rb"^(?:# TYPE (ovms_[a-z_]+) counter$|(ovms_[a-z_]+)_total\b)", re.MULTILINE)
-"""OpenMetrics requires the suffix for counters; families of type ``unknown`` may have any name."""
-
+_QUEUE_FULL: Final = "queue_full"
+_AUTH_REASONS: Final = {
+    "nothing_shown": "unauthenticated", "not_known": "unauthenticated", "scope": "forbidden", "limit": "over_quota"
+}  # fmt: skip
+_REASONS_OF_ERRORS: Final[Mapping[type, str]] = {
+    CallerLimited: "over_quota",
+    NotFound: "unknown_name",
+    NotReady: "not_loaded",
+    Overloaded: _QUEUE_FULL,
+    PayloadTooLarge: "too_large",
+    VersionMissing: "not_loaded",
+    VersionRetired: "not_loaded",
+}
+"""Reasons of rejections, by error class; the nearest base class counts."""
 CallsT = TypeVar("CallsT", bound="CallMetrics")
 
 
 class _CallEnd(NamedTuple):
-    """Metrics for calls with the same end; ``times`` is empty for queries, which are not timed."""
+    """Metrics for calls with the same end; queries are not timed."""
 
     counters: tuple[FastCounter, ...]
-    times: tuple[Any, ...]
+    seconds: Any = None
+    microseconds: Any = None
 
 
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -435,47 +545,53 @@ class Metrics(Meters):
     def __init__(
         self, families: Iterable[str] | None = None, own: Iterable[str] | None = None, *, vllm_names: bool = False
     ) -> None:
-        self.registry = CollectorRegistry()
         chosen = {f.name for f in FAMILIES.values() if f.default} if families is None else set(families)
         chosen |= set(OWN_FAMILIES if own is None else own)
         rows = [row for row in (*FAMILIES.values(), *OWN_FAMILIES.values()) if row.name in chosen]
-        self._read = {row.name: row for row in rows if row.name in SCRAPED_FAMILIES}
-        self._families: dict[str, Any] = {
-            row.name: _make_family(row, self.registry) for row in rows if row.name not in SCRAPED_FAMILIES
-        }
-        self._kind_times = cache(partial(self.child, "ovmstrio_request_time_us"))
+        self._chosen = {row.name: row for row in rows}
+        self._families = {row.name: MetricFamily(row) for row in rows if row.name not in SCRAPED_FAMILIES}
+        self._scraped: dict[str, ScrapedFamily] = {}
+        self._kind_times = cache(partial(self.child, "ovmstrio_request_time_seconds"))
         self._servables: dict[tuple[str, str], CallMetrics] = {}
-        self._gauges_of: dict[tuple[str, ...], set[tuple[Gauge, tuple[str, ...]]]] = {}
+        self._gauges_of: dict[tuple[str, ...], set[tuple[MetricFamily, tuple[str, ...]]]] = {}
         self._graphs: dict[str, GraphMetrics] = {}
         self._dropped_lines = 0
-        self.child("ovmstrio_dropped_log_lines")
+        for name in ("ovmstrio_dropped_log_lines", "ovmstrio_ready"):
+            self.child(name)
         self._services = ServiceMetrics(has_vllm_names=vllm_names)
-        self.registry.register(self._services)
-        self._register_readers(PROCESS_METRICS)
+        for name, read in PROCESS_METRICS.items():
+            self.show(name, read)
 
     def watch(self, census: ResourceRegistry, turns: Callable[[], tuple[Sequence[int], float]]) -> None:
-        """Expose resources of the registry and the event-loop iteration times (see ``ScrapedHistogram``)."""
-        self._register_readers(resource_metrics(census))
-        family = self._read.get(LOOP_DELAY)
-        if family is not None:
-            self.registry.register(ScrapedHistogram(family, turns))
+        """Expose resources of the registry, and the numbers of event-loop iterations by duration with their sum."""
+        for name, read in resource_metrics(census).items():
+            self.show(name, read)
+        self.show(LOOP_DELAY, lambda: {(): FastHistogram.of(*turns())})
 
-    def show(self, family: str, read: Callable[[], dict[tuple[str, ...], float]]) -> None:
+    def show(self, family: str, read: Callable[[], Mapping[tuple[str, ...], float | FastHistogram]]) -> None:
         """Expose values that ``read`` returns by labels; called from any thread."""
-        self._register_readers({family: read})
-
-    def _register_readers(self, readers: Mapping[str, Callable[[], dict[tuple[str, ...], float]]]) -> None:
-        for name in readers.keys() & self._read.keys():
-            self.registry.register(ScrapedGauges(self._read[name], readers[name]))
+        if family in self._chosen:
+            self._scraped[family] = ScrapedFamily(self._chosen[family], read)
 
     def limited(self, name: str, queued: Callable[[], int]) -> None:
         """Create the queue metrics of a service with a concurrency limit."""
         self.child("ovmstrio_queued_requests", name).set_function(queued)
-        self.child("ovmstrio_refused_requests", name)
+        self.child("ovmstrio_rejected_requests", name, _QUEUE_FULL)
 
     def refused(self, reason: str) -> None:
         """Count a request rejected by authentication or authorisation."""
-        self.child("ovmstrio_refused_callers", reason).inc()
+        self.child("ovmstrio_auth_failures", reason).inc()
+        self.child("ovmstrio_rejected_requests", "", _AUTH_REASONS.get(reason, reason)).inc()
+
+    def rejected(self, error: ServerError, name: str = "") -> None:
+        """Count a request that was rejected before it reached its service; ``name`` is empty for unknown services."""
+        reason = next((_REASONS_OF_ERRORS[each] for each in type(error).__mro__ if each in _REASONS_OF_ERRORS), None)
+        if reason is not None:
+            self.child("ovmstrio_rejected_requests", name, reason).inc()
+
+    def unreachable(self, name: str) -> None:
+        """Count a call to a remote model that no server answered."""
+        self.child("ovmstrio_remote_unreachable_calls", name).inc()
 
     def collecting(self, collectors: Collectors, name: str) -> AbstractContextManager[None]:
         """Expose user collectors; see ``ServiceMetrics.collecting``."""
@@ -512,9 +628,7 @@ class Metrics(Meters):
         metric = self._families.get(family)
         if metric is None:
             return _NO_METRIC
-        if isinstance(metric, Gauge):
-            if not labels:
-                return metric
+        if labels and metric.row.kind == "gauge":
             self._gauges_of.setdefault(labels[:2], set()).add((metric, labels))
         return metric.labels(*labels)
 
@@ -533,7 +647,7 @@ class Metrics(Meters):
         """Count a finished call by outcome."""
         if event.kind == _GRAPH:
             if event.method not in QUERY_METHODS:
-                self.kind_latency(event).observe(event.seconds * _MICROSECONDS, event.trace_id)
+                self.kind_latency(event).observe(event.seconds, event.trace_id)
             self.graph(event.name).ended(event)
         else:
             key = (event.name, event.version)
@@ -572,14 +686,14 @@ class Metrics(Meters):
         dropped = WRITER.dropped
         self.child("ovmstrio_dropped_log_lines").inc(dropped - self._dropped_lines)
         self._dropped_lines = dropped
-        names = [f"{family}{suffix}" for family in families for suffix in _SUFFIXES]
-        source: Any = self.registry
-        if names:
-            source = _CollectorChain(self.registry.restricted_registry(names), self._services.restricted(families))
-        if is_open:
-            text: bytes = generate_open(source)  # type: ignore[no-untyped-call]
-            return _OPEN_TOTAL.sub(_named_as_ovms, text)
-        return _TOTAL.sub(rb"\1", generate_latest(source))
+        wanted = {each.removesuffix(suffix) for each in families for suffix in _SUFFIXES} or _Everything()
+        lines: list[str] = []
+        collected: tuple[MetricFamily | ScrapedFamily, ...] = (*self._families.values(), *self._scraped.values())
+        for family in collected:
+            lines += render_with_old_name(family.row, family.samples, wanted, is_open=is_open)
+        generate = generate_open if is_open else generate_latest
+        own: bytes = generate(self._services.restricted(wanted))
+        return "".join(f"{line}\n" for line in lines).encode() + own
 
 
 class NodeMetrics(NodeHooks):
@@ -592,11 +706,11 @@ class NodeMetrics(NodeHooks):
 
     @cached_property
     def _times(self) -> Any:
-        return self._child("ovmstrio_node_time_us", *self._labels)
+        return self._child("ovmstrio_node_time_seconds", *self._labels)
 
     def ran(self, seconds: float) -> None:
         """Record a run time."""
-        self._times.observe(seconds * _MICROSECONDS)
+        self._times.observe(seconds)
 
     def failed(self) -> None:
         """Count a failed run."""
@@ -613,7 +727,7 @@ class BatchMetrics(BatchHooks):
     @cached_property
     def _batches(self) -> tuple[Any, Any]:
         child = self._metrics.child
-        return child("ovmstrio_batch_size", *self._labels), child("ovmstrio_batch_wait_time_us", *self._labels)
+        return child("ovmstrio_batch_size", *self._labels), child("ovmstrio_batch_wait_time_seconds", *self._labels)
 
     def batch_size(self, size: int) -> None:
         """Record a batch size."""
@@ -621,7 +735,7 @@ class BatchMetrics(BatchHooks):
 
     def queue_time(self, seconds: float) -> None:
         """Record a wait for a batch."""
-        self._batches[1].observe(seconds * _MICROSECONDS)
+        self._batches[1].observe(seconds)
 
 
 class CallMetrics(BatchMetrics):
@@ -640,24 +754,22 @@ class CallMetrics(BatchMetrics):
             end = self._ends[key] = self._bind_end(event)
         for counter in end.counters:
             counter.number += 1
-        if end.times:
+        if end.seconds is not None:
             self.in_flight -= 1
-            taken = event.seconds * _MICROSECONDS
-            for times in end.times:
-                times.observe(taken, event.trace_id)
+            end.seconds.observe(event.seconds, event.trace_id)
+            end.microseconds.observe(event.seconds * _MICROSECONDS, event.trace_id)
 
     def _bind_end(self, event: CallEvent) -> _CallEnd:
         interface = event.door.interface
         counted = self._outcome(event.method, event.door.api, interface, event.code)
         counters = tuple(each for each in counted if isinstance(each, FastCounter))
         if event.method in QUERY_METHODS:
-            return _CallEnd(counters, ())
+            return _CallEnd(counters)
         own = self._metrics.child("ovms_request_time_us", *self._labels, interface)
-        return _CallEnd(counters, (self._metrics.kind_latency(event), own))
+        return _CallEnd(counters, self._metrics.kind_latency(event), own)
 
     def _outcome(self, method: str, api: str, interface: str, code: str) -> tuple[Any, Any]:
-        name, version = self._labels
-        labels = (name, "" if method in _METHODS_WITHOUT_VERSION else version, api, method, interface)
+        labels = _request_labels(*self._labels, method, api, interface)
         family = "ovms_requests_success" if code == OK else "ovms_requests_fail"
         child = self._metrics.child
         return child(family, *labels), child("ovmstrio_requests", *labels, code)
@@ -672,8 +784,8 @@ class ServableMetrics(CallMetrics, ServableHooks):
         self._inference: Any = None
         self._wait: Any = None
         for (method, api), interface in product(_METHODS, _INTERFACES):
-            for code in (OK, "InvalidRequest"):
-                self._outcome(method, api, interface, code)
+            for family in ("ovms_requests_success", "ovms_requests_fail"):
+                metrics.child(family, *_request_labels(name, version, method, api, interface))
 
     def inferred(self, waited: float, seconds: float) -> None:
         """Record the time of one inference and its wait for an infer request."""
@@ -699,25 +811,25 @@ class ServableMetrics(CallMetrics, ServableHooks):
     def _in_pool(self, which: int) -> int:
         return (self._pool or (0, 0))[which]
 
-    def placed(self, *, inline: bool, moved: bool) -> None:
+    def placed(self, *, inline: bool, changed: bool) -> None:
         """Record whether inferences run on the event loop."""
-        self._metrics.child("ovmstrio_inline", *self._labels).set(inline)
-        moves = self._metrics.child("ovmstrio_placement_moves", *self._labels)
-        if moved:
+        self._metrics.child("ovmstrio_inference_on_loop", *self._labels).set(inline)
+        moves = self._metrics.child("ovmstrio_execution_switches", *self._labels)
+        if changed:
             moves.inc()
 
-    def bound(self, *, to_cores: bool, again: bool) -> None:
+    def bound(self, *, to_cores: bool, changed: bool) -> None:
         """Record whether threads are pinned to cores."""
-        self._metrics.child("ovmstrio_bound_to_cores", *self._labels).set(to_cores)
-        choices = self._metrics.child("ovmstrio_core_choices", *self._labels)
-        if again:
+        self._metrics.child("ovmstrio_cpu_pinned", *self._labels).set(to_cores)
+        choices = self._metrics.child("ovmstrio_cpu_pinning_changes", *self._labels)
+        if changed:
             choices.inc()
 
     @cached_property
     def _buckets(self) -> tuple[dict[str, Any], Any, Any]:
         child = self._metrics.child
         fits = {fit: child("ovmstrio_bucketed_inferences", *self._labels, fit) for fit in ("exact", "padded", "larger")}
-        given, added = (child("ovmstrio_bucketed_elements", *self._labels, part) for part in ("request", "padding"))
+        given, added = (child("ovmstrio_padded_elements", *self._labels, part) for part in ("request", "padding"))
         return fits, given, added
 
     def bucketed(self, fit: str, given: int, added: int) -> None:
@@ -736,17 +848,15 @@ class ServableMetrics(CallMetrics, ServableHooks):
         self._metrics.set_memory(*self._labels, part, size)
 
 
-def _named_as_ovms(found: re.Match[bytes]) -> bytes:
-    """Return the OVMS name of a counter: untyped in the TYPE line, without ``_total`` in samples."""
-    return b"# TYPE %b unknown" % found[1] if found[1] else found[2]
+def _request_labels(name: str, version: str, method: str, api: str, interface: str) -> tuple[str, ...]:
+    return name, "" if method in _METHODS_WITHOUT_VERSION else version, api, method, interface
 
 
-class _CollectorChain:
-    def __init__(self, *collectors: Any) -> None:
-        self._collectors = collectors
+class _Everything:
+    """Container of all names."""
 
-    def collect(self) -> Iterable[Any]:
-        return chain.from_iterable(each.collect() for each in self._collectors)
+    def __contains__(self, _: object) -> bool:
+        return True
 
 
 class _NoMetric:
@@ -758,11 +868,3 @@ class _NoMetric:
 
 
 _NO_METRIC: Final = _NoMetric()
-
-
-def _make_family(row: Family, registry: CollectorRegistry) -> Gauge | FastCounterFamily | FastHistogramFamily:
-    if row.kind == "gauge":
-        return Gauge(row.name, row.help, row.labels, registry=registry)
-    made = (FastCounterFamily if row.kind == "counter" else FastHistogramFamily)(row)
-    registry.register(made)
-    return made

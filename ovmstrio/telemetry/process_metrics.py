@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import platform
+import resource
 from collections import Counter
 from contextlib import contextmanager
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from time import process_time
+from time import CLOCK_BOOTTIME, clock_gettime, process_time, time
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -58,15 +62,43 @@ class MemoryGrowthMeter:
 
 # Metrics
 
+_DESCRIPTORS: Final = Path("/proc/self/fd")
 _USER_TICKS: Final = 11
 """Position of ``utime`` after the process name in ``/proc/PID/stat``, followed by ``stime``."""
+_START_TICKS: Final = 19
+"""Position of ``starttime``."""
 _Values = dict[tuple[str, ...], float]
+
+
+@cache
+def build_labels() -> tuple[str, str, str]:
+    """Return the versions of the server, OpenVINO and Python."""
+    return _version_of("ovmstrio"), _version_of("openvino"), platform.python_version()
+
+
+def _version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+@cache
+def _start_time() -> float:
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    since_boot = int(fields[_START_TICKS]) / os.sysconf("SC_CLK_TCK")
+    return round(time() - clock_gettime(CLOCK_BOOTTIME) + since_boot, 2)
+
 
 PROCESS_METRICS: Final[Mapping[str, Callable[[], _Values]]] = {
     "process_resident_memory_bytes": lambda: {(): resident_bytes()},
     "process_cpu_seconds": lambda: {(): process_time()},
+    "process_start_time_seconds": lambda: {(): _start_time()},
+    "process_open_fds": lambda: {(): len(tuple(_DESCRIPTORS.iterdir()))},
+    "process_max_fds": lambda: {(): resource.getrlimit(resource.RLIMIT_NOFILE)[0]},
+    "ovmstrio_build_info": lambda: {build_labels(): 1},
 }
-"""Readers of ``process_*`` families with Prometheus's standard names."""
+"""Readers of ``process_*`` families, which have Prometheus's standard names, and of the versions."""
 
 
 def resource_metrics(census: ResourceRegistry) -> Mapping[str, Callable[[], _Values]]:
@@ -74,7 +106,7 @@ def resource_metrics(census: ResourceRegistry) -> Mapping[str, Callable[[], _Val
     return {
         "ovmstrio_worker_threads": lambda: _sums((owner, pool.threads) for owner, pool in census.pools()),
         "ovmstrio_stuck_threads": lambda: _sums((owner, pool.stuck) for owner, pool in census.pools()),
-        "ovmstrio_waiting_calls": lambda: _sums((owner, pool.waiting) for owner, pool in census.pools()),
+        "ovmstrio_thread_queue_length": lambda: _sums((owner, pool.waiting) for owner, pool in census.pools()),
         "ovmstrio_batch_queued_requests": lambda: _sums((owner, each.waiting) for owner, each in census.batches()),
         "ovmstrio_worker_processes": lambda: _sums((owner, 1) for owner, _ in census.processes()),
         "ovmstrio_worker_restarts": lambda: _sums(tuple(census.ended.items())),

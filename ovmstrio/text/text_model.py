@@ -285,14 +285,12 @@ class TextModel(HostedService):
         spec: configuration.
         process: the engine.
         link: request multiplexer of the engine.
-        handover: the model's replacement during a reload.
+        swap: the model's replacement during a reload.
     """
 
-    def __init__(
-        self, spec: TextModelSpec, process: Engine, link: EngineClient, handover: ModelSwap[TextModel]
-    ) -> None:
+    def __init__(self, spec: TextModelSpec, process: Engine, link: EngineClient, swap: ModelSwap[TextModel]) -> None:
         super().__init__()
-        self._swap = handover
+        self._swap = swap
         self._spec = spec
         self._process = process
         self._link = link

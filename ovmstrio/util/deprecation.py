@@ -1,9 +1,10 @@
-"""Deprecated import paths and settings, which work for one more release."""
+"""Deprecated import paths, settings and metrics, which work for one more release."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Final
 
@@ -17,6 +18,39 @@ RENAMED_SETTINGS: Final = {
     "trial_load": "crash_probe",
 }
 """New names of server settings and options by their old names."""
+
+
+@dataclass(frozen=True, slots=True)
+class OldMetric:
+    """Earlier name of a metric family.
+
+    Attributes:
+        scale: factor to the earlier unit.
+        of: label values of the samples that the earlier family had, without these labels.
+    """
+
+    name: str
+    scale: float = 1.0
+    of: Mapping[str, str] = field(default_factory=dict)
+
+
+_MICROSECONDS: Final = 1e6
+
+OLD_METRICS: Final[Mapping[str, OldMetric]] = {
+    "ovmstrio_auth_failures": OldMetric("ovmstrio_refused_callers"),
+    "ovmstrio_batch_wait_time_seconds": OldMetric("ovmstrio_batch_wait_time_us", _MICROSECONDS),
+    "ovmstrio_cpu_pinned": OldMetric("ovmstrio_bound_to_cores"),
+    "ovmstrio_cpu_pinning_changes": OldMetric("ovmstrio_core_choices"),
+    "ovmstrio_execution_switches": OldMetric("ovmstrio_placement_moves"),
+    "ovmstrio_inference_on_loop": OldMetric("ovmstrio_inline"),
+    "ovmstrio_node_time_seconds": OldMetric("ovmstrio_node_time_us", _MICROSECONDS),
+    "ovmstrio_op_stage_seconds": OldMetric("ovmstrio_op_stage_us", _MICROSECONDS),
+    "ovmstrio_padded_elements": OldMetric("ovmstrio_bucketed_elements"),
+    "ovmstrio_rejected_requests": OldMetric("ovmstrio_refused_requests", of={"reason": "queue_full"}),
+    "ovmstrio_request_time_seconds": OldMetric("ovmstrio_request_time_us", _MICROSECONDS),
+    "ovmstrio_thread_queue_length": OldMetric("ovmstrio_waiting_calls"),
+}
+"""Earlier names of metric families by their names."""
 
 
 def rename_settings(given: Mapping[str, Any]) -> dict[str, Any]:

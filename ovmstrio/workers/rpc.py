@@ -65,9 +65,9 @@ class PeerUnreachable(PeerGone):
 class _PendingCall:
     __slots__ = ("heard", "is_answered", "is_parked", "number", "outcome", "task", "value")
 
-    def __init__(self, number: int, heard: Callable[[Any], None] | None = None) -> None:
+    def __init__(self, number: int, on_message: Callable[[Any], None] | None = None) -> None:
         self.number = number
-        self.heard = heard
+        self.heard = on_message
         self.task = trio.lowlevel.current_task()
         self.is_parked = False
         self.is_answered = False
@@ -144,9 +144,9 @@ class _PeerLink:
         waiting = self._waiting[number] = _PendingCall(number)
         return waiting
 
-    async def send(self, value: Any, heard: Callable[[Any], None] | None = None) -> _PendingCall:
+    async def send(self, value: Any, on_message: Callable[[Any], None] | None = None) -> _PendingCall:
         """Send a call and return the pending call; raises PeerUnreachable if the worker has exited."""
-        waiting = _PendingCall(next(self._numbers), heard)
+        waiting = _PendingCall(next(self._numbers), on_message)
         self._waiting[waiting.number] = waiting
         try:
             await _send_message(self._channel, [waiting.number, value])
@@ -410,19 +410,19 @@ class WorkerRpc:
             link, waiting = await self._send(row, value, wait_seconds)
         return await link.wait(waiting)
 
-    async def listen(self, row: int, value: Any, heard: Callable[[Any], None]) -> Any:
+    async def listen(self, row: int, value: Any, on_message: Callable[[Any], None]) -> Any:
         """Call another worker for a streamed result, and return the final value; raises as :meth:`ask`.
 
         Args:
             row: index of the worker.
             value: the call.
-            heard: is called with each part; must not block.
+            on_message: is called with each part; must not block.
         """
-        link, waiting = await self._send(row, value, None, heard)
+        link, waiting = await self._send(row, value, None, on_message)
         return await link.wait(waiting)
 
     async def _send(
-        self, row: int, value: Any, wait_seconds: float | None, heard: Callable[[Any], None] | None = None
+        self, row: int, value: Any, wait_seconds: float | None, on_message: Callable[[Any], None] | None = None
     ) -> tuple[_PeerLink, _PendingCall]:
         deadline = math.inf if wait_seconds is None else trio.current_time() + wait_seconds
         with trio.CancelScope(deadline=deadline):
@@ -430,7 +430,7 @@ class WorkerRpc:
                 while True:
                     try:
                         link = await self._connect(row)
-                        return link, await link.send(value, heard)
+                        return link, await link.send(value, on_message)
                     except PeerUnreachable:
                         if wait_seconds is None:
                             raise

@@ -411,7 +411,7 @@ _IN_FLIGHT, _CLOSED, _READY, _LAST_LIFE, _LAST_ID = range(5)
 _CLEARED: Final = (_IN_FLIGHT, _CLOSED, _READY, _LAST_LIFE)
 """Columns of a worker, without that of its last sequence id, which its successor must not repeat."""
 _COLUMNS: Final = 5
-_DRAINING, _LOG_LEVEL, _REPLACED, _LOCK, _SERVER_CELLS = range(5)
+_DRAINING, _LOG_LEVEL, _REPLACED, _LOCK, _DEATHS, _SERVER_CELLS = range(6)
 _STUCK_SECONDS: Final = 5.0
 """A worker whose event loop has shown no life for this time is stuck."""
 _LOCK_SECONDS: Final = 0.05
@@ -537,6 +537,15 @@ class SharedState:
     @log_level.setter
     def log_level(self, level: int) -> None:
         self._cells[self._server + _LOG_LEVEL] = level
+
+    @property
+    def deaths(self) -> int:
+        """Number of unexpected exits of workers."""
+        return self._cells[self._server + _DEATHS]
+
+    def add_death(self) -> None:
+        """Count an unexpected exit; called by the parent."""
+        self._cells[self._server + _DEATHS] += 1
 
     def locked(self) -> AbstractContextManager[None]:
         """Hold the inter-process lock within the block, which must not wait; see :class:`_SharedLock`."""

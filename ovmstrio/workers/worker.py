@@ -24,6 +24,7 @@ from ovmstrio.server.start_failures import log_failures
 from ovmstrio.server.worker_context import WorkerProcessContext
 from ovmstrio.serving.aggregate import save_final_metrics
 from ovmstrio.serving.kind import LoadContext
+from ovmstrio.serving.records import Readiness
 from ovmstrio.telemetry.log_levels import LOG_LEVEL, parse_log_levels
 from ovmstrio.telemetry.logs import configure_logs, set_worker_number
 from ovmstrio.transport.tls import TlsListener
@@ -102,6 +103,7 @@ class _Worker:
         self._row = row = task.row
         self._drains_until = 0.0
         self._plane: DataPlane | None = None
+        self._server_reason = ""
         self._rpc = WorkerRpc(task.secret, task.rows, row)
         # Separate, as steps wait until their owner takes them, and other calls do not.
         self._step_rpc = WorkerRpc(task.secret, task.rows, row, "steps")
@@ -132,6 +134,7 @@ class _Worker:
             observers=observers,
             watches=watches,
             serve_peers=self._serve_peers,
+            worker_deaths=lambda: self._state.deaths,
             leave=self._leave,
             ledger=self._counters,
             siblings=self._group,
@@ -145,6 +148,7 @@ class _Worker:
             answer, wait_usable = partial(self._answer_step, plane.registry), plane.registry.wait_loaded
             await nursery.start(partial(self._step_rpc.run, answer, wait_usable=wait_usable))
             self._takes_steps.set()
+            plane.announce()
 
     async def _answer_step(self, registry: Registry, call: Sequence[Any]) -> Any:
         self._calls.add(call)
@@ -186,25 +190,30 @@ class _Worker:
         self._plane = plane
         if plane.registry.has_loaded:
             await self._takes_steps.wait()
-        is_ready = self._takes_steps.is_set() and plane.registry.readiness.ready
-        self._state.set_ready(self._row, ready=is_ready)
+        self._state.set_ready(self._row, ready=self._own_readiness(plane).ready)
         await first.answer(None)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._show_life)
-            await self._takes_steps.wait()
-            await self._report_readiness(plane, requests, was_ready=is_ready)
+            await self._report_readiness(plane, requests)
+
+    def _own_readiness(self, plane: DataPlane) -> Readiness:
+        readiness = plane.registry.readiness
+        if readiness.ready and not self._takes_steps.is_set():
+            return Readiness(ready=False, reason="the worker is starting")
+        return readiness
 
     async def _show_life(self) -> None:
         while True:
             self._state.show_life(self._row)
             await trio.sleep(_LIFE_SECONDS)
 
-    async def _report_readiness(self, plane: DataPlane, requests: WorkRequests, *, was_ready: bool) -> None:
+    async def _report_readiness(self, plane: DataPlane, requests: WorkRequests) -> None:
+        reported: Readiness | None = None
         while True:
-            while (is_ready := plane.registry.readiness.ready) is not was_ready:
-                was_ready = is_ready
-                self._state.set_ready(self._row, ready=is_ready)
-                await requests.tell(CHANGED)
+            while (readiness := self._own_readiness(plane)) != reported:
+                reported = readiness
+                self._state.set_ready(self._row, ready=readiness.ready)
+                await requests.tell([CHANGED, readiness.reason])
             await plane.wait_change()
 
     def _tls_listener(self, name: str, inbox: ConnectionInbox) -> Listener:
@@ -214,7 +223,8 @@ class _Worker:
     async def _handle_message(self, request: WorkRequest) -> None:
         if request.value == DRAIN:
             self._warned.set()
-        elif request.value == CHANGED:
+        elif request.value[0] == CHANGED:
+            self._server_reason = request.value[1]
             self._rpc.announce()
             # An exited worker has released its places.
             self._counters.notify((self._row,))
@@ -224,7 +234,9 @@ class _Worker:
             await self._inboxes[request.value[0]].put(request)
 
     def _unready_reason(self) -> str:
-        return "" if self._state.all_ready() else "not all workers are ready"
+        if self._state.all_ready() or self.plan.settings.ready_requires == "none":
+            return ""
+        return self._server_reason or "not all workers are ready"
 
 
 class _CallsInFlight(CallObserver):

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 # Number of replicas from queued requests
 # ----------------------------------------------------------------------
 
-DESIRED_REPLICAS: Final = "ovmstrio_wanted_replicas"
+DESIRED_REPLICAS: Final = "ovmstrio_desired_replicas"
 """Metric of a replica: number of replicas that would keep its queues at their target."""
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 QUEUE_METRICS: Final = (
     "ovmstrio_queued_requests",
-    "ovmstrio_waiting_calls",
+    "ovmstrio_thread_queue_length",
     "ovmstrio_batch_queued_requests",
     "ovmstrio_llm_requests_waiting",
 )

@@ -423,11 +423,11 @@ class OpMetrics:
         spent = "Microseconds in `process`, summed over batches."
         yield self._counter("pd_inference_duration_us", spent, _microseconds(inferring))
         stages: dict[tuple[str, ...], float] = {
-            (op, stage): _microseconds(seconds)
+            (op, stage): max(0.0, seconds)
             for op, each in figures.totals_with_package_hooks.items()
             for stage, seconds in each.seconds.items()
         }
-        yield self._counters("ovmstrio_op_stage_us", "Microseconds in each stage of an Op.", ("op", "stage"), stages)
+        yield self._counters("ovmstrio_op_stage_seconds", "Seconds in each stage of an Op.", ("op", "stage"), stages)
         deaths: dict[tuple[str, ...], float] = {(op,): each.deaths for op, each in totals.items()}
         yield self._counters("ovmstrio_op_worker_deaths", "Unexpected worker exits.", ("op",), deaths)
         yield self._batches()
@@ -474,8 +474,8 @@ def _microseconds(seconds: float) -> float:
     return max(0.0, seconds) * _MICROSECONDS
 
 
-def _count_up_to(batches: Mapping[int, int], most: float) -> float:
-    return sum(count for size, count in batches.items() if size <= most)
+def _count_up_to(batches: Mapping[int, int], limit: float) -> float:
+    return sum(count for size, count in batches.items() if size <= limit)
 
 
 # Snapshot, log and tracer

@@ -163,8 +163,8 @@ class JsonCallParser(StreamingParser):
             raise MalformedText
         return value if letter == "{" else "{}"
 
-    def _string(self, most: int = _MAX_NAME, *, is_key: bool = False) -> Steps[str]:
-        kept = BoundedText(most)
+    def _string(self, limit: int = _MAX_NAME, *, is_key: bool = False) -> Steps[str]:
+        kept = BoundedText(limit)
         yield from self.rewriter(kept).string(is_key=is_key)
         return _decode_string(kept.text)
 

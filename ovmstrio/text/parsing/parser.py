@@ -67,9 +67,9 @@ class Markers:
 class BoundedText:
     """Bounded text buffer."""
 
-    def __init__(self, most: int = 1 << 20) -> None:
+    def __init__(self, limit: int = 1 << 20) -> None:
         self._parts: Final[list[str]] = []
-        self._room = most
+        self._room = limit
 
     def __call__(self, text: str) -> None:
         """Append text.
@@ -204,7 +204,7 @@ class Cursor:
                 return ""
             yield
 
-    def short(self, ends: Markers, most: int = 256) -> Steps[tuple[str, str]]:
+    def short(self, ends: Markers, limit: int = 256) -> Steps[tuple[str, str]]:
         """Consume a short text and the marker after it; return both.
 
         Raises:
@@ -213,10 +213,10 @@ class Cursor:
         while True:
             found = ends.find(self._text, self._at)
             begun = ends.begun(self._text, self._at)
-            if found is not None and found.start() <= min(begun, self._at + most):
+            if found is not None and found.start() <= min(begun, self._at + limit):
                 text, self._at = self._text[self._at : found.start()], found.end()
                 return text, found.group()
-            if self._ended or begun > self._at + most:
+            if self._ended or begun > self._at + limit:
                 raise MalformedText
             yield
 

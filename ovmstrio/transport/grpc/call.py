@@ -130,6 +130,7 @@ class CallHost(Protocol):
     inflater: Inflater
     observer: RequestObserver | None
     recorded_body_bytes: int
+    count_oversized: Callable[[], object]
     peer: Peer
     senders: BlockedSenders
     share: ConnectionBudget
@@ -326,6 +327,8 @@ class Call:
             raise
 
     def _log_fault(self, error: GRPCError) -> None:
+        if error.status is Status.RESOURCE_EXHAUSTED:
+            self._host.count_oversized()
         self._host.faults.tell(
             "request decoding failed",
             peer=self.peer.address.endpoint,
@@ -489,6 +492,10 @@ class Call:
         self._trailing_status = trailers_block(status, status_message, status_details)
         if metadata:
             self._trailing_metadata = metadata_block(encode_metadata(metadata))
+
+    def add_trailers(self, *pairs: tuple[str, str]) -> None:
+        """Add trailers (name, value) to the status that is sent when the handler returns."""
+        self._trailing_metadata += metadata_block(pairs)
 
     def _check_open(self) -> None:
         if self.state.is_local_closed:

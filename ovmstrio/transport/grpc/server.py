@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import ssl
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import structlog
@@ -43,13 +43,14 @@ class GrpcServer:
     Args:
         services: objects whose ``__mapping__()`` returns handlers by path.
         codec: message codec.
-        further: lookup of paths that no service has; called for every request.
+        fallback_routes: lookup of paths that no service has; called for every request.
         limits: transport limits.
-        pending: send budget; unlimited by default.
+        send_budget: send budget; unlimited by default.
         observer: notified of every call.
         trusted_proxies: proxies whose headers name the client.
         revocable_streams: open streams of authenticated callers; None without authentication.
         map_error: translates exceptions of handlers and codec other than ``GRPCError``.
+        count_oversized: counts a request message above the size limit.
     """
 
     def __init__(
@@ -57,13 +58,14 @@ class GrpcServer:
         services: Sequence[GrpclibService],
         codec: CodecBase,
         *,
-        further: Routes = NO_ROUTES,
+        fallback_routes: Routes = NO_ROUTES,
         limits: TransportLimits | None = None,
-        pending: SendBudget | None = None,
+        send_budget: SendBudget | None = None,
         observer: RequestObserver | None = None,
         trusted_proxies: TrustedProxies = NO_PROXIES,
         revocable_streams: set[Any] | None = None,
         map_error: ErrorMapper | None = None,
+        count_oversized: Callable[[], object] = lambda: None,
     ) -> None:
         self._routes: dict[str, Handler] = {}
         for service in services:
@@ -71,11 +73,12 @@ class GrpcServer:
                 if path in self._routes:
                     raise ValueError(f"two services have the path {path}")
                 self._routes[path] = handler
-        self._fallback_routes = further
+        self._fallback_routes = fallback_routes
         self._codec = codec
         self._limits = limits or TransportLimits()
-        self._pending = pending or SendBudget()
+        self._pending = send_budget or SendBudget()
         self._observer = observer
+        self._count_oversized = count_oversized
         self._trusted_proxies = trusted_proxies
         self._revocable_streams = revocable_streams
         self._failures = FailureTranslator(map_error)
@@ -164,12 +167,12 @@ class GrpcServer:
             stream,
             self._routes,
             self._codec,
-            further=self._fallback_routes,
+            fallback_routes=self._fallback_routes,
             limits=self._limits,
             failures=self._failures,
-            faults=self._faults,
-            endings=self._endings,
-            share=self._pending.share(),
+            fault_log=self._faults,
+            cancel_pacer=self._endings,
+            budget=self._pending.share(),
             peer=Peer(
                 address,
                 client_certificate(stream),
@@ -178,6 +181,7 @@ class GrpcServer:
                 self._revocable_streams,
             ),
             observer=self._observer,
+            count_oversized=self._count_oversized,
         )
         self._connections.add(connection)
         if self._drain is not None:

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from hypercorn.protocol.events import Event as StreamEvent
 
     from ovmstrio.core.connection import Peer
+    from ovmstrio.core.errors import ServerError
     from ovmstrio.core.request import Buffer
     from ovmstrio.transport.http.router import Route, Router
     from ovmstrio.transport.http.shutdown import ShutdownState
@@ -388,9 +389,9 @@ class _Connection(TCPServer):
 class ApplicationServer:
     """Runs the Quart application on accepted connections."""
 
-    def __init__(self, app: QuartTrio, ending: ShutdownState, receive_seconds: float) -> None:
+    def __init__(self, app: QuartTrio, shutdown: ShutdownState, receive_seconds: float) -> None:
         self._app: Any = ASGIWrapper(app)
-        self._ending = ending
+        self._ending = shutdown
         self._receive_seconds = receive_seconds
         self._config = Config()
         self._config.include_server_header = False
@@ -420,7 +421,7 @@ _CALLER: Final = "ovmstrio.caller"
 
 
 def create_application_server(
-    router: Router, ending: ShutdownState, max_body_bytes: int, receive_seconds: float
+    router: Router, shutdown: ShutdownState, max_body_bytes: int, receive_seconds: float
 ) -> ApplicationServer:
     """Create the application server of a front end.
 
@@ -431,7 +432,7 @@ def create_application_server(
     app.receive_seconds = receive_seconds
     # No response timeout: the connection detects stalled clients.
     app.config |= {"MAX_CONTENT_LENGTH": max_body_bytes, "RESPONSE_TIMEOUT": None}
-    return ApplicationServer(app, ending, receive_seconds)
+    return ApplicationServer(app, shutdown, receive_seconds)
 
 
 class _Application(QuartTrio):
@@ -482,11 +483,13 @@ class _Application(QuartTrio):
         try:
             body: Any = await request.get_data()
         except HTTPException as error:
-            return self.router.shared(route.refuse(self._refusal(error)), http_request.header("origin") or "")
+            rejection = self._refusal(error)
+            self.router.count_rejected(rejection, route.service)
+            return self.router.shared(route.refuse(rejection), http_request.header("origin") or "")
         tasks: Any = request.scope[_TASKS] if route.has_tasks else None  # type: ignore[typeddict-item]
         return await self.router.answer(route, http_request._replace(body=body, tasks=tasks))
 
-    def _refusal(self, error: HTTPException) -> Exception:
+    def _refusal(self, error: HTTPException) -> ServerError:
         if isinstance(error, RequestEntityTooLarge):
             limit = self.config["MAX_CONTENT_LENGTH"]
             return body_too_large_error(request.content_length or f"more than {limit}", limit)

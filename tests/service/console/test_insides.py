@@ -72,7 +72,7 @@ def test_runs_and_failures_of_ops_are_counted_with_their_times(server: ServedInT
     assert "Raise_msg: x" in failed["message"]
     assert 'ovmstrio_requests_total{api="PaddleServing",code="UNKNOW",interface="REST"' in metrics
     assert f'ovmstrio_node_failures_total{{name="ops",node="count"}} {now["failures"]}.0' in metrics
-    assert f'ovmstrio_node_time_us_count{{name="ops",node="count"}} {now["runs"] - now["failures"]}.0' in metrics
+    assert f'ovmstrio_node_time_seconds_count{{name="ops",node="count"}} {now["runs"] - now["failures"]}.0' in metrics
 
 
 def test_a_model_has_facts_of_its_compilation(server: ServedInThread) -> None:

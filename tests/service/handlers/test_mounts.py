@@ -155,7 +155,7 @@ async def test_batch_sizes_and_waiting_times_are_counted(tmp_path: Path) -> None
                 nursery.start_soon(post, number)
         text = (await client.get("/metrics")).text
     assert 'ovmstrio_batch_size_sum{name="one",version="1"} 2.0' in text
-    assert 'ovmstrio_batch_wait_time_us_count{name="one",version="1"} 2.0' in text
+    assert 'ovmstrio_batch_wait_time_seconds_count{name="one",version="1"} 2.0' in text
 
 
 async def test_a_handler_with_several_processes_is_refused_with_a_hint(tmp_path: Path) -> None:

@@ -194,7 +194,7 @@ async def test_refused_requests_are_counted_by_reason_without_keys(tmp_path: Pat
     async with serving_both([spec], gate=gate, metrics=metrics) as both:
         await both.with_triton(interface, work)
     text = metrics.render().decode()
-    counted = dict(re.findall(r'(?m)^ovmstrio_refused_callers_total{reason="(\w+)"} (\S+)$', text))
+    counted = dict(re.findall(r'(?m)^ovmstrio_auth_failures_total{reason="(\w+)"} (\S+)$', text))
     assert counted == {"nothing_shown": "1.0", "not_known": "1.0", "scope": "2.0"}
     assert "secret" not in text
 
@@ -239,7 +239,7 @@ async def test_only_routes_that_change_the_server_need_the_admin_scope_and_only_
     tmp_path: Path,
 ) -> None:
     async with serving_rest(tmp_path) as serving:
-        rules = make_rest_router(serving.plane, past=RecentHistory(), console="on").rules
+        rules = make_rest_router(serving.plane, history=RecentHistory(), console="on").rules
     needs = [(each.pattern.pattern.split("(")[0].rstrip("/?"), each.route.need) for each in rules]
     assert {path for path, need in needs if need is Permission.ADMIN} == {
         "/v1/config/reload",

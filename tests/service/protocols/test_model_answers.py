@@ -161,7 +161,7 @@ def test_answers_over_all_apis_have_no_padding_and_padding_is_counted(tmp_path: 
             _by_shared_memory(server),
         ]
         metrics = server.ask(
-            "GET", "/metrics?match[]=ovmstrio_bucketed_inferences&match[]=ovmstrio_bucketed_elements"
+            "GET", "/metrics?match[]=ovmstrio_bucketed_inferences&match[]=ovmstrio_padded_elements"
         ).text
     for each in found:
         np.testing.assert_array_equal(each, VALUES + 1)
@@ -172,5 +172,5 @@ def test_answers_over_all_apis_have_no_padding_and_padding_is_counted(tmp_path: 
         for key, number in re.findall(r"^(ovmstrio\S+) (\S+)$", metrics, re.MULTILINE)
     }
     assert counted["ovmstrio_bucketed_inferences padded"] == len(found)
-    assert counted["ovmstrio_bucketed_elements request"] == len(found) * 6
-    assert counted["ovmstrio_bucketed_elements padding"] == len(found) * 26
+    assert counted["ovmstrio_padded_elements request"] == len(found) * 6
+    assert counted["ovmstrio_padded_elements padding"] == len(found) * 26

@@ -122,8 +122,11 @@ def _counts(server: OvmsProcess) -> dict[tuple[str, str], float]:
     return {
         **{("inferred", each): total("ovms_requests_success", name=each, method="ModelInfer") for each in NAMES},
         **{("called", each): total("ovmstrio_requests_total", name=each, code="OK") for each in NAMES},
-        **{("timed", each): total("ovmstrio_request_time_us_count", kind=each) for each in kinds},
-        **{("nodes", each): total("ovmstrio_node_time_us_count", name=each, node="node") for each in ("dag", "graph")},
+        **{("timed", each): total("ovmstrio_request_time_seconds_count", kind=each) for each in kinds},
+        **{
+            ("nodes", each): total("ovmstrio_node_time_seconds_count", name=each, node="node")
+            for each in ("dag", "graph")
+        },
         ("accepted", "graph"): total("ovms_requests_accepted", name="graph"),
         ("responses", "graph"): total("ovms_responses", name="graph"),
         ("queries", "ops"): total("pd_query_request_success_total", name="ops"),

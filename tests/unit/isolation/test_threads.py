@@ -278,7 +278,7 @@ async def test_value_of_an_abandoned_call_is_discarded_once() -> None:
 
     here = threading.get_ident()
     async with _pool() as threads:
-        assert await threads.call(lambda: "taken", may_leave=True, discard=discard) == "taken"
+        assert await threads.call(lambda: "taken", is_abandonable=True, discard=discard) == "taken"
         await _begin_and_cancel(threads, lambda: gate.wait(WAIT_SECONDS), may_leave=True, discard=discard)
         await _begin_and_cancel(threads, fail, may_leave=True, discard=discard)
         assert (threads.abandoned, threads.stuck, discarded) == (2, 0, [])
@@ -299,7 +299,7 @@ async def test_value_is_taken_or_discarded_whenever_its_caller_leaves() -> None:
 
     async def take(number: int, scope: trio.CancelScope) -> None:
         with scope:
-            kept.add(await threads.call(make, number, may_leave=True, discard=discarded.append))
+            kept.add(await threads.call(make, number, is_abandonable=True, discard=discarded.append))
 
     async with _pool(limit=2) as threads:
         for number in range(300):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,21 @@ def _remote_of(*endpoints: _FakeEndpoint, **settings: Any) -> RemoteServable:
     spec = RemoteSpec(name="m", remote_name="far", base_path=Path("/"), addresses=addresses, **settings)
     targets = [Target(each, CircuitBreaker(spec.breaker.failures, spec.breaker.open_seconds)) for each in endpoints]
     return RemoteServable(spec, RemoteDescription("fake", (), ()), Targets(targets))
+
+
+async def test_calls_that_no_server_answers_are_counted() -> None:
+    scripts = [NotSent("refused"), NotReady("lost"), InvalidRequest("wrong")]
+    addresses = (RemoteAddress("grpc", "127.0.0.1", 9),)
+    spec = RemoteSpec(name="m", remote_name="far", base_path=Path("/"), addresses=addresses, max_attempts=1)
+    counts = []
+    for error in scripts:
+        counted: list[None] = []
+        targets = Targets([Target(_FakeEndpoint("a", _raise(error)), CircuitBreaker(1, 10))])
+        remote = RemoteServable(spec, RemoteDescription("fake", (), ()), targets, partial(counted.append, None))
+        with pytest.raises(type(error).__mro__[1] if type(error) is NotSent else type(error)):
+            await remote.infer(_request())
+        counts.append(len(counted))
+    assert counts == [1, 1, 0]
 
 
 def _raise(error: ServerError) -> Script:

@@ -17,6 +17,7 @@ from tests.support.stub_registry import load_scripted, registry_of
 PUBLIC: Final = {
     *("is_live", "is_shutting_down", "readiness", "wait_change", "statuses", "has_limits", "call_admitted"),
     *("begin_serving", "begin_drain", "announce", "render_metrics", "count_unreadable_call", "count_refused_caller"),
+    "count_rejected",
 }
 ARGUMENTS: Final[dict[str, tuple[Any, ...]]] = {
     "model_ready": ("shop", "", KSERVE_GRPC),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections import Counter as Counted
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,12 +12,30 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_open
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open_metrics
 
-from ovmstrio.core.errors import GraphFailure, InvalidRequest
+from ovmstrio.core.errors import (
+    CallerLimited,
+    GraphFailure,
+    InvalidRequest,
+    Overloaded,
+    PayloadTooLarge,
+    ServerError,
+    ServiceLoading,
+    ServiceMissing,
+    TooManyRequests,
+    VersionMissing,
+    VersionRetired,
+)
 from ovmstrio.core.events import OK, ApiInterface, CallEvent, StreamProgress
 from ovmstrio.core.generation import Finish
-from ovmstrio.core.metric_families import BUCKETS_US, FAMILIES, Family
+from ovmstrio.core.metric_families import (
+    BUCKETS_US,
+    FAMILIES,
+    Family,
+    matching_families,
+)
 from ovmstrio.core.resource_registry import current_resource_registry, owned_by
 from ovmstrio.isolation.thread_pool import WorkerThreads
 from ovmstrio.serving.batching import Batcher, BatchOptions
@@ -24,7 +43,7 @@ from ovmstrio.serving.interfaces import KSERVE_GRPC, KSERVE_REST, TENSORFLOW_GRP
 from ovmstrio.telemetry.aggregate_metrics import select_families, sum_metrics, without_gauges
 from ovmstrio.telemetry.log_writer import WRITER
 from ovmstrio.telemetry.loop_load import current_loop_load
-from ovmstrio.telemetry.metrics import FastCounterFamily, FastHistogramFamily, Metrics
+from ovmstrio.telemetry.metrics import MetricFamily, Metrics, render_family
 from ovmstrio.telemetry.process_metrics import MemoryGrowthMeter
 from ovmstrio.text.text_metrics import CANCELLED, TextMetrics
 from tests.support.waits import WAIT_SECONDS
@@ -103,14 +122,15 @@ def test_a_retired_version_leaves_the_gauges_and_keeps_its_counters() -> None:
         bound.set_pool(8, 3)
         bound.set_load_seconds(1.5)
         bound.set_memory("compiled", 1000)
-        bound.placed(inline=True, moved=True)
+        bound.placed(inline=True, changed=True)
     _infer(metrics)
     late = CallEvent("m", "1", "model", KSERVE_GRPC, "ModelInfer")
     metrics.call_started(late)
     metrics.retired("m", "1")
     late.code = OK
     metrics.call_finished(late)
-    counters = {"ovms_requests_success", "ovmstrio_requests_total", "ovmstrio_placement_moves_total"}
+    counters = {"ovms_requests_success", "ovmstrio_requests_total", "ovmstrio_execution_switches_total"}
+    counters.add("ovmstrio_placement_moves_total")  # Its earlier name.
     assert {name for name, labels in _samples(metrics) if ("version", "1") in labels} == counters
     assert _value(metrics, "ovms_requests_success", CALL) == 2
     assert _value(metrics, "ovms_streams", name="m", version="2") == 4
@@ -157,7 +177,7 @@ def test_families_of_the_server_can_be_disabled() -> None:
     metrics = Metrics(["ovms_requests_success"], ["ovmstrio_ready"])
     bound = metrics.servable("m", "1")
     bound.set_load_seconds(1.0)
-    bound.placed(inline=True, moved=True)
+    bound.placed(inline=True, changed=True)
     bound.batch_size(3)
     graph = metrics.graph("g")
     graph.started()
@@ -186,7 +206,7 @@ def test_batches_are_two_histograms_of_models_with_batching(metrics: Metrics) ->
     batched.queue_time(0.005)
     assert _value(metrics, "ovmstrio_batch_size_sum", MODEL) == 19
     assert _value(metrics, "ovmstrio_batch_size_bucket", MODEL, le="8.0") == 1
-    assert _value(metrics, "ovmstrio_batch_wait_time_us_sum", MODEL) == 5000
+    assert _value(metrics, "ovmstrio_batch_wait_time_seconds_sum", MODEL) == 0.005
     assert _value(metrics, "ovmstrio_batch_size_count", name="other", version="1") is None
 
 
@@ -274,14 +294,14 @@ def _timed_call(metrics: Metrics, trace_id: str = "", *, name: str = "m", kind: 
     _end(metrics, event)
 
 
-@pytest.mark.parametrize("family", ["ovms_request_time_us", "ovmstrio_request_time_us"])
-def test_the_last_traced_call_of_a_bucket_is_its_exemplar(family: str, metrics: Metrics) -> None:
+@pytest.mark.parametrize(("family", "taken"), [("ovms_request_time_us", 20), ("ovmstrio_request_time_seconds", 20e-6)])
+def test_the_last_traced_call_of_a_bucket_is_its_exemplar(family: str, taken: float, metrics: Metrics) -> None:
     for trace_id in ("", TRACE, ""):
         _timed_call(metrics, trace_id)
     samples = _open_families(metrics, family)[family].samples
     ((bound, exemplar),) = [(sample.labels["le"], sample.exemplar) for sample in samples if sample.exemplar is not None]
-    assert float(bound) >= 20
-    assert (exemplar.labels, exemplar.value) == ({"trace_id": TRACE}, pytest.approx(20))
+    assert float(bound) >= taken
+    assert (exemplar.labels, exemplar.value) == ({"trace_id": TRACE}, pytest.approx(taken))
     assert TRACE.encode() not in metrics.render([family])
 
 
@@ -289,9 +309,9 @@ def test_inference_calls_are_timed_by_kind(metrics: Metrics) -> None:
     for name, kind in (("m", "model"), ("n", "model"), ("g", "graph")):
         _timed_call(metrics, name=name, kind=kind)
     metrics.call_finished(CallEvent("m", "1", "model", KSERVE_GRPC, "ModelReady", code=OK))
-    text = metrics.render(["ovmstrio_request_time_us"]).decode()
-    assert 'ovmstrio_request_time_us_count{interface="gRPC",kind="model"} 2.0' in text
-    assert 'ovmstrio_request_time_us_count{interface="gRPC",kind="graph"} 1.0' in text
+    text = metrics.render(["ovmstrio_request_time_seconds"]).decode()
+    assert 'ovmstrio_request_time_seconds_count{interface="gRPC",kind="model"} 2.0' in text
+    assert 'ovmstrio_request_time_seconds_count{interface="gRPC",kind="graph"} 1.0' in text
 
 
 # Metrics of text models, under vLLM's names as well
@@ -400,10 +420,8 @@ COUNTED = Family("asked", "counter", LABELS, "How often.")
 
 @given(st.lists(st.tuples(st.sampled_from(["a", 'b"\\']), st.integers(0, 400))))
 def test_counts_and_spreads_render_as_the_client_library_does(seen: list[tuple[str, int]]) -> None:
-    ours, theirs = CollectorRegistry(), CollectorRegistry()
-    count, spread = FastCounterFamily(COUNTED), FastHistogramFamily(SPREAD)
-    for made in (count, spread):
-        ours.register(made)
+    theirs = CollectorRegistry()
+    count, spread = MetricFamily(COUNTED), MetricFamily(SPREAD)
     counter = Counter(COUNTED.name, COUNTED.help, LABELS, registry=theirs)
     histogram = Histogram(SPREAD.name, SPREAD.help, LABELS, buckets=SPREAD.buckets, registry=theirs)
     for name, eighths in seen:
@@ -413,10 +431,92 @@ def test_counts_and_spreads_render_as_the_client_library_does(seen: list[tuple[s
         for every in (spread, histogram):
             every.labels(name, "1").observe(value)
 
-    assert generate_latest(ours) == generate_latest(theirs)
-    for name in ("took_us_bucket", "asked_total"):
-        only = [name]
-        assert generate_latest(ours.restricted_registry(only)) == generate_latest(theirs.restricted_registry(only))
+    for is_open, generate in ((False, generate_latest), (True, generate_open)):
+        ours = [line for each in (count, spread) for line in render_family(each.row, each.samples(), is_open=is_open)]
+        expected = generate(theirs).decode().removesuffix("# EOF\n")
+        assert "".join(f"{line}\n" for line in ours) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "old"),
+    [
+        ("ovmstrio_inference_on_loop", "gauge", 'ovmstrio_inline{name="m",version="1"} 1.0'),
+        ("ovmstrio_execution_switches", "counter", 'ovmstrio_placement_moves_total{name="m",version="1"} 1.0'),
+        ("ovmstrio_cpu_pinned", "gauge", 'ovmstrio_bound_to_cores{name="m",version="1"} 1.0'),
+        ("ovmstrio_cpu_pinning_changes", "counter", 'ovmstrio_core_choices_total{name="m",version="1"} 1.0'),
+        (
+            "ovmstrio_padded_elements",
+            "counter",
+            'ovmstrio_bucketed_elements_total{name="m",part="padding",version="1"} 2.0',
+        ),
+        ("ovmstrio_auth_failures", "counter", 'ovmstrio_refused_callers_total{reason="scope"} 1.0'),
+        ("ovmstrio_rejected_requests", "counter", 'ovmstrio_refused_requests_total{name="m"} 1.0'),
+        (
+            "ovmstrio_request_time_seconds",
+            "histogram",
+            'ovmstrio_request_time_us_sum{interface="gRPC",kind="model"} 20.0',
+        ),
+        (
+            "ovmstrio_batch_wait_time_seconds",
+            "histogram",
+            'ovmstrio_batch_wait_time_us_bucket{le="32.0",name="m",version="1"} 1.0',
+        ),
+        ("ovmstrio_node_time_seconds", "histogram", 'ovmstrio_node_time_us_count{name="g",node="n"} 1.0'),
+    ],
+)
+def test_old_names_have_the_old_labels_and_units(metrics: Metrics, name: str, kind: str, old: str) -> None:
+    bound = metrics.servable("m", "1")
+    bound.placed(inline=True, changed=True)
+    bound.bound(to_cores=True, changed=True)
+    bound.bucketed("padded", 3, 2)
+    bound.queue_time(20e-6)
+    metrics.node("g", "n").ran(0.5)
+    metrics.refused("scope")
+    metrics.rejected(Overloaded("full"), "m")
+    metrics.rejected(ServiceMissing("unknown"))
+    _timed_call(metrics)
+    old_family = old.partition("{")[0]
+
+    for is_open in (False, True):
+        assert f"\n{old}\n" in metrics.render(is_open=is_open).decode()
+    selected = metrics.render([old_family]).decode()
+    assert f"\n{old}\n" in selected
+    assert f"{name}{{" not in selected
+    assert f" {kind}\n" in selected
+    assert old_family.removesuffix("_total") not in metrics.render([name]).decode()
+
+
+def test_families_may_be_enabled_by_their_old_names() -> None:
+    assert matching_families(["ovmstrio_waiting_*"]) == ("ovmstrio_thread_queue_length",)
+    assert matching_families(["ovmstrio_request_time_us"]) == ("ovmstrio_request_time_seconds",)
+
+
+def test_rejections_are_counted_by_reason(metrics: Metrics) -> None:
+    errors: dict[ServerError, str] = {
+        ServiceMissing("m"): "unknown_name",
+        VersionMissing("m"): "not_loaded",
+        VersionRetired("m"): "not_loaded",
+        ServiceLoading("m"): "not_loaded",
+        PayloadTooLarge("m"): "too_large",
+        CallerLimited("m"): "over_quota",
+        TooManyRequests("m"): "queue_full",
+        InvalidRequest("m"): "",
+    }
+    for error in errors:
+        metrics.rejected(error)
+    metrics.refused("nothing_shown")
+    metrics.refused("not_known")
+    metrics.refused("limit")
+    expected = Counted(filter(None, errors.values())) + Counted(["unauthenticated"] * 2 + ["over_quota"])
+    name = "ovmstrio_rejected_requests_total"
+    found = {dict(labels)["reason"]: value for (each, labels), value in _samples(metrics).items() if each == name}
+    assert found == expected
+
+
+def test_idle_models_have_no_series_of_calls_except_those_of_ovms(metrics: Metrics) -> None:
+    metrics.servable("m", "1")
+    families = {name for name, labels in _samples(metrics) if ("name", "m") in labels}
+    assert families == {"ovms_requests_success", "ovms_requests_fail", "ovms_current_requests"}
 
 
 # Threads, batches and the event loop
@@ -447,7 +547,12 @@ async def test_threads_and_waiting_calls_of_a_service_are_counted_and_abandoned_
         await nursery.start(pool.run)
         try:
             job, *_ = [pool.start(wait) for _ in range(3)]
-            assert figures(metrics, "mine") == {"worker_threads": 1, "stuck_threads": 0, "waiting_calls": 2}
+            assert figures(metrics, "mine") == {
+                "worker_threads": 1,
+                "stuck_threads": 0,
+                "thread_queue_length": 2,
+                "waiting_calls": 2,
+            }
             assert await trio.to_thread.run_sync(begun.wait, WAIT_SECONDS)
             assert not await pool.finish(job, 0)
             assert figures(metrics, "mine")["stuck_threads"] == 1

@@ -306,7 +306,7 @@ def test_arguments_stream_in_json_and_in_tags() -> None:
 )
 @pytest.mark.parametrize("tools", [name for name in TOOL_PARSERS if name != "auto"])
 def test_long_text_of_incomplete_calls_is_content(tools: str, unit: str) -> None:
-    text = unit * (200_000 // len(unit))
+    text = unit * (80_000 // len(unit))
     found = _joined(make_parser(tools, "none"), [text[at : at + 500] for at in range(0, len(text), 500)])
     assert _letters(found.content) == _letters(text)
 

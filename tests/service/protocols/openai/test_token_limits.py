@@ -55,7 +55,7 @@ async def test_tokens_of_embeddings_and_ranks_count(
     async with serve_openai(tmp_path, front_end=_gate(6), metrics=metrics) as serving:
         assert [(await _post(serving, path, {"model": WORDS, **more})).status_code for _ in range(2)] == [200, 429]
         assert (await _post(serving, "/v3/tokenize", {"model": WORDS, "text": "banana"})).status_code == 200
-    assert 'ovmstrio_refused_callers_total{reason="limit"} 1.0' in metrics.render().decode()
+    assert 'ovmstrio_auth_failures_total{reason="limit"} 1.0' in metrics.render().decode()
 
 
 async def test_speech_and_recordings_do_not_count(tmp_path: Path, mock_clock: trio.testing.MockClock) -> None:

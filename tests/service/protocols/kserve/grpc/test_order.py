@@ -321,7 +321,7 @@ async def test_a_stream_beyond_the_queue_is_refused_undecoded(tmp_path: Path) ->
             assert (await peer.trailers(wrong))["grpc-status"] == "3"
         (counted,) = (line for line in serving.metrics.splitlines() if 'code="Overloaded"' in line)
         assert 'method="ModelInferStream"' in counted
-        assert 'ovmstrio_refused_requests_total{name="graph"} 1.0' in serving.metrics
+        assert 'ovmstrio_rejected_requests_total{name="graph",reason="queue_full"} 1.0' in serving.metrics
 
 
 async def test_requests_of_a_stream_to_a_model_are_queued_undecoded(

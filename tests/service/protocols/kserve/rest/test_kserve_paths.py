@@ -82,9 +82,11 @@ async def test_documents_have_the_keys_of_kserve_in_order(
 
 
 @pytest.mark.parametrize("path", ["/v2/models/echo/ready", "/v2/models/echo/versions/2/ready"])
-async def test_a_ready_model_is_answered_without_a_body(serving: Serving, path: str) -> None:
+async def test_a_ready_model_is_answered_with_its_name(serving: Serving, path: str) -> None:
     answer = await serving.get(path)
-    assert (answer.status_code, answer.content) == (200, b"")
+    assert (answer.status_code, answer.json()) == (200, {"name": "echo", "ready": True})
+    head = await serving.with_http(lambda client: client.head(path))
+    assert (head.status_code, head.content) == (200, b"")
 
 
 async def test_a_draining_server_is_live_and_not_ready(serving: Serving) -> None:
@@ -290,7 +292,7 @@ async def test_a_call_above_the_queue_is_refused_before_its_body(tmp_path: Path,
                 await serving.servable.cancelled.wait()
             assert (await second.ask(infer_post())).status == 200
         metrics = (serving.plane.render_metrics() or b"").decode()
-        assert 'ovmstrio_refused_requests_total{name="echo"} 1.0' in metrics
+        assert 'ovmstrio_rejected_requests_total{name="echo",reason="queue_full"} 1.0' in metrics
         labels = 'api="KServe",code="Overloaded",interface="REST",method="ModelInfer",name="echo"'
         assert f"ovmstrio_requests_total{{{labels}" in metrics
 
