@@ -35,7 +35,7 @@ from ovmstrio.util.truncation import text_of
 from pyovms import Tensor as PythonTensor
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
 
     from ovmstrio.core.request import InferRequest, ParameterValue
     from ovmstrio.graphs.calculator import Calculator, InstanceContext
@@ -72,13 +72,21 @@ class NodeRun(NodeState):
         "streams",
     )
 
-    def __init__(self, plan: GraphNodePlan, context: InstanceContext, max_queue_size: int) -> None:
+    def __init__(
+        self, plan: GraphNodePlan, context: InstanceContext, max_queue_size: int, graph_inputs: Container[str]
+    ) -> None:
         config = plan.config
         super().__init__(config, context)
         self.plan = plan
         self.name = config.canonical_name
         self.streams = [
-            InputStream(ref.name, ref.port, limit=max_queue_size, is_back_edge=ref.port in config.back_edges)
+            InputStream(
+                ref.name,
+                ref.port,
+                limit=max_queue_size,
+                is_back_edge=ref.port in config.back_edges,
+                is_graph_input=ref.name in graph_inputs,
+            )
             for ref in plan.inputs
         ]
         self.policy = create_policy(plan.policy, self.streams, processes_bounds=plan.contract.processes_bounds)
@@ -158,7 +166,7 @@ class GraphInstance:
         self._plan = plan
         self._sink = sink
         self._side: dict[str, Any] = dict(side or {})
-        self._nodes = [NodeRun(node, context, plan.config.max_queue_size) for node in plan.nodes]
+        self._nodes = [NodeRun(node, context, plan.config.max_queue_size, plan.inputs) for node in plan.nodes]
         self._runnable: deque[NodeRun] = deque()
         self._throttled: list[NodeRun] = []
         self._pushers = 0
