@@ -540,7 +540,7 @@ class WorkerProcess:
             self._channel.send_or_drop([_NO_ANSWER_EXPECTED, value])
 
     async def call(self, value: Any, descriptor: int | None = None, *, limit_seconds: float = math.inf) -> Any:
-        """Send a request and return its answer; up to ``calls_at_once`` run concurrently.
+        """Send a request and return its answer; up to ``max_concurrent_calls`` run concurrently.
 
         After ``limit_seconds`` the process takes no more requests, as ``grace_seconds`` after a cancellation.
 

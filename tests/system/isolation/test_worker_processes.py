@@ -50,7 +50,7 @@ def _signal(process: WorkerProcess, number: int) -> None:
 
 
 async def test_answers_arrive_in_any_order() -> None:
-    async with _started_worker(calls_at_once=3) as process:
+    async with _started_worker(max_concurrent_calls=3) as process:
         answers: list[str] = []
 
         async def ask(seconds: float, text: str) -> None:
@@ -104,7 +104,7 @@ async def test_call_that_cannot_be_sent_raises_and_the_next_is_answered() -> Non
     ],
 )
 async def test_end_of_a_process_fails_calls_and_profiles(deed: list[Any], why: str) -> None:
-    async with _started_worker(calls_at_once=2) as process:
+    async with _started_worker(max_concurrent_calls=2) as process:
         calls, profiles = list[WorkerExited](), list[WorkerExited]()
 
         async def run(ends: list[WorkerExited], operation: Callable[[], Awaitable[Any]]) -> None:
@@ -149,7 +149,7 @@ async def test_end_during_the_start_is_raised_once_the_end_was_handled(mode: str
 async def test_process_with_an_abandoned_call_is_killed_after_the_grace_period() -> None:
     stuck = trio.Event()
     async with (
-        _started_worker(calls_at_once=2, grace_seconds=0.05, stuck=stuck.set) as process,
+        _started_worker(max_concurrent_calls=2, grace_seconds=0.05, on_stuck=stuck.set) as process,
         trio.open_nursery() as nursery,
     ):
         with trio.move_on_after(0.01):
@@ -385,7 +385,7 @@ async def test_a_log_record_larger_than_a_packet_loses_its_fields(records: list[
 
 
 async def test_log_levels_of_the_server_apply_to_running_processes(records: list[logging.LogRecord]) -> None:
-    async with _started_worker(names=NAMES) as process:
+    async with _started_worker(log_fields=NAMES) as process:
         for level in (logging.INFO, logging.DEBUG, logging.ERROR):
             LOG_LEVEL.set(level)
             for number in (logging.DEBUG, logging.WARNING):
@@ -397,7 +397,7 @@ async def test_a_process_whose_server_does_not_read_continues_and_counts_dropped
     records: list[logging.LogRecord],
 ) -> None:
     """The test blocks the loop, so that the server reads nothing, until the process has logged 100 MB."""
-    async with _started_worker(names=NAMES) as process:
+    async with _started_worker(log_fields=NAMES) as process:
         read, write = os.pipe()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(process.call, ["log", logging.INFO, "NUMBER " + "x" * 2000, {}, 50_000])
