@@ -126,6 +126,7 @@ class Route(NamedTuple):
         need: scope that the caller needs.
         service: name of the requested service; empty if only the body tells.
         of_bodies: returns a handler that needs the body only, for requests with given headers; None if unsupported.
+        template: path template, such as ``/v2/models/{model}``; empty for services that route their own paths.
     """
 
     view: Callable[[HttpRequest], Awaitable[HttpAnswer]]
@@ -140,6 +141,7 @@ class Route(NamedTuple):
     need: Permission = Permission.ADMIN
     service: str = ""
     of_bodies: Callable[[Headers], BodyView | None] | None = None
+    template: str = ""
 
 
 class Rule(NamedTuple):
@@ -188,7 +190,8 @@ def rule(
     )
     methods = frozenset({method, "HEAD"} if method == "GET" else {method})
     pattern += "" if _VERB.search(template) else "/?"
-    route = Route(view, refuse, "", "", {}, is_hot, has_tasks, takes_views, admit, need, "", of_bodies)
+    shown = _PLACE.sub(r"{\2}", template)
+    route = Route(view, refuse, "", "", {}, is_hot, has_tasks, takes_views, admit, need, "", of_bodies, shown)
     return Rule(re.compile(pattern), template.split("/")[1], methods, route)
 
 
@@ -304,6 +307,7 @@ class Router:
 
     async def _answer_observed(self, observer: RequestEvents, route: Route, request: HttpRequest) -> HttpAnswer:
         record = observer.begin(request)
+        record.route = route.template
         try:
             answer = await self._answer(route, request)
         except BaseException:
