@@ -65,15 +65,23 @@ class ServerError(Exception):
     """Root of all errors that are reported to clients.
 
     ``message`` is fit for clients.  ``node`` names the node of the service that raised the error, or is empty.
+    ``user_type`` is the type of the user's exception that the error reports, or empty.
     """
 
     node: str = ""
+    user_type: str = ""
 
     def __init__(self, message: str) -> None:
         # User text within the message was truncated earlier; the limit leaves room for the server's words around it.
         message = cut(message, 2 * MOST_CHARACTERS)
         super().__init__(message)
         self.message = message
+
+
+def error_type(error: BaseException) -> str:
+    """Return the qualified name of an error's type; of an error that reports a user's exception, the type of that."""
+    name = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
+    return getattr(error, "user_type", "") or name
 
 
 class InvalidRequest(ServerError, ValueError):

@@ -55,6 +55,7 @@ class WireRequest:
 
     Attributes:
         target: request target or gRPC path, as sent.
+        route: path template of an HTTP request, such as ``/v2/models/{model}``; empty if the service routes its paths.
         caller: name of the caller; empty if unauthenticated or while it is the running task's caller.
         started: ``time.perf_counter`` time.
         status: gRPC or HTTP status; -1 while running and for clients that disconnected.
@@ -80,6 +81,7 @@ class WireRequest:
         "peer",
         "protocol",
         "received",
+        "route",
         "sent",
         "started",
         "status",
@@ -96,6 +98,7 @@ class WireRequest:
         self.headers = headers
         self.peer = peer
         self.body = b""
+        self.route = ""
         self.caller = ""
         self.started = perf_counter()
         self.status = -1
@@ -150,6 +153,7 @@ class CallEvent:
         code: :data:`OK`, :data:`CANCELLED` or the error class; empty while running.
         reason: details of a failure that was answered normally.
         node: failed node of the service, if known.
+        error_type: type of the exception of a failure that was answered normally, if known.
         request: the request; None without request observers.
         span: the span of the call; None if not traced or not recorded.
         make_span: creates the span of an unrecorded call, for its ids; None without tracing.
@@ -172,6 +176,7 @@ class CallEvent:
     error: BaseException | None = None
     reason: str = ""
     node: str = ""
+    error_type: str = ""
     caller: str = ""
     trace_id: str = ""
     request: WireRequest | None = None
@@ -270,10 +275,11 @@ def current_wire_request() -> WireRequest | None:
     return None if request is None else request.record
 
 
-def set_failure(reason: str = "", *, code: str = "", node: str = "") -> None:
-    """Add the reason, error code or failed node to the running call's event."""
+def set_failure(reason: str = "", *, code: str = "", node: str = "", error_type: str = "") -> None:
+    """Add the reason, error code, failed node or exception type to the running call's event."""
     event = current_event.get()
     if event is not None:
+        event.error_type = error_type or event.error_type
         event.reason, event.code, event.node = reason or event.reason, code or event.code, node or event.node
 
 

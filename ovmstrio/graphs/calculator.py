@@ -51,8 +51,11 @@ class ContractError(Exception):
 class NodeFailure(Exception):
     """A node failed on its input.
 
-    ``message`` is sent to the client after the node's name; ``code`` is the absl status.
+    ``message`` is sent to the client after the node's name; ``code`` is the absl status.  ``user_type`` is the type of
+    the user's exception that the failure reports, or empty.
     """
+
+    user_type: str = ""
 
     def __init__(self, message: str, code: str = "INTERNAL") -> None:
         super().__init__(message)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from ovmstrio.core.errors import ErrorList, FailedPrecondition, GraphFailure, InvalidRequest, ServerError
+from ovmstrio.core.errors import ErrorList, FailedPrecondition, GraphFailure, InvalidRequest, ServerError, error_type
 from ovmstrio.core.request import Buffer, InferInput, InferRequest, ParameterValue
 from ovmstrio.graphs.calculator import NodeFailure
 from ovmstrio.graphs.graph_config import StreamRef
@@ -159,4 +159,7 @@ def node_failure(node: str, phase: str, error: Exception) -> ServerError:
             message, code = error.message, error.code
         case _:
             message, code = f"{type(error).__name__}: {text_of(error)}", "INTERNAL"
-    return graph_failure(f'Calculator::{phase}() for node "{node}" failed: {message}', code)
+    failure = graph_failure(f'Calculator::{phase}() for node "{node}" failed: {message}', code)
+    if not isinstance(error, NodeFailure) or error.user_type:
+        failure.user_type = error_type(error)
+    return failure

@@ -7,7 +7,7 @@ from typing import Final
 
 import structlog
 
-from ovmstrio.core.errors import ServerError, UserCodeError
+from ovmstrio.core.errors import ServerError, UserCodeError, error_type
 from ovmstrio.handlers.http_responses import HTTPError, convert_starlette_error
 from ovmstrio.isolation.user_code import describe_error, error_location, trim_traceback
 
@@ -40,7 +40,9 @@ class ErrorReporter:
         self.report(error, step)
         if isinstance(error, ServerError):
             return error
-        return UserCodeError(INTERNAL_ERROR, detail=self.describe(error))
+        failure = UserCodeError(INTERNAL_ERROR, detail=self.describe(error))
+        failure.user_type = error_type(error)
+        return failure
 
     def invalid_result(self, step: str, problem: str) -> UserCodeError:
         """Log an invalid result of user code and return the error to raise."""

@@ -15,7 +15,7 @@ import structlog
 import trio
 
 from ovmstrio.core.callers import Permission
-from ovmstrio.core.errors import ServerError
+from ovmstrio.core.errors import ServerError, error_type
 from ovmstrio.core.events import set_failure
 from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.handlers.batches import current_request_id, log_request_ids, request_id_for
@@ -253,10 +253,10 @@ class HandlerRoutes:
         try:
             answer = await self._handler.answer(method.name, request)
         except (ServerError, HTTPError) as error:
-            set_failure(getattr(error, "detail", "") or text_of(error))
+            set_failure(getattr(error, "detail", "") or text_of(error), error_type=error_type(error))
             answer = self._error_response(error, as_json=as_json)
         except Exception as error:  # the border of one request
-            set_failure(text_of(error))
+            set_failure(text_of(error), error_type=error_type(error))
             log.exception("request failed", method=method.name)
             answer = server_error_response(500, INTERNAL_ERROR, as_json=as_json)
         response_error = _response_error(answer)

@@ -24,7 +24,7 @@ import numpy as np
 import structlog
 import trio
 
-from ovmstrio.core.errors import ConfigError, CustomNodeFailure, Problem, ServerError
+from ovmstrio.core.errors import ConfigError, CustomNodeFailure, Problem, ServerError, error_type
 from ovmstrio.core.tensor import BY_NAME, BY_OPENVINO_NAME, BYTES, Array, Datatype
 from ovmstrio.isolation.handler_imports import HandlerPackage
 from ovmstrio.isolation.user_code import (
@@ -64,14 +64,13 @@ class _UserFile(NodeIdentity):
         self.report(error, "execute")
         if isinstance(error, ServerError):
             return error
-        if self._hide_errors:
-            return self.failed(_EXECUTION, type(error).__name__)
-        return self.failed(
-            _EXECUTION,
-            append_location(
-                describe_error(error), error_location(self.path.parent, error) or definition_location(function)
-            ),
-        )
+        detail = type(error).__name__
+        if not self._hide_errors:
+            place = error_location(self.path.parent, error) or definition_location(function)
+            detail = append_location(describe_error(error), place)
+        failure = self.failed(_EXECUTION, detail)
+        failure.user_type = error_type(error)
+        return failure
 
     def output_error(self, code: str, detail: str, function: Callable[..., Any]) -> CustomNodeFailure:
         failure = self.failed(code, append_location(detail, definition_location(function)))

@@ -200,7 +200,11 @@ class RemoteServable(HostedService):
         if failure is not None:
             raise failure
         reason = self._targets.obstacle(trio.current_time()) or "another call is probing it"
-        raise NotReady(f'remote model "{self._spec.name}" is not available: {reason}')
+        unavailable = NotReady(f'remote model "{self._spec.name}" is not available: {reason}')
+        if (span := current_span.get()) is not None:
+            # Traces show the attempt that was not made because the circuit is open.
+            span.begin(f"call {self._spec.remote_name}", self._span_attributes(only), "client").end(unavailable)
+        raise unavailable
 
     def _choose(self, tried: set[Target], only: Target | None) -> Target | None:
         now = trio.current_time()
@@ -236,9 +240,14 @@ class RemoteServable(HostedService):
         span = current_span.get()
         if span is None:
             return await target.endpoint.infer(request, seconds)
-        details = {"server.address": target.endpoint.address, "ovmstrio.remote.name": self._spec.remote_name}
-        with span.part(f"call {self._spec.remote_name}", details, "client"):
+        with span.part(f"call {self._spec.remote_name}", self._span_attributes(target), "client"):
             return await target.endpoint.infer(request, seconds)
+
+    def _span_attributes(self, target: Target | None) -> dict[str, str]:
+        """Return the attributes of a call to an address; None for all addresses."""
+        targets = self._targets.all if target is None else (target,)
+        addresses = ", ".join(each.endpoint.address for each in targets)
+        return {"server.address": addresses, "ovmstrio.remote.name": self._spec.remote_name}
 
     def _note(self, target: Target, error: ServerError, *, is_callers_deadline: bool) -> None:
         is_late = isinstance(error, DeadlineExceeded)

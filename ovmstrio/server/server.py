@@ -69,6 +69,7 @@ from ovmstrio.serving.shared_memory import ClientRegions
 from ovmstrio.serving.source import ApplySpecs, ConfigSource
 from ovmstrio.telemetry.access_log import RequestLog, open_access_log
 from ovmstrio.telemetry.call_tracing import CallTracing, WatchedCallTracing
+from ovmstrio.telemetry.log_rate_limit import FAILURE_LINES
 from ovmstrio.telemetry.log_writer import WRITER
 from ovmstrio.telemetry.loop_load import LoopLoad, current_loop_load
 from ovmstrio.telemetry.metrics import Metrics
@@ -141,11 +142,14 @@ class ServerTraces:
 
 
 @asynccontextmanager
-async def trace_calls(*, is_watched: bool = False) -> AsyncIterator[ServerTraces]:
+async def trace_calls(
+    *, is_watched: bool = False, failures_per_second: float = math.inf
+) -> AsyncIterator[ServerTraces]:
     """Trace calls within the block if OpenTelemetry's environment variables request it.
 
     Args:
         is_watched: whether the console may watch recent traces, which records some calls while watched.
+        failures_per_second: largest number of unsampled failed calls that are recorded.
 
     Cancellation: recorded spans are flushed, for a bounded time.
     """
@@ -168,6 +172,7 @@ async def trace_calls(*, is_watched: bool = False) -> AsyncIterator[ServerTraces
         trace_server_request=[export],
         user=otel.UserSpans(),
         has_user_code=_has_user_code,
+        failures_per_second=failures_per_second,
     )
     try:
         yield ServerTraces(recent, (tracing,), (tracing,), tracing.trace_server_request)
@@ -274,7 +279,8 @@ async def serve_plan(
         ConfigError: the service at the root cannot be loaded, or as :func:`serve`.
     """
     ledger = None if worker_context is None else worker_context.ledger
-    async with WRITER.in_thread(), trace_calls(is_watched=_has_console(plan)) as traces:
+    limit = plan.settings.trace_failures_per_second
+    async with WRITER.in_thread(), trace_calls(is_watched=_has_console(plan), failures_per_second=limit) as traces:
         access = await open_credentials(plan.settings, ledger, traces.start_root_span)
         with open_access_log(plan.settings.access_log) as lines:
             every = replace(traces, requests=(*traces.requests, *lines))
@@ -539,6 +545,7 @@ class _Server:
             if self._plan.root:
                 await self._load_root()
             nursery.start_soon(self._pending.watch)
+            nursery.start_soon(FAILURE_LINES.run, self._settings.log_failures_per_second)
             nursery.start_soon(self._plane.denials.log_repetitions)
             nursery.start_soon(self._admission.follow_others)
             if self._hosting.serve_peers is not None:

@@ -378,6 +378,12 @@ class ServerSettings(BaseModel):
     )
     log_path: Path | None = _setting(None, OBSERVABILITY, "Log file, in addition to standard error.")
     log_format: Literal["pretty", "json"] = _setting("pretty", OBSERVABILITY, "Log format: pretty or json.")
+    log_failures_per_second: Annotated[int, Field(ge=1)] = _setting(
+        20, OBSERVABILITY, "Warnings and errors per second that the calls of a service may log."
+    )
+    trace_failures_per_second: Annotated[int, Field(ge=0)] = _setting(
+        20, OBSERVABILITY, "Failed calls per second that are recorded although they are not sampled."
+    )
     metrics_enable: bool = _setting(True, OBSERVABILITY, "Serve /metrics on the REST port.")
     metrics_list: str | None = _setting(
         None, OBSERVABILITY, "Metric families that replace the default OVMS families, comma separated."

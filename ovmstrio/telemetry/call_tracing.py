@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import contextmanager
 from functools import cache, partial
 from random import random
@@ -12,6 +13,7 @@ from ovmstrio.core.connection import Loopback, Remote
 from ovmstrio.core.errors import GRPC_STATUSES
 from ovmstrio.core.events import CANCELLED, OK, QUERY_METHODS, CallObserver, current_request
 from ovmstrio.core.tracing import current_span
+from ovmstrio.telemetry.log_rate_limit import RateLimit
 from ovmstrio.telemetry.spans import RecordedSpan, UnrecordedSpan
 from ovmstrio.telemetry.trace_context import parse_traceparent
 
@@ -108,7 +110,7 @@ def _describe_request(
         set_attribute("rpc.method", request.target.lstrip("/"))
     else:
         set_attribute("http.request.method", request.method)
-        set_attribute("http.route", _route(event, request))
+        set_attribute("http.route", request.route or _route(event, request))
         set_attribute("url.path", request.target.partition("?")[0])
         set_attribute("url.scheme", _scheme(request))
         set_attribute("network.protocol.version", "1.1")
@@ -157,6 +159,7 @@ class CallTracing(CallObserver):
         of_server: receive spans of the server's own requests.
         user: bridge to the instrumentation of user code, or None.
         has_user_code: returns whether services of a kind run user code; called once per kind.
+        failures_per_second: largest number of unsampled failed calls that are recorded.
         observes_requests: whether :meth:`request_ended` is called, so that a span lasts as long as its request.
     """
 
@@ -170,6 +173,7 @@ class CallTracing(CallObserver):
         user: UserContext | None = None,
         has_user_code: Callable[[str], bool] = bool,
         observes_requests: bool = True,
+        failures_per_second: float = math.inf,
     ) -> None:
         self._sampling = sampling
         self._share = sampling.share
@@ -179,6 +183,7 @@ class CallTracing(CallObserver):
         self._user = user
         self._user_of = cache(lambda kind: user if has_user_code(kind) else None)
         self._observes_requests = observes_requests
+        self._failures = RateLimit(failures_per_second)
         # Bound once: calls that are not recorded allocate nothing.
         self._unrecorded_span = partial(_unrecorded_span, sampling)
 
@@ -297,18 +302,27 @@ class CallTracing(CallObserver):
         if span is None or isinstance(span, UnrecordedSpan):
             if not has_failed or event.method in QUERY_METHODS:
                 return
+            if not self._failures.allows():
+                return
             span = span or self._unrecorded_span()
             # Later observers, such as the access log, need the same ids.
             span = event.span = self._recorded(event, span.trace, span.parent, span.number)
+            if count := self._failures.take_left_out():
+                span.set("ovmstrio.failures.left_out", count)
         if not isinstance(span, RecordedSpan):
             return
         set_end_attributes(event, span.set)
         if event.code == CANCELLED:
             span.set("ovmstrio.cancelled", True)
         elif has_failed:
-            span.fail(event.error or _StatusError(event.reason or event.code))
+            if event.error is not None and not event.error_type:
+                span.fail(event.error)
+            else:
+                status = "" if request is None else str(request.status)
+                code = event.code if event.code != OK else status
+                span.fail_with(event.error_type or code, event.reason or code)
         elif event.code != OK:
-            span.set("error.type", event.code)
+            span.set("error.type", event.error_type or getattr(event.error, "user_type", "") or event.code)
         span.end()
 
     def _recorded(self, event: CallEvent, trace: int, parent: TraceParent | None, number: int = 0) -> RecordedSpan:
@@ -354,26 +368,16 @@ class WatchedCallTracing(CallObserver):
     def __init__(self, tracing: CallTracing, recent: RecentTraces, limit: int = 20) -> None:
         self._tracing = tracing
         self._recent = recent
-        self._most = limit
-        self._second = 0
-        self._count = 0
+        self._limit = RateLimit(limit)
 
     def call_started(self, event: CallEvent) -> None:
         """Start the span of a watched call."""
         if not (self._recent.was_watched and self._recent.is_watched):
             return
-        second = int(perf_counter())
-        if second != self._second:
-            self._second, self._count = second, 0
-        self._count += 1
-        if self._count <= self._most:
+        if self._limit.allows():
             self._tracing.call_started(event)
 
     def call_finished(self, event: CallEvent) -> None:
         """End the span of a call, if it has one."""
         if event.span is not None:
             self._tracing.call_finished(event)
-
-
-class _StatusError(Exception):
-    """Error of a call that set its own response status."""

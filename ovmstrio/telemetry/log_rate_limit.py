@@ -1,4 +1,4 @@
-"""Rate limit for log lines caused by clients, so that clients cannot fill the log.
+"""Rate limits for log lines and spans caused by clients, so that clients cannot fill logs and traces.
 
 The first fault of a kind is logged; repetitions within a window are counted and logged as one line.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass
+from time import perf_counter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,19 +16,105 @@ import structlog
 import trio
 
 from ovmstrio.core.errors import MissingScope
+from ovmstrio.core.events import current_event
 from ovmstrio.util.truncation import cut
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, MutableMapping
 
     from structlog.typing import FilteringBoundLogger
 
     from ovmstrio.core.connection import ClientAddress
     from ovmstrio.core.errors import ServerError
 
+log = structlog.get_logger(__name__)
+
+_REPORT_SECONDS: Final = 1.0
+_FAILURE_METHODS: Final = frozenset({"critical", "error", "exception", "fatal", "warn", "warning"})
+_AFTER_CALLS: Final = frozenset(
+    {"request failed", "request failed with several errors", "rpc handler failed", "rpc handler sent no reply"}
+)
+"""Events of front ends about requests whose call has ended; they have a common limit."""
 _WINDOW_SECONDS: Final = 60.0
 _MOST: Final = 1_000
 _OTHERS: Final = "others"
+
+
+class RateLimit:
+    """Limit of events per second; counts the events beyond it.  Concurrent use may exceed it by a few events.
+
+    Args:
+        most: largest number per second.
+    """
+
+    __slots__ = ("_count", "_most", "_second", "left_out")
+
+    def __init__(self, most: float) -> None:
+        self._most = most
+        self._second = self._count = self.left_out = 0
+
+    def allows(self) -> bool:
+        """Count an event; return whether it is within the limit."""
+        second = int(perf_counter())
+        if second != self._second:
+            self._second, self._count = second, 0
+        self._count += 1
+        if self._count > self._most:
+            self.left_out += 1
+            return False
+        return True
+
+    def take_left_out(self) -> int:
+        """Return and reset the number of events beyond the limit."""
+        count, self.left_out = self.left_out, 0
+        return count
+
+
+# Lines of failing calls
+
+
+class FailureLines:
+    """Limit of log lines about failing calls, by service; limits while :meth:`run` runs."""
+
+    def __init__(self) -> None:
+        self._most = math.inf
+        self._limits: dict[str, RateLimit] = {}
+
+    def limit(self, _: object, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        """Drop a warning or error of a call beyond the limit of its service (structlog processor)."""
+        if self._most == math.inf or method not in _FAILURE_METHODS:
+            return event
+        call = current_event.get()
+        if call is None and event.get("event") not in _AFTER_CALLS:
+            return event
+        name = "" if call is None else call.name
+        limit = self._limits.get(name) or self._limits.setdefault(name, RateLimit(self._most))
+        if not limit.allows():
+            raise structlog.DropEvent
+        return event
+
+    async def run(self, most: int) -> None:
+        """Allow ``most`` lines per second and service, and log how many were left out; runs until cancelled.
+
+        Cancellation: logs what was left out.
+        """
+        self._most = most
+        try:
+            while True:
+                await trio.sleep(_REPORT_SECONDS)
+                self._report()
+        finally:
+            self._most = math.inf
+            self._report()
+            self._limits.clear()
+
+    def _report(self) -> None:
+        for name, limit in tuple(self._limits.items()):
+            if count := limit.take_left_out():
+                log.warning("failures not logged", service=name, count=count)
+
+
+FAILURE_LINES: Final = FailureLines()
 
 
 @dataclass(slots=True)
@@ -114,8 +201,6 @@ def _host_of(peer: str) -> str:
 
 
 # Denied admin changes
-
-log = structlog.get_logger(__name__)
 
 _REFUSED: Final = "change refused"
 _MAX_WINDOWS: Final = 200

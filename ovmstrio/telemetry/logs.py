@@ -15,6 +15,7 @@ import structlog
 
 from ovmstrio.core.events import current_event
 from ovmstrio.telemetry.log_levels import LEVELS, LOG_LEVEL
+from ovmstrio.telemetry.log_rate_limit import FAILURE_LINES
 from ovmstrio.telemetry.log_writer import LogOutlet, StandardSink, open_log_sink
 from ovmstrio.telemetry.spans import current_or_event_span
 from ovmstrio.util.stdio import code_names
@@ -119,6 +120,7 @@ def _configure_structlog() -> None:
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,
+            FAILURE_LINES.limit,
             *_PROCESSORS,
             structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
         ],

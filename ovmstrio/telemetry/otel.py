@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 from opentelemetry import context as contexts
 from opentelemetry import trace
-from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.resources import HOST_NAME, PROCESS_PID, SERVICE_NAME, SERVICE_VERSION, Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
@@ -22,6 +24,7 @@ from opentelemetry.trace import (
     TraceState,
 )
 
+from ovmstrio.telemetry.process_metrics import build_labels
 from ovmstrio.telemetry.recent_traces import FinishedSpan
 from ovmstrio.telemetry.spans import MAX_ATTRIBUTE_CHARACTERS, MAX_SPAN_EVENTS, RecordedSpan, SpanLink
 from ovmstrio.telemetry.trace_context import exporter_names, otlp_protocol
@@ -110,6 +113,18 @@ _SERVICE: Final = "ovms"
 _PROTOCOLS: Final = ("http/protobuf", "grpc")
 
 
+def server_resource() -> Resource:
+    """Return the resource of this process; attributes of the environment take precedence."""
+    own: dict[str, str | int] = {
+        SERVICE_VERSION: build_labels()[0],
+        HOST_NAME: socket.gethostname(),
+        PROCESS_PID: os.getpid(),
+    }
+    made = Resource({**own}).merge(Resource.create())
+    named = str(made.attributes.get(SERVICE_NAME, _UNNAMED))
+    return made.merge(Resource({SERVICE_NAME: _SERVICE})) if named.startswith(_UNNAMED) else made
+
+
 class SpanExport:
     """Span sink that exports with OpenTelemetry's batch processors; its threads run until :meth:`close`.
 
@@ -117,9 +132,7 @@ class SpanExport:
     """
 
     def __init__(self, environ: Mapping[str, str], recent: RecentTraces) -> None:
-        made = Resource.create()
-        named = str(made.attributes.get(SERVICE_NAME, _UNNAMED))
-        self._resource = made.merge(Resource({SERVICE_NAME: _SERVICE})) if named.startswith(_UNNAMED) else made
+        self._resource = server_resource()
         exporters = [exporter for name in exporter_names(environ) for exporter in _exporters(name, environ)]
         self._batches: tuple[SpanProcessor, ...] = tuple(map(BatchSpanProcessor, exporters))
         _set_relay_targets((*self._batches, _RecentTracesProcessor(recent)), self._resource)

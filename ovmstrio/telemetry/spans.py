@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self
 import structlog
 import trio
 
+from ovmstrio.core.errors import error_type
 from ovmstrio.core.events import CallEvent, current_event
 from ovmstrio.core.tracing import NO_ATTRIBUTES, Span, current_span
 from ovmstrio.telemetry.trace_context import TraceParent, format_traceparent
@@ -224,11 +225,14 @@ class RecordedSpan:
         if isinstance(error, trio.Cancelled):
             self.attributes["ovmstrio.cancelled"] = True
             return
-        text = cut(text_of(error), MAX_ATTRIBUTE_CHARACTERS)
-        name = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
-        self.failure = text or name
+        name, text = error_type(error), text_of(error)
+        self.fail_with(name, text)
+        self.event("exception", {"exception.type": name, "exception.message": cut(text, MAX_ATTRIBUTE_CHARACTERS)})
+
+    def fail_with(self, name: str, text: str) -> None:
+        """Record a failure that is no exception, by the name of its type."""
+        self.failure = cut(text, MAX_ATTRIBUTE_CHARACTERS) or name
         self.attributes["error.type"] = name
-        self.event("exception", {"exception.type": name, "exception.message": text})
 
     def end(self, error: BaseException | None = None) -> None:
         """As :class:`ovmstrio.core.tracing.Span`."""

@@ -54,7 +54,8 @@ class Collector:
     def take(self, data: bytes, headers: Iterable[tuple[str, str]]) -> None:
         self.headers.update(headers)
         for resource in ExportTraceServiceRequest.FromString(data).resource_spans:
-            named = {each.key: each.value.string_value for each in resource.resource.attributes}
+            given = {each.key: each.value for each in resource.resource.attributes}
+            named = {name: value.string_value or str(value.int_value) for name, value in given.items()}
             self.resource.update(named)
             for scope in resource.scope_spans:
                 self.spans += [_seen(span, named["service.name"]) for span in scope.spans]

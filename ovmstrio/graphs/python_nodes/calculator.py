@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol, TypeVar
 import structlog
 import trio
 
-from ovmstrio.core.errors import ConfigError, Problem, ServerError
+from ovmstrio.core.errors import ConfigError, Problem, ServerError, error_type
 from ovmstrio.core.tracing import current_span
 from ovmstrio.graphs.calculator import (
     CalculatorKind,
@@ -646,7 +646,9 @@ class _UserCode:
             if self.hide_errors
             else append_location(describe_error(error), self.place(error) or otherwise)
         )
-        return NodeFailure(f"{EXECUTION_ERROR}: {detail}")
+        failure = NodeFailure(f"{EXECUTION_ERROR}: {detail}")
+        failure.user_type = error_type(error)
+        return failure
 
     def report(self, error: BaseException, step: str, *, request_id: str = "") -> None:
         log.error(

@@ -20,7 +20,7 @@ import numpy as np
 import structlog
 import trio
 
-from ovmstrio.core.errors import ConfigError, NotReady, Problem
+from ovmstrio.core.errors import ConfigError, NotReady, Problem, error_type
 from ovmstrio.core.events import set_failure
 from ovmstrio.isolation.thread_pool import WorkerThreads
 from ovmstrio.isolation.user_code import (
@@ -459,7 +459,7 @@ class RequestRun:
             return self._op_failed(name, failure)
         except Exception as error:  # must not leave the nursery in one group with cancellations
             log.exception("Op failed", op=name, data_id=self._data_id)
-            set_failure(node=name)
+            set_failure(node=name, error_type=error_type(error))
             self._fail(failures.unexpected_failure(name, error))
             return []
         else:
@@ -470,7 +470,7 @@ class RequestRun:
 
     def _op_failed(self, name: str, failure: OpFailure) -> list[tuple[str, Ticket]]:
         if not self._is_unneeded(name):
-            set_failure(node=name)
+            set_failure(node=name, error_type=failure.user_type)
             self._fail(failure)
         return []
 

@@ -5,7 +5,7 @@ Codes and texts are those of Paddle Serving.
 
 from __future__ import annotations
 
-from ovmstrio.core.errors import ServerError
+from ovmstrio.core.errors import ServerError, error_type
 from ovmstrio.isolation.thread_pool import RefusalCheck
 from ovmstrio.isolation.user_code import UserCodeRaisedError
 from ovmstrio.ops.predictor.protocol import FeedMismatch, FeedTypeError
@@ -18,8 +18,11 @@ _HIDDEN = "the message is in the log of the server"
 class OpFailure(Exception):
     """Failure of a request with an error code, which the service chose if ``is_product``, and text.
 
-    ``is_overload`` marks a request rejected because too many wait.
+    ``is_overload`` marks a request rejected because too many wait.  ``user_type`` is the type of the exception of user
+    code that caused the failure, or empty.
     """
+
+    user_type: str = ""
 
     def __init__(self, code: int, info: str, *, is_product: bool = False, is_overload: bool = False) -> None:
         info = cut(info, 2 * MOST_CHARACTERS)
@@ -51,7 +54,15 @@ def cause_of(raised: BaseException) -> BaseException:
 
 def hook_failure(raised: BaseException, log_id: int, stage: str) -> OpFailure:
     """Return the failure for an exception of ``preprocess`` or ``postprocess``."""
-    error = cause_of(raised)
+    return _with_type(_hook_failure(cause_of(raised), log_id, stage), raised)
+
+
+def _with_type(failure: OpFailure, raised: BaseException) -> OpFailure:
+    failure.user_type = error_type(cause_of(raised))
+    return failure
+
+
+def _hook_failure(error: BaseException, log_id: int, stage: str) -> OpFailure:
     if isinstance(error, CustomException):
         text = cut(error.message.split(":", 1)[0]) if error.is_sent_to_user else _HIDDEN
         return OpFailure(error.code, _framed(text, log_id, stage))
@@ -67,7 +78,10 @@ def _framed(text: str, log_id: int, stage: str) -> str:
 
 def process_failure(op: str, raised: BaseException, log_id: int) -> OpFailure:
     """Return the failure for an exception of the feed check or the model."""
-    error = cause_of(raised)
+    return _with_type(_process_failure(op, cause_of(raised), log_id), raised)
+
+
+def _process_failure(op: str, error: BaseException, log_id: int) -> OpFailure:
     if isinstance(error, CustomException):
         return OpFailure(error.code, _failed(op, cut(error.message) if error.is_sent_to_user else _HIDDEN))
     if isinstance(error, FeedMismatch):

@@ -63,7 +63,7 @@ def unsendable_failure(error: TypeError) -> OpFailure:
 
 def _row(result: Result) -> list[Any]:
     failure = result.failure
-    fault = None if failure is None else [failure.code, failure.info, failure.is_product]
+    fault = None if failure is None else [failure.code, failure.info, failure.is_product, failure.user_type]
     return [result.output, fault, result.jumps]
 
 
@@ -77,8 +77,10 @@ def decode_reply(message: Any) -> BatchReply:
 def _result(output: Any, fault: Any, jumps: Any) -> Result:
     if fault is None:
         return Result(output, jumps=bool(jumps))
-    code, info, is_product = fault
-    return Result(failure=OpFailure(code, info, is_product=is_product))
+    code, info, is_product, user_type = fault
+    failure = OpFailure(code, info, is_product=is_product)
+    failure.user_type = user_type
+    return Result(failure=failure)
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,6 +139,7 @@ class Route(NamedTuple):
         need: scope that the caller needs.
         service: name of the requested service; empty if only the body tells.
         of_bodies: returns a handler that needs the body only, for requests with given headers; None if unsupported.
+        template: path template, such as ``/v2/models/{model}``; empty for services that route their own paths.
     """
 
     view: Callable[[HttpRequest], Awaitable[HttpAnswer]]
@@ -153,6 +154,7 @@ class Route(NamedTuple):
     need: Permission = Permission.ADMIN
     service: str = ""
     of_bodies: Callable[[Headers], BodyView | None] | None = None
+    template: str = ""
 
 
 class Rule(NamedTuple):
@@ -211,7 +213,8 @@ def rule(
     has_verb = _VERB.search(template) is not None
     pattern += "" if has_verb else "/?"
     loose = re.compile(pattern.replace(_MODEL, _MODEL_WITH_SLASHES)) if _MODEL in pattern else None
-    route = Route(view, refuse, "", "", {}, is_hot, has_tasks, takes_views, admit, need, "", body_view_factory)
+    shown = _PLACE.sub(r"{\2}", template)
+    route = Route(view, refuse, "", "", {}, is_hot, has_tasks, takes_views, admit, need, "", body_view_factory, shown)
     return Rule(re.compile(pattern), loose, has_verb, template.split("/")[1], methods, route)
 
 
@@ -336,6 +339,7 @@ class Router:
 
     async def _answer_observed(self, observer: RequestEvents, route: Route, request: HttpRequest) -> HttpAnswer:
         record = observer.begin(request)
+        record.route = route.template
         try:
             answer = await self._answer(route, request)
         except BaseException:

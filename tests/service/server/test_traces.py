@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import json
+import os
 import ssl
 import threading
+import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +25,13 @@ from ovmstrio.telemetry.spans import sampler_from_environ, warn_unsupported_prop
 from ovmstrio.telemetry.trace_context import TraceParent
 from ovmstrio.transport.grpc import call as stream
 from tests.support import ir
-from tests.support.all_kinds import write_all_kinds
+from tests.support.all_kinds import OPS, write_all_kinds
 from tests.support.api_clients import triton_module
-from tests.support.otlp import Collector, collecting
+from tests.support.otlp import Collector, Seen, collecting
 from tests.support.served_in_thread import ServedPlan
 from tests.support.system_servers import write_config
 from tests.support.traced_servers import (
+    GRAPH_BODY,
     PARENT,
     SPAN,
     TRACE,
@@ -40,6 +44,7 @@ from tests.support.traced_servers import (
     serving,
     traced,
 )
+from tests.support.waits import WAIT_SECONDS
 
 Tracing = Callable[..., AbstractAsyncContextManager[tuple[Collector, ServedPlan]]]
 INFER = "/v2/models/model/infer"
@@ -387,3 +392,113 @@ def test_unsupported_propagators_are_logged(value: str, is_logged: bool) -> None
     with capture_logs() as lines:
         warn_unsupported_propagators({"OTEL_PROPAGATORS": value})
     assert bool(lines) == is_logged
+
+
+# Operators' questions
+
+_RAISING: dict[str, str] = {
+    "node": "class Broken(Exception): ...\n\n\nclass OvmsPythonModel:\n"
+    "    def execute(self, inputs):\n        raise Broken('in the node')\n",
+    "handler": "class Handler:\n    def handle_post(self, payload):\n        raise KeyError('in the handler')\n",
+    "ops": OPS.replace("return {", "raise ZeroDivisionError('in the Op')\n        return {"),
+}
+
+
+@pytest.mark.parametrize("isolation", ["none", "process"])
+@pytest.mark.parametrize("sampler", ["always_on", "always_off"])
+async def test_error_type_is_the_type_of_the_exception_of_user_code(
+    tracing: Tracing, isolation: str, sampler: str
+) -> None:
+    # Without this, structlog prints in threads of user code, whose output is captured.
+    configure_logs()
+    environment, settings = {"OTEL_TRACES_SAMPLER": sampler}, {"python_isolation": isolation}
+    async with tracing(code=_RAISING, environment=environment, settings=settings) as (collector, server):
+        await _post(server, "/v2/models/graph/infer", GRAPH_BODY)
+        await _post(server, "/handler", [1])
+        await _post(server, "/ops/prediction", {"key": ["x"], "value": ["1"]})
+    types = {span.attributes["ovmstrio.service.name"]: span.attributes["error.type"] for span in _calls(collector)}
+    # Graph failures have the status of client errors, as in OVMS, so that they are recorded if sampled.
+    assert types.pop("graph", "Broken").endswith("Broken")
+    assert ("graph" in [span.attributes["ovmstrio.service.name"] for span in _calls(collector)]) == (
+        sampler == "always_on"
+    )
+    assert types == {"handler": "KeyError", "ops": "ZeroDivisionError"}
+    inner = {span.attributes["error.type"] for span in collector.spans if "error.type" in span.attributes}
+    assert not [each for each in inner if each.startswith("ovmstrio.")]
+
+
+def _calls(collector: Collector) -> list[Seen]:
+    return [span for span in collector.spans if span.kind == "server"]
+
+
+async def test_routes_are_templates_without_names_of_models(tracing: Tracing) -> None:
+    async with tracing() as (collector, server):
+        await _post(server)
+        await _post(server, "/v2/models/model/versions/1/infer")
+        await _post(server, "/handler", [1])
+    routes = [span.attributes["http.route"] for span in _calls(collector)]
+    assert routes == ["/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer", "/handler"]
+
+
+async def test_resource_tells_version_host_and_process_unless_the_environment_does(tracing: Tracing) -> None:
+    environment = {"OTEL_RESOURCE_ATTRIBUTES": "host.name=shown,team=a"}
+    async with tracing(environment=environment) as (collector, server):
+        await _post(server)
+    resource = collector.resource
+    assert (resource["host.name"], resource["team"], resource["service.name"]) == ("shown", "a", "ovms")
+    assert resource["service.version"] == version("ovmstrio")
+    assert resource["process.pid"] == str(os.getpid())
+
+
+async def test_call_of_a_dead_remote_has_a_failed_span_also_while_its_circuit_is_open(
+    tracing: Tracing, tmp_path: Path
+) -> None:
+    (tmp_path / "near").mkdir()
+    async with AsyncExitStack() as stack:
+        collector, far = await stack.enter_async_context(tracing())
+        address = far.grpc[0]
+        entry = {"name": "far", "remote": f"grpc://{address}", "remote_name": "model", "max_attempts": 1}
+        entry["breaker"] = {"failures": 1, "open_seconds": 3600}
+        near = await stack.enter_async_context(serving(write_config(tmp_path / "near", entry)))
+        far.drain()
+        with trio.fail_after(WAIT_SECONDS):
+            while (await _post(near, "/v2/models/far/infer")).is_success:  # noqa: ASYNC110 - another server drains
+                await trio.sleep(0.01)
+        assert (await _post(near, "/v2/models/far/infer")).status_code == 503
+    failed = [span for span in _calls(collector) if span.failure]
+    assert len(failed) >= 2
+    for span in failed:
+        assert span.attributes["error.type"] == "ovmstrio.core.errors.NotReady"
+        (call,) = collector.below(span)
+        assert (call.name, call.kind, call.attributes["server.address"]) == (
+            "call model",
+            "client",
+            f"grpc://{address}",
+        )
+        assert call.failure
+
+
+async def test_a_storm_of_failures_is_bounded_in_traces_and_log(
+    tracing: Tracing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "log"
+    configure_logs(fmt="json", path=path)
+    monkeypatch.setattr(ModelServable, "infer", _fail)
+    calls, limits = 200, {"trace_failures_per_second": 3, "log_failures_per_second": 5}
+    began = time.monotonic()
+    async with tracing(environment=NEVER, settings=limits) as (collector, server):
+        async with httpx.AsyncClient(trust_env=False, timeout=WAIT_SECONDS) as client:
+            for _ in range(calls):
+                answer = await client.post(f"http://{server.rest[0]}{INFER}", json=infer_body())
+                assert answer.status_code == 500
+        seconds = int(time.monotonic() - began) + 2
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    # The front end logs the unexpected exception as well, without the service.
+    for service in ("model", ""):
+        lines = [each for each in events if each["event"] == "request failed" and ("kind" in each) == bool(service)]
+        left_out = [
+            each["count"] for each in events if each["event"] == "failures not logged" and each["service"] == service
+        ]
+        assert 5 <= len(lines) <= 5 * seconds
+        assert len(lines) + sum(left_out) == calls
+    assert 3 <= len(collector.spans) <= 3 * seconds
