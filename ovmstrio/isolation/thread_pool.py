@@ -6,9 +6,9 @@
 
 A worker is a loop inside ``trio.to_thread.run_sync``, run by a task of the pool. Workers are started on demand and end
 after some idle seconds. If a call does not end after its caller was cancelled, its thread is abandoned: it counts as
-stuck, another thread takes its place, and the pool closes without it. With ``may_leave`` callers leave their calls at
-once; these count as abandoned, their results are discarded, and ``refusal`` may limit their number. A call that waits
-for another call may release its place meanwhile (``release_place_while_waiting``).
+stuck, another thread takes its place, and the pool closes without it. With ``is_abandonable`` callers leave their calls
+at once; these count as abandoned, their results are discarded, and ``refusal`` may limit their number. A call that
+waits for another call may release its place meanwhile (``release_place_while_waiting``).
 """
 
 from __future__ import annotations

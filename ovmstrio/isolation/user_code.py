@@ -165,7 +165,7 @@ class _LoopCall:
 
 
 class AbandonableLoopCalls:
-    """Async counterpart of :class:`WorkerThreads` with ``may_leave``: cancelled callers do not wait for their calls.
+    """Async counterpart of :class:`WorkerThreads` with ``is_abandonable``: cancelled callers do not wait.
 
     Args:
         nursery: runs the calls.
