@@ -45,9 +45,9 @@ SURFACE = {
     "ovmstrio.errors": """
         AlreadyExists ConfigError CustomNodeFailure DeadlineExceeded FailedPrecondition GraphFailure
         InvalidRequest MalformedJson MalformedPayload MethodNotAllowed ModelFailure NotFound NotReady NotSupported
-        NothingToGather Overloaded PayloadTooLarge PermissionDenied PipelineFailure Problem QueueTimeout RequestTooSlow
-        SequenceEnding SequenceExists SequenceMissing ServerError ServiceLoading ServiceMissing StorageFailure
-        TooManyRequests TooManySequences UserCodeError VersionLoading VersionMissing VersionRetired
+        NothingToGather Overloaded PayloadTooLarge PermissionDenied PipelineFailure Problem QueueTimeExceeded QueueTimeout
+        RequestTooSlow SequenceEnding SequenceExists SequenceMissing SequenceRestored ServerError ServiceLoading
+        ServiceMissing StorageFailure TooManyRequests TooManySequences UserCodeError VersionLoading VersionMissing VersionRetired
     """,
     "ovmstrio.extras": """
         Extra way_to_install

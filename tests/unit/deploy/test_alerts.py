@@ -11,7 +11,7 @@ from ovmstrio.transport.statuses import ERROR_STATUSES
 
 ALERTS: Final = Path(__file__).parents[3] / "deploy" / "grafana" / "alerts.yml"
 # Errors with a status of 400 to 499 that are no fault of the caller.
-OF_THE_SERVER: Final = {errors.Overloaded, errors.VersionLoading, errors.GraphFailure}
+OF_THE_SERVER: Final = {errors.Overloaded, errors.QueueTimeExceeded, errors.VersionLoading, errors.GraphFailure}
 
 
 def test_errors_of_callers_are_no_failures_in_alerts() -> None:
