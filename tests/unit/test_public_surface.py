@@ -44,10 +44,11 @@ SURFACE = {
     """,
     "ovmstrio.errors": """
         AlreadyExists ConfigError CustomNodeFailure DeadlineExceeded FailedPrecondition GraphFailure
-        InvalidRequest MalformedJson MalformedPayload MethodNotAllowed ModelFailure NotFound NotReady NotSupported
-        NothingToGather Overloaded PayloadTooLarge PermissionDenied PipelineFailure Problem QueueTimeExceeded QueueTimeout
-        RequestTooSlow SequenceEnding SequenceExists SequenceMissing SequenceRestored ServerError ServiceLoading
-        ServiceMissing StorageFailure TooManyRequests TooManySequences UserCodeError VersionLoading VersionMissing VersionRetired
+        InvalidRequest MalformedJson MalformedPayload MethodNotAllowed ModelFailure NotFound NotReady
+        NotSupported NothingToGather Overloaded PayloadTooLarge PermissionDenied PipelineFailure Problem
+        QueueTimeExceeded QueueTimeout RequestTooSlow SequenceEnding SequenceExists SequenceMissing
+        SequenceRestored ServerError ServiceLoading ServiceMissing StorageFailure TooManyRequests
+        TooManySequences UserCodeError VersionLoading VersionMissing VersionRetired
     """,
     "ovmstrio.extras": """
         Extra way_to_install
