@@ -27,11 +27,12 @@ def check(
     config: Annotated[
         Path,
         typer.Argument(
-            help="config.json, nucleus.yaml, or the directory of one model, graph or handler", show_default=False
+            help="config.json, nucleus.yaml, config.yml of Ops, or the directory of one model, graph or handler",
+            show_default=False,
         ),
     ],
     *,
-    no_import: Annotated[bool, typer.Option("--no_import", help="do not import handlers")] = False,
+    no_import: Annotated[bool, typer.Option("--no_import", help="do not import handlers and scripts")] = False,
     keys_file: Annotated[
         Path | None, typer.Option("--keys_file", help="also check this key file", show_default=False)
     ] = None,
@@ -51,6 +52,7 @@ def check(
 
     import trio
 
+    from ovms_cli.op_pipeline import configures_ops
     from ovmstrio.server.check import check_config
     from ovmstrio.telemetry.logs import configure_logs
 
@@ -61,7 +63,10 @@ def check(
     let_scripts_import()
     # Output of user code must not mix with the report on standard output.
     with stderr().status(f"checking {config} ..."), redirect_stdout(sys.stderr):
-        report = trio.run(partial(check_config, config, imports=not no_import, keys_file=keys_file))
+        if (pipeline := configures_ops(config)) is not None:
+            report = _check_pipeline(pipeline, imports=not no_import, keys_file=keys_file)
+        else:
+            report = trio.run(partial(check_config, config, imports=not no_import, keys_file=keys_file))
     if strict:
         report = replace(report, problems=tuple(as_errors(report.problems)))
     form = chosen(output, as_json=as_json)
@@ -72,6 +77,18 @@ def check(
     else:
         _show(report)
     raise typer.Exit(1 if report.errors else 0)
+
+
+def _check_pipeline(config: Path, *, imports: bool, keys_file: Path | None) -> CheckReport:
+    """Check a pipeline of Ops with the script next to its configuration."""
+    from ovms_cli.op_pipeline import find_service_problems
+    from ovmstrio.server.check import CheckReport, LoadedVersion, check_keys
+
+    names, problems = find_service_problems(config, imports=imports)
+    problems += [] if keys_file is None else check_keys(keys_file)
+    is_sound = all(problem.severity != "error" for problem in problems)
+    loaded = [LoadedVersion(name, 1) for name in names if is_sound]
+    return CheckReport(tuple(loaded), tuple(problems))
 
 
 def _leave_out_what_is_reported() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from ovms_cli.console import EX_USAGE, fail
 from ovms_cli.pictures import PictureFormat, render, write_picture
 from ovms_cli.problems import as_errors, conclude, count, problem_facts, safe
 from ovms_cli.script import call_script
+from ovmstrio.util.regular_files import read_regular_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 _NAMES: Final = ("config.yml", "config.yaml")
 _SUFFIXES: Final = (".yml", ".yaml")
+_KEYS: Final = re.compile(rb"(?m)^(rpc_port|http_port|dag|op)\s*:")
+"""Keys that only the configuration of a pipeline of Ops has, not that of a handler project."""
 _DEFAULT_SCRIPT: Final = "web_service.py"
 
 
@@ -37,6 +41,15 @@ def find_op_config(config: Path, service: Path | None) -> Path | None:
     if not found or (service is None and (config / "config.json").is_file()):
         return None
     return found[0]
+
+
+def configures_ops(path: Path) -> Path | None:
+    """Return the configuration of a pipeline of Ops that a file is or a directory has, judged by its keys, or None."""
+    from ovmstrio.handlers.config.project_file import find_project_file
+
+    config = None if path.is_dir() and find_project_file(path) else find_op_config(path, None)
+    is_found = config is not None and config.is_file() and _KEYS.search(read_regular_bytes(config)) is not None
+    return config if is_found else None
 
 
 def _find_script(config: Path, service: Path | None) -> Path | None:
@@ -125,21 +138,41 @@ def check_service(config: Path, service: Path | None, *, load: bool, strict: boo
 
     Without a script, only the configuration is checked.
     """
+    found = _examine_service(config, _find_script(config, service), load=load)
+    problems = as_errors(found.problems) if strict else found.problems
+    facts = {"pipelines": found.names, **problem_facts(problems), "without_effect": dict(found.without_effect)}
+    remarks = [f"[dim]no effect  {safe(key)}: {safe(reason)}[/]" for key, reason in found.without_effect.items()]
+    conclude(problems, found.sound, facts, remarks, output)
+
+
+def find_service_problems(config: Path, *, imports: bool) -> tuple[list[str], list[Problem]]:
+    """Return the names of a configuration's services, and all problems; loads the models.
+
+    Without ``imports``, or if there is no script next to the configuration, only the configuration is checked.
+    """
+    from ovmstrio.core.errors import Problem
+
+    script = _find_script(config, None) if imports else None
+    found = _examine_service(config, script, load=True)
+    if imports and script is None:
+        message = f"there is no {_DEFAULT_SCRIPT}, only the configuration is checked"
+        hint = f"use: ovms pipeline check {config} --service SCRIPT"
+        found.problems.append(Problem(message, str(config), suggestion=hint, severity="warning"))
+    return found.names, found.problems
+
+
+def _examine_service(config: Path, script: Path | None, *, load: bool) -> _Findings:
     from ovmstrio.core.errors import ConfigError
 
-    script = _find_script(config, service)
     found = _Findings()
     try:
         found.collect(config, script, load=load)
     except ConfigError as error:
         found.problems += error.problems
-    placed = [each if each.file else replace(each, file=str(script or config)) for each in found.problems]
-    placed = as_errors(placed) if strict else placed
     first = str(config)
-    problems = sorted(placed, key=lambda problem: (problem.file != first, problem.file, problem.line or 0))
-    facts = {"pipelines": found.names, **problem_facts(problems), "without_effect": dict(found.without_effect)}
-    remarks = [f"[dim]no effect  {safe(key)}: {safe(reason)}[/]" for key, reason in found.without_effect.items()]
-    conclude(problems, found.sound, facts, remarks, output)
+    placed = [each if each.file else replace(each, file=str(script or config)) for each in found.problems]
+    found.problems = sorted(placed, key=lambda problem: (problem.file != first, problem.file, problem.line or 0))
+    return found
 
 
 @dataclass(slots=True)

@@ -124,9 +124,9 @@ def _inside(folder: Path) -> list[Path]:
 
 
 def _makes_text(path: Path) -> bool:
-    from ovmstrio.server.command_line import is_text_generation_folder
+    from ovmstrio.config.text_entries import detect_task
 
-    return path.suffix == ".gguf" or is_text_generation_folder(path) or any(path.glob("*.gguf"))
+    return detect_task(path) is not None or any(path.glob("*.gguf"))
 
 
 # Adding and removing

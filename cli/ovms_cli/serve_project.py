@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from ovms_cli.console import EX_USAGE, fail, stderr
+from ovms_cli.op_pipeline import configures_ops
 from ovms_cli.serving import run_to_the_end, set_up_logs, usage
-from ovmstrio.util.regular_files import read_regular_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,9 +17,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.errors import Problem
     from ovmstrio.handlers.config.project_spec import ProjectSpec
-
-_OF_PIPELINES: Final = re.compile(rb"(?m)^(rpc_port|http_port|dag|op)\s*:")
-"""Keys that only the configuration of a pipeline of Ops has, not that of a project."""
 
 
 def run_project(path: Path, options: dict[str, Any]) -> None:
@@ -55,8 +51,7 @@ def _read(path: Path) -> ProjectSpec:
 
 def _refuse_pipeline(path: Path) -> None:
     """Fail with a hint if the given file configures a pipeline of Ops instead of a project."""
-    config = path / "config.yml" if path.is_dir() else path
-    if config.is_file() and _OF_PIPELINES.search(read_regular_bytes(config)):
+    if (config := configures_ops(path)) is not None:
         hint = "add --service SCRIPT with the script that creates the Ops, such as web_service.py"
         fail(f"{config} configures a pipeline of Ops; {hint}", EX_USAGE)
 

@@ -176,16 +176,16 @@ class Authentication:
         """Clear the cache, as callers or signing keys have changed."""
         self._seen = {}
 
-    def seen(self, headers: Iterable[tuple[str, str]], notes: dict[object, Any] | None = None) -> Caller | None:
+    def seen(self, headers: Iterable[tuple[str, str]], cache: dict[object, Any] | None = None) -> Caller | None:
         """Return the cached caller of a request, or None.
 
         Args:
             headers: lower-case names and values.
-            notes: cache of these very headers, if they may be repeated.
+            cache: cache of these very headers, if they may be repeated.
         """
         seen = self._seen
         # Notes are valid until callers change, as the cache is then another dictionary.
-        note = None if notes is None else notes.get(self)
+        note = None if cache is None else cache.get(self)
         if note is not None and note[0] is seen and (note[2] == NEVER or self._clock() < note[2]):
             caller: Caller = note[1]
             return caller
@@ -193,8 +193,8 @@ class Authentication:
         known = seen.get(self._digest(shown)) if shown else None
         if known is None or not (known[1] == NEVER or self._clock() < known[1]):
             return None
-        if notes is not None:
-            notes[self] = (seen, *known)
+        if cache is not None:
+            cache[self] = (seen, *known)
         return known[0]
 
     def holds(self, known: object) -> bool:

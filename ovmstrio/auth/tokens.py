@@ -52,8 +52,8 @@ class SigningKeys(Protocol):
     async def current(self) -> KeySet:
         """Return the keys; raises Unauthenticated if there are none."""
 
-    async def renewed(self) -> bool:
-        """Fetch newer keys; return False if there are none."""
+    async def renewed(self, known: KeySet | None) -> bool:
+        """Fetch newer keys than the known ones; return False if there are none."""
 
 
 class FileKeys:
@@ -66,7 +66,7 @@ class FileKeys:
         """Return the keys.  Not a checkpoint."""
         return self.keys
 
-    async def renewed(self) -> bool:
+    async def renewed(self, known: KeySet | None) -> bool:  # noqa: ARG002 - as the protocol
         """Return False: the file watcher replaces the keys.  Not a checkpoint."""
         return False
 
@@ -136,7 +136,7 @@ class JwtVerifier:
             return jwt.decode(token, keys, algorithms=_ALGORITHMS).claims
         except InvalidKeyIdError:
             # The issuer may have rotated its keys.
-            if not await self._keys.renewed():
+            if not await self._keys.renewed(keys):
                 raise
         return jwt.decode(token, await self._keys.current(), algorithms=_ALGORITHMS).claims
 
@@ -189,18 +189,20 @@ class IssuerKeys:
             Unauthenticated: there are no keys, and they cannot be fetched.
         """
         if self._keys is None or trio.current_time() - self._fetched_at > _MAX_AGE_SECONDS:
-            await self.renewed()
+            await self.renewed(self._keys)
         if self._keys is None:
             raise Unauthenticated("token verification unavailable: signing keys of the issuer not available")
         return self._keys
 
-    async def renewed(self) -> bool:
-        """Fetch the keys; return False if they were fetched just now or cannot be fetched."""
-        requested_at = self._requested_at
+    async def renewed(self, known: KeySet | None) -> bool:
+        """Fetch newer keys than the known ones; return False if they were fetched just now or cannot be fetched.
+
+        Callers that arrive during a fetch wait for it.
+        """
         async with self._lock:
-            if self._requested_at != requested_at:
+            if self._keys is not known:
                 # Another task has fetched them meanwhile.
-                return self._fetched_at >= self._requested_at
+                return True
             if trio.current_time() - self._requested_at < _MIN_FETCH_INTERVAL_SECONDS:
                 return False
             self._requested_at = trio.current_time()

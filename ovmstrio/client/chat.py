@@ -123,7 +123,7 @@ class ChatClient:
             delta = choice.get("delta") or {}
             return ChatDelta(
                 text=delta.get("content") or "",
-                reasoning=delta.get("reasoning_content") or "",
+                reasoning=delta.get("reasoning_content") or delta.get("reasoning") or "",
                 calls="".join(_call(each) for each in delta.get("tool_calls") or ()),
                 finish=choice.get("finish_reason") or "",
                 usage=chat_usage,

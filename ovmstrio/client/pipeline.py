@@ -35,14 +35,14 @@ _NPY: Final = 13
 
 
 class PredictFuture:
-    """Running call."""
+    """Running call; ``call_future_`` is the future of ``grpc``."""
 
     def __init__(self, call: Any) -> None:
-        self._call = call
+        self.call_future_ = call
 
     def result(self, timeout: float | None = None) -> Any:
         """Wait at most ``timeout`` seconds for the answer; raises ``grpc.RpcError`` or ``grpc.FutureTimeoutError``."""
-        return self._call.result(timeout)
+        return self.call_future_.result(timeout)
 
 
 class PipelineClient:

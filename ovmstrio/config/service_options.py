@@ -1,8 +1,9 @@
-"""Options of all service kinds: limits, cluster placement and isolation of Python code."""
+"""Options of all service kinds: limits, readiness, cluster placement and isolation of Python code."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -27,27 +28,38 @@ class ServiceEntry(Schema):
 
     max_concurrency: Annotated[int, Field(ge=0)] = OPTIONAL
     max_queue: Annotated[int, Field(ge=0)] = OPTIONAL
+    max_queue_time: Annotated[float, Field(ge=0)] = OPTIONAL
     placement: str | dict[str, Any] = OPTIONAL
+    required: bool = OPTIONAL
 
 
-_LIMITS: Final = ("max_concurrency", "max_queue")
+_COPIED: Final[Mapping[str, tuple[type, ...]]] = {
+    "max_concurrency": (int,),
+    "max_queue": (int,),
+    "max_queue_time": (int, float),
+    "required": (bool,),
+}
+"""Keys that are fields of the spec, and their types."""
 _PLACEMENT: Final = "placement"
 
 
 def apply_entry_options(spec: SpecT, findings: Findings) -> SpecT:
-    """Return the spec with limits and placement of its entry."""
+    """Return the spec with limits, placement and readiness requirement of its entry."""
     if spec.place is None or not isinstance(spec.place.settings.value, dict):
         return spec
     entry = spec.place.settings.value
-    given: dict[str, Any] = {key: entry[key].value for key in _LIMITS if key in entry and type(entry[key].value) is int}
-    if "max_queue" in given and not given.get("max_concurrency") and not spec.queues_itself:
-        problem = Problem(
-            "max_queue has no effect without max_concurrency",
-            path="max_queue",
-            suggestion="set max_concurrency",
-            severity="warning",
-        )
-        findings.problems.append(spec.place.of(problem))
+    given: dict[str, Any] = {
+        key: entry[key].value for key, kinds in _COPIED.items() if key in entry and type(entry[key].value) in kinds
+    }
+    for key in given.keys() & {"max_queue", "max_queue_time"}:
+        if not given.get("max_concurrency", spec.max_concurrency) and not spec.queues_itself:
+            problem = Problem(
+                f"{key} has no effect without max_concurrency",
+                path=key,
+                suggestion="set max_concurrency",
+                severity="warning",
+            )
+            findings.problems.append(spec.place.of(problem))
     if _PLACEMENT in entry:
         given["placement"], problems = read_placement(entry[_PLACEMENT].plain())
         if problems:
@@ -71,6 +83,9 @@ def check_name(name: str, *, is_mounted: bool = False) -> list[Problem]:
         return [replace(problem, message=message, expected=f"a name other than {', '.join(_SERVER_PATHS)}")]
     if is_mounted and "/" in name:
         return [replace(problem, expected="a name without '/'")]
+    if not {".", ".."}.isdisjoint(re.split("[/:]", name)):
+        # HTTP clients remove such segments from a path.
+        return [replace(problem, expected="a name without the segments '.' and '..'")]
     return [] if name else [replace(problem, message="the name is empty", expected="a text that is not empty")]
 
 

@@ -17,6 +17,7 @@ from ovmstrio.config.schema import Key, parse_value
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.generation import Task
 from ovmstrio.core.tensor import Dim
+from ovmstrio.util.truncation import MAX_ITEMS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -204,6 +205,8 @@ class ServableSpec(_Spec):
         origin: where it is configured, for messages.
         problems: errors of the settings; a service with errors fails to load.
         max_concurrency: concurrent calls; 0 is unlimited.
+        required: whether the server is not ready while the service is missing.
+        max_queue_time: longest wait of a call in seconds; None for that of the server.
         load_number: increased to force a reload with the same settings.
     """
 
@@ -219,7 +222,9 @@ class ServableSpec(_Spec):
     problems: tuple[Problem, ...] = ()
     max_concurrency: Annotated[int, Field(ge=0)] = 0
     max_queue: Annotated[int, Field(ge=0)] = 100
+    max_queue_time: Annotated[float, Field(ge=0)] | None = None
     placement: PlacementSpec = PlacementSpec()
+    required: bool = True
     load_number: int = 0
     place: Place | None = Field(default=None, exclude=True, repr=False)
 
@@ -240,7 +245,10 @@ class ServableSpec(_Spec):
 
     def loaded_settings(self) -> dict[str, Any]:
         """Return the settings that affect loaded versions."""
-        not_loaded = ("version_policy", "origin", "problems", "max_concurrency", "max_queue", "placement")
+        not_loaded = (
+            "version_policy", "origin", "problems", "placement", "required",
+            "max_concurrency", "max_queue", "max_queue_time",
+        )  # fmt: skip
         left_out: dict[str, Any] = dict.fromkeys(not_loaded, True)
         left_out["nodes"] = {"__all__": {"origin"}}
         return self.model_dump(exclude=left_out)
@@ -433,8 +441,10 @@ class TextModelSpec(ServableSpec):
         reasoning_parser: reasoning parser; empty for detection, ``none`` for none.
         enable_tool_guided_generation: whether tool calls are constrained to their parameter schemas.
         chat_template_mode: chat-template renderer, Jinja or openvino-genai's ``MINJA``.
+        pooling: pooling of token vectors; None for detection from the model's files.
         normalize: whether embeddings have unit length.
         truncate: whether long embedding inputs are truncated instead of rejected.
+        max_inputs: maximum texts of an embedding request, or documents of a rerank request.
         max_allowed_chunks: maximum document chunks of a rerank request.
         voices: speaker embedding files by voice name.
         speed_min: minimum speech speed; 1 is normal.
@@ -465,9 +475,10 @@ class TextModelSpec(ServableSpec):
     reasoning_parser: str = ""
     enable_tool_guided_generation: bool = False
     chat_template_mode: Literal["JINJA", "MINJA"] = "JINJA"
-    pooling: Literal["CLS", "LAST", "MEAN"] = "CLS"
+    pooling: Literal["CLS", "LAST", "MEAN"] | None = None
     normalize: bool = True
     truncate: bool = False
+    max_inputs: Annotated[int, Field(ge=1, le=MAX_ITEMS)] = 2048
     max_allowed_chunks: Count = 10_000
     enable_word_timestamps: bool = False
     voices: dict[str, Path] = Field(default_factory=dict)
@@ -481,8 +492,9 @@ class TextModelSpec(ServableSpec):
     idle_unload_seconds: Annotated[float, Field(ge=0)] = 0
 
     def loaded_settings(self) -> dict[str, Any]:
-        """Return the settings that affect loaded versions; the engine also uses the queue limit."""
-        return {**super().loaded_settings(), "max_queue": self.max_queue}
+        """Return the settings that affect loaded versions; the engine also uses the queue limits."""
+        limits = {"max_queue": self.max_queue, "max_queue_time": self.max_queue_time}
+        return {**super().loaded_settings(), **limits}
 
     @property
     def looks_up(self) -> bool:

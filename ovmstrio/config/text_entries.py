@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import UnionType
@@ -16,6 +17,7 @@ from ovmstrio.config.service_options import ServiceEntry, check_base_path, check
 from ovmstrio.config.specs import TextModelSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.generation import Task
+from ovmstrio.util.regular_files import read_regular_text
 
 if TYPE_CHECKING:
     from ovmstrio.config.config_file import ConfigFile, Entry
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 TASKS: Final = tuple(task.value for task in Task)
 _GENERATION: Final = frozenset({Task.TEXT_GENERATION})
 _EMBEDDINGS: Final = frozenset({Task.EMBEDDINGS})
+_RERANK: Final = frozenset({Task.RERANK})
 _TRANSCRIPTION: Final = frozenset({Task.SPEECH_TO_TEXT})
 _SPEECH: Final = frozenset({Task.TEXT_TO_SPEECH})
 _ALL_TASKS: Final = frozenset(Task)
@@ -70,7 +73,8 @@ _OPTIONS: Final[Mapping[str, _Option]] = {
     "pooling": _Option("pooling", _EMBEDDINGS),
     "normalize": _Option("normalize", _EMBEDDINGS),
     "truncate": _Option("truncate", _EMBEDDINGS),
-    "max_allowed_chunks": _Option("max_allowed_chunks", frozenset({Task.RERANK})),
+    "max_inputs": _Option("max_inputs", _EMBEDDINGS | _RERANK),
+    "max_allowed_chunks": _Option("max_allowed_chunks", _RERANK),
     "enable_word_timestamps": _Option("enable_word_timestamps", _TRANSCRIPTION),
     "voices": _Option("voices", _SPEECH),
     **{name: _Option(name, _SPEECH) for name in _SPEEDS},
@@ -109,6 +113,58 @@ def parse_task(value: Any) -> Task:
     if value in TASKS:
         return Task(value)
     raise invalid_value_error("task", value, " or ".join(TASKS), suggestion=did_you_mean(str(value), TASKS))
+
+
+_ENCODER: Final = frozenset({"openvino_model.xml", "openvino_tokenizer.xml"})
+_ENCODER_DECODER: Final = frozenset({"openvino_encoder_model.xml", "openvino_decoder_model.xml"})
+_TASK_FILES: Final = (
+    (Task.TEXT_GENERATION, _ENCODER | {"openvino_detokenizer.xml"}),
+    (Task.TEXT_TO_SPEECH, _ENCODER_DECODER | {"openvino_postnet.xml"}),
+    (Task.SPEECH_TO_TEXT, _ENCODER_DECODER | {"openvino_detokenizer.xml"}),
+)
+_ARCHITECTURES: Final = (
+    ("ForSequenceClassification", Task.RERANK),
+    ("ForCausalLM", Task.TEXT_GENERATION),
+    ("LMHeadModel", Task.TEXT_GENERATION),
+    ("WhisperForConditionalGeneration", Task.SPEECH_TO_TEXT),
+    ("ForTextToSpeech", Task.TEXT_TO_SPEECH),
+    ("ForMaskedLM", Task.EMBEDDINGS),
+    ("Model", Task.EMBEDDINGS),
+)
+"""Endings of the architectures in ``config.json``."""
+_POOLING_FILE: Final = "1_Pooling/config.json"  # of sentence-transformers
+
+
+def detect_task(path: Path) -> Task | None:
+    """Return the task of a model by its files; None if there is no text model. Reads the disk.
+
+    The architecture takes precedence, because Optimum writes a detokenizer for models of all tasks.
+    """
+    if path.suffix == ".gguf":
+        return Task.TEXT_GENERATION
+    try:
+        names = {each.name for each in path.iterdir()}
+        has_pooling = (path / _POOLING_FILE).is_file()
+    except (OSError, ValueError):
+        return None
+    by_files = next((task for task, files in _TASK_FILES if files <= names), None)
+    architectures = _architectures(path)
+    named = next((of for ending, of in _ARCHITECTURES if any(each.endswith(ending) for each in architectures)), None)
+    if not names >= _ENCODER:
+        return by_files if named is by_files or not architectures else None
+    if has_pooling and named is not Task.RERANK:
+        return Task.EMBEDDINGS
+    return named if named in {Task.RERANK, Task.EMBEDDINGS} else by_files
+
+
+def _architectures(path: Path) -> list[str]:
+    """Return the architectures in ``config.json``; none if the file is absent or invalid."""
+    try:
+        read = json.loads(read_regular_text(path / "config.json"))
+    except (OSError, ValueError, RecursionError):
+        return []
+    named = read.get("architectures") if isinstance(read, dict) else None
+    return [each for each in named if isinstance(each, str)] if isinstance(named, list) else []
 
 
 def parse_text_options(task: Task, options: Mapping[str, Any], directory: Path) -> tuple[dict[str, Any], list[Problem]]:
@@ -255,7 +311,8 @@ def _read_entry(entry: Entry, file: ConfigFile) -> TextModelSpec:
 def _read_settings(given: Mapping[str, Any], directory: Path) -> tuple[Task, dict[str, Any], list[Problem]]:
     problems = [*check_name(given["name"]), *check_base_path(given["base_path"])]
     try:
-        task = parse_task(given.get("task", Task.TEXT_GENERATION.value))
+        task = parse_task(given["task"]) if "task" in given else detect_task(directory / given["base_path"])
+        task = task or Task.TEXT_GENERATION
     except ConfigError as error:
         return Task.TEXT_GENERATION, {}, [*problems, *error.problems]
     fields, wrong = parse_text_options(

@@ -51,8 +51,8 @@ _Entry = dict[str, Any]
 class _MergedEntries:
     """Entries of all workers in time order, renumbered unless the server has one worker (``keeps_numbers``)."""
 
-    def __init__(self, most: int, *, keeps_numbers: bool) -> None:
-        self._kept: deque[_Entry] = deque(maxlen=most)
+    def __init__(self, limit: int, *, keeps_numbers: bool) -> None:
+        self._kept: deque[_Entry] = deque(maxlen=limit)
         self._keeps_numbers = keeps_numbers
         self._waiting: list[_Entry] = []
         self._seen: dict[int, tuple[str, int]] = {}
@@ -321,12 +321,12 @@ class AggregatedSnapshot:
 class ConsoleAggregator:
     """Aggregator of all workers' console data for the viewers of one worker; ``history`` has totals per second."""
 
-    def __init__(self, plane: DataPlane, past: RecentHistory) -> None:
+    def __init__(self, plane: DataPlane, history: RecentHistory) -> None:
         self.siblings = plane.siblings
         self.row = 0 if self.siblings is None else self.siblings.row
         self.past = MergedHistory(is_alone=self.siblings is None)
         self.history: deque[dict[str, Any]] = deque(maxlen=MAX_HISTORY_SECONDS)
-        self._local = LocalSnapshots(plane, past, self.history)
+        self._local = LocalSnapshots(plane, history, self.history)
         self._subscribed: Counter[str] = Counter()
         self._services: Counter[str] = Counter()
         self._known: dict[int, SnapshotQuery] = {}

@@ -154,12 +154,12 @@ _NO_STORE: Final = (("cache-control", "no-store"), ("x-content-type-options", "n
 
 
 def console_rules(
-    plane: DataPlane, changes: AdminChanges, past: RecentHistory, mode: ConsoleMode, gate: Gate | None = None
+    plane: DataPlane, changes: AdminChanges, history: RecentHistory, mode: ConsoleMode, gate: Gate | None = None
 ) -> list[Rule]:
     """Return the routes, none if the console is off; ``gate`` ends event streams whose caller was revoked."""
     if mode == "off":
         return []
-    guard, gathering = _ConsoleGuard(mode), ConsoleAggregator(plane, past)
+    guard, gathering = _ConsoleGuard(mode), ConsoleAggregator(plane, history)
     return [
         *_page_rules(guard),
         *_reading_rules(plane, changes, gathering, guard),
@@ -186,9 +186,9 @@ def _page_rules(guard: _ConsoleGuard) -> list[Rule]:
 
 
 def _reading_rules(
-    plane: DataPlane, changes: AdminChanges, gathering: ConsoleAggregator, guard: _ConsoleGuard
+    plane: DataPlane, changes: AdminChanges, aggregator: ConsoleAggregator, guard: _ConsoleGuard
 ) -> list[Rule]:
-    past = gathering.past
+    past = aggregator.past
 
     async def server(request: HttpRequest) -> HttpAnswer:
         guard.check_read(request)
@@ -203,27 +203,27 @@ def _reading_rules(
 
     async def failures(request: HttpRequest) -> HttpAnswer:
         guard.check_read(request)
-        await gathering.fetch_history(FAILURES)
+        await aggregator.fetch_history(FAILURES)
         entries = failure_entries(past, 0, shows_bodies=changes.page_may_change(request))
         return json_response({"failures": entries}).with_headers(_NO_STORE)
 
     async def services() -> dict[str, Any]:
-        return {"services": list((await gathering.rows()).values())}
+        return {"services": list((await aggregator.rows()).values())}
 
     async def service(model: str) -> dict[str, Any]:
-        return await gathering.document(model)
+        return await aggregator.document(model)
 
     async def traces() -> dict[str, Any]:
         _check_traces(plane)
-        await gathering.fetch_history(TRACES)
+        await aggregator.fetch_history(TRACES)
         return {"traces": past.traces}
 
     async def trace(trace: str) -> dict[str, Any]:
         _check_traces(plane)
-        return await gathering.trace(trace)
+        return await aggregator.trace(trace)
 
     async def log() -> dict[str, Any]:
-        await gathering.fetch_history(LINES)
+        await aggregator.fetch_history(LINES)
         return {"lines": past.lines.since(0)}
 
     return [
@@ -238,9 +238,9 @@ def _reading_rules(
 
 
 def _live_rules(
-    plane: DataPlane, changes: AdminChanges, gathering: ConsoleAggregator, guard: _ConsoleGuard, gate: Gate | None
+    plane: DataPlane, changes: AdminChanges, aggregator: ConsoleAggregator, guard: _ConsoleGuard, gate: Gate | None
 ) -> list[Rule]:
-    viewers, frames = StreamCounter(), FrameMaker(plane, gathering)
+    viewers, frames = StreamCounter(), FrameMaker(plane, aggregator)
 
     async def live(request: HttpRequest) -> HttpAnswer:
         guard.check_read(request)
@@ -254,7 +254,7 @@ def _live_rules(
 
         async def make(events: EventSink) -> None:
             with viewers.one():
-                await send_events(plane, frames, gathering, wanted, events, still_may=still_may)
+                await send_events(plane, frames, aggregator, wanted, events, may_see_bodies=still_may)
 
         return await stream_events(request, make, encode_error_event)
 

@@ -71,15 +71,15 @@ class _Frame:
 class FrameMaker:
     """Maker of the frames that all viewers share."""
 
-    def __init__(self, plane: DataPlane, gathering: ConsoleAggregator) -> None:
+    def __init__(self, plane: DataPlane, aggregator: ConsoleAggregator) -> None:
         self._plane = plane
-        self._gathering = gathering
+        self._gathering = aggregator
         self._frame: _Frame | None = None
         self._made_at = float("-inf")
         self._processes: dict[int, _WorkerCounts] = {}
         self._figures: dict[str, dict[str, Any]] = {}
         self._rows: dict[str, dict[str, Any]] = {}
-        self._history = gathering.history
+        self._history = aggregator.history
         self._making = trio.Lock()
 
     @property
@@ -294,24 +294,26 @@ class StreamCounter:
 async def send_events(
     plane: DataPlane,
     frames: FrameMaker,
-    gathering: ConsoleAggregator,
-    wishes: StreamFilter,
+    aggregator: ConsoleAggregator,
+    stream_filter: StreamFilter,
     events: EventSink,
     *,
-    still_may: Callable[[], Awaitable[bool]],
+    may_see_bodies: Callable[[], Awaitable[bool]],
 ) -> None:
     """Send events until the server drains or the client leaves.
 
-    ``still_may`` is called every second: it returns whether the viewer may see request bodies, and raises if access was
-    revoked.
+    ``may_see_bodies`` is called every second: it returns whether the viewer may see request bodies, and raises if
+    access was revoked.
     """
-    recent = plane.traces if wishes.traces else None
-    wanted = {FAILURES: wishes.failures, LINES: wishes.log > 0, TRACES: wishes.traces}
-    wanting = gathering.wanting(*(what for what, is_wanted in wanted.items() if is_wanted), service=wishes.service)
+    recent = plane.traces if stream_filter.traces else None
+    wanted = {FAILURES: stream_filter.failures, LINES: stream_filter.log > 0, TRACES: stream_filter.traces}
+    wanting = aggregator.wanting(
+        *(what for what, is_wanted in wanted.items() if is_wanted), service=stream_filter.service
+    )
     with wanting, nullcontext() if recent is None else recent.watching():
-        viewer = _Viewer(frames, gathering, wishes)
+        viewer = _Viewer(frames, aggregator, stream_filter)
         while True:
-            shows_bodies = await still_may()
+            shows_bodies = await may_see_bodies()
             await viewer.tell(events, await frames.frame(), shows_bodies=shows_bodies)
             if plane.is_draining:
                 await events.send(encode_event("end", {"reason": plane.readiness().reason}))
@@ -320,10 +322,10 @@ async def send_events(
 
 
 class _Viewer:
-    def __init__(self, frames: FrameMaker, gathering: ConsoleAggregator, wishes: StreamFilter) -> None:
+    def __init__(self, frames: FrameMaker, aggregator: ConsoleAggregator, stream_filter: StreamFilter) -> None:
         self._frames = frames
-        self._gathering = gathering
-        self._filter = wishes
+        self._gathering = aggregator
+        self._filter = stream_filter
         self._traces = -1
         self._frame = self._line = self._failure = self._quiet = 0
 
@@ -393,10 +395,10 @@ def _log_entries(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{**each, "level": logging.getLevelName(each["level"])} for each in lines]
 
 
-def failure_entries(past: MergedHistory, number: int, *, shows_bodies: bool) -> list[dict[str, Any]]:
+def failure_entries(history: MergedHistory, number: int, *, shows_bodies: bool) -> list[dict[str, Any]]:
     """Return the kept failed calls after a number; ``shows_bodies`` keeps the request bodies."""
     hidden = {} if shows_bodies else {"body": ""}
-    return [{**each, **hidden} for each in past.failures.since(number)]
+    return [{**each, **hidden} for each in history.failures.since(number)]
 
 
 def encode_event(name: str, data: Any) -> bytes:

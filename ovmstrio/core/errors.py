@@ -19,13 +19,15 @@
     ├── AlreadyExists                          the object to create exists
     │   └── SequenceExists                     the sequence id is in use
     ├── FailedPrecondition                     valid request, wrong state of the servable
-    │   └── SequenceEnding                     the last request of the sequence is still running
+    │   ├── SequenceEnding                     the last request of the sequence is still running
+    │   └── SequenceRestored                   the last steps of the sequence may be lost after a crash
     ├── NotReady                               the server or servable cannot answer now
     │   ├── VersionLoading                     the version is loading or failed to load
     │   │   └── ServiceLoading                 the same for a service with a single version
     │   ├── StorageFailure                     model storage or local disk failed
     │   └── TooManySequences                   sequence limit reached
     ├── Overloaded                             a queue or pool is full
+    │   ├── QueueTimeExceeded                  the call cannot start within max_queue_time
     │   ├── TooManyRequests                    concurrency limit of a handler reached
     │   └── CallerLimited                      quota of the caller exceeded
     ├── Unauthenticated                        missing or wrong credentials
@@ -139,9 +141,9 @@ class PayloadTooLarge(InvalidRequest):
     """A message is larger than ``max_message_size``."""
 
     @classmethod
-    def of_outputs(cls, size: int, most: float) -> Self:
+    def of_outputs(cls, size: int, limit: float) -> Self:
         """Return the error for outputs of ``size`` bytes, raised before any output is copied."""
-        return cls(f"the outputs have {size} bytes, the limit is {most:.0f} (--max_message_size)")
+        return cls(f"the outputs have {size} bytes, the limit is {limit:.0f} (--max_message_size)")
 
 
 class RequestTooSlow(InvalidRequest):
@@ -159,13 +161,13 @@ class ServiceMissing(NotFound):
 class VersionMissing(NotFound):
     """The service has no such version.
 
-    ``tried`` is the default version if it failed to load, ``why`` the reason.
+    ``tried`` is the default version if it failed to load, ``reason`` the reason.
     """
 
-    def __init__(self, message: str, *, tried: int = 0, why: str = "") -> None:
+    def __init__(self, message: str, *, tried: int = 0, reason: str = "") -> None:
         super().__init__(message)
         self.tried = tried
-        self.why = why
+        self.why = reason
 
 
 class VersionRetired(NotFound):
@@ -196,6 +198,20 @@ class SequenceEnding(FailedPrecondition):
     """The last request of the sequence with that id is still running."""
 
 
+class SequenceRestored(FailedPrecondition):
+    """The sequence was restored after a crash with its first ``steps`` steps; the client must send later ones again."""
+
+    def __init__(self, message: str, *, steps: int) -> None:
+        super().__init__(message)
+        self.steps = steps
+
+    @classmethod
+    def of(cls, identity: int | str, steps: int) -> SequenceRestored:
+        """Return the error of a sequence; clients and remote models recognize its message."""
+        text = f"sequence {identity} was restored with {steps} steps, later steps may be lost: continue with step"
+        return cls(f"{text} {steps + 1}, or start the sequence again", steps=steps)
+
+
 class NotReady(ServerError):
     """The server or servable cannot answer now; the same request may succeed later."""
 
@@ -209,13 +225,13 @@ class WorkerRestarting(NotReady):
 
 
 class VersionLoading(NotReady):
-    """The version is loading or ``has_failed`` to load; ``why`` is the reason, set for some kinds."""
+    """The version is loading or ``has_failed`` to load; ``reason`` is the reason, set for some kinds."""
 
-    def __init__(self, message: str, *, kind: str = "", has_failed: bool = False, why: str = "") -> None:
+    def __init__(self, message: str, *, kind: str = "", has_failed: bool = False, reason: str = "") -> None:
         super().__init__(message)
         self.kind = kind
         self.has_failed = has_failed
-        self.why = why
+        self.why = reason
 
 
 class ServiceLoading(VersionLoading):
@@ -236,6 +252,16 @@ class Overloaded(ServerError):
     def __init__(self, message: str, *, retry_after_seconds: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
+
+
+class QueueTimeExceeded(Overloaded):
+    """A call waited in a queue for ``max_queue_time``, or would have to."""
+
+    @classmethod
+    def after(cls, seconds: float) -> QueueTimeExceeded:
+        """Return the error of a call that has waited for ``seconds``."""
+        text = f"the call could not start within {seconds:g} s (max_queue_time); try again later"
+        return cls(text, retry_after_seconds=max(1.0, seconds))
 
 
 class TooManyRequests(Overloaded):

@@ -318,8 +318,8 @@ def set_failure(reason: str = "", *, code: str = "", node: str = "", error_type:
         event.reason, event.code, event.node = reason or event.reason, code or event.code, node or event.node
 
 
-def record_body(data: bytes | memoryview, most: int) -> None:
-    """Keep the first ``most`` bytes of the request body for observers."""
+def record_body(data: bytes | memoryview, limit: int) -> None:
+    """Keep the first ``limit`` bytes of the request body for observers."""
     request = current_wire_request()
     if request is not None:
-        request.body, request.received = bytes(data[:most]), len(data)
+        request.body, request.received = bytes(data[:limit]), len(data)

@@ -62,7 +62,9 @@ class Conversation:
         tool_choice: ``none``, ``auto``, ``required`` or ``function``.
         tool_name: the function to call if ``tool_choice`` is ``function``.
         template_options: template variables, such as ``enable_thinking``.
-        calls_once: whether only the first tool call is returned.
+        returns_first_call_only: whether only the first tool call is returned.
+        continues_final_message: whether the prompt ends with the content of the last message, which the answer
+            continues.
     """
 
     messages: tuple[Mapping[str, Any], ...]
@@ -71,6 +73,7 @@ class Conversation:
     tool_name: str = ""
     template_options: Mapping[str, Any] = field(default_factory=dict)
     returns_first_call_only: bool = False
+    continues_final_message: bool = False
 
 
 class Padding(Enum):
@@ -174,11 +177,16 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token and its log-probability; None for the first token of a prompt."""
+    """A token and its log-probability; None for the first token of a prompt.
 
-    text: str
+    ``data`` is UTF-8, possibly a part of a character; ``offset`` the index in the text of the character that begins
+    with the token or has it.
+    """
+
+    data: bytes
     logprob: float | None
     id: int = -1
+    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +290,7 @@ class TextGenerator(GenerativeService, Protocol):
     def limits(self) -> GenerationLimits:
         """Limits of the model; constant for the life of the service."""
 
-    def generate(self, asked: GenerationRequest) -> AbstractAsyncContextManager[Generation]:
+    def generate(self, request: GenerationRequest) -> AbstractAsyncContextManager[Generation]:
         """Start a request; entering returns when the engine has accepted the prompt.
 
         Leaving early cancels the request within one engine step, without waiting for that step.

@@ -9,10 +9,11 @@ from ovmstrio.core.errors import TooManyRequests
 
 
 class Limit(NamedTuple):
-    """Concurrency limit (0 for unlimited) and queue limit."""
+    """Concurrency limit (0 for unlimited), queue limit, and longest wait in seconds (None for that of the server)."""
 
     max_concurrency: int = 0
     max_queue: int = 0
+    max_queue_time: float | None = None
 
 
 NO_LIMIT: Final = Limit()

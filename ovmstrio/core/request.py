@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 SEQUENCE_ID: Final = "sequence_id"
 SEQUENCE_CONTROL: Final = "sequence_control_input"
 """Request parameters or inputs that hold sequence id and control value of stateful models."""
+RESTORED_STEPS: Final = "ovmstrio_restored_steps"
+"""Response parameter, header and metadata: steps of a sequence that was restored after a crash."""
+
+ENABLE_FINAL_RESPONSE: Final = "triton_enable_empty_final_response"
+FINAL_RESPONSE: Final = "triton_final_response"
+"""Triton's parameters of a stream: of a request that wants its last reply marked, and of its replies."""
 
 ParameterValue = bool | int | float | str
 Buffer = bytes | bytearray | memoryview
@@ -78,6 +84,8 @@ class InferRequest:
         arrival: position among the requests of the connection, where order matters.
         wants_all_packets: whether a graph returns every packet of its outputs instead of the first.
         most_bytes: maximum size of all outputs together.
+        timeout_seconds: time limit of the inference, counted from its start.
+        priority: rank among requests that wait for a batch: 1 before 2, 0 last.
     """
 
     model_name: str
@@ -94,6 +102,19 @@ class InferRequest:
     arrival: ArrivalTicket | None = None
     most_bytes: float = math.inf
     wants_all_packets: bool = False
+    timeout_seconds: float = math.inf
+    priority: int = 0
+
+    def read_scheduling(self) -> None:
+        """Set timeout and priority from Triton's parameters ``timeout`` (microseconds) and ``priority``.
+
+        Other types than unsigned integers are left to user code; 0 is the same as no value.
+        """
+        timeout, priority = self.parameters.get("timeout"), self.parameters.get("priority")
+        if type(timeout) is int and timeout > 0:
+            self.timeout_seconds = timeout / 1e6
+        if type(priority) is int and priority > 0:
+            self.priority = priority
 
 
 @dataclass(slots=True)
@@ -120,6 +141,12 @@ class InferResponse:
         )
 
     @property
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        """Names and values of HTTP headers or gRPC metadata: restored steps of a sequence, which no body may hold."""
+        steps = self.parameters.get(RESTORED_STEPS)
+        return () if steps is None else ((RESTORED_STEPS, str(steps)),)
+
+    @property
     def nbytes(self) -> int:
         """Size of all outputs in bytes."""
         size = 0
@@ -130,9 +157,10 @@ class InferResponse:
 
 @dataclass(frozen=True, slots=True)
 class StreamProblem:
-    """Error of one request of a stream that stays open."""
+    """Error of one request of a stream that stays open; ``response`` names the request, without outputs."""
 
     message: str
+    response: InferResponse | None = None
 
 
 StreamReply = InferResponse | StreamProblem

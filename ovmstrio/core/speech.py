@@ -80,7 +80,7 @@ class Transcript(Protocol):
 class Transcriber(GenerativeService, Protocol):
     """A service with ``Task.SPEECH_TO_TEXT``."""
 
-    def transcribe(self, asked: TranscriptionRequest) -> AbstractAsyncContextManager[Transcript]:
+    def transcribe(self, request: TranscriptionRequest) -> AbstractAsyncContextManager[Transcript]:
         """Start a transcription; entering returns when the file has been opened.
 
         Leaving early cancels the request within one window of 30 s of audio.

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from ovmstrio.core.errors import ServerError
     from ovmstrio.core.tensor import Array, RawTensor, Tensor
 
+SERVER_COUNTER: Final = "server"
+"""Name of the counter row of the whole server, whose queue includes the queues of services."""
+
 
 @dataclass(frozen=True, slots=True)
 class ForwardedStep:
@@ -32,6 +35,13 @@ class ForwardedStep:
     most_bytes: float
 
 
+class StepResult(NamedTuple):
+    """Outputs of a sequence request, and after a crash the number of restored steps, unless already reported."""
+
+    outputs: list[Tensor | RawTensor]
+    restored_steps: int | None = None
+
+
 class SequenceOwners(Protocol):
     """Sequences of all workers: the worker that owns an id, calls to it, and counts over all workers.
 
@@ -44,7 +54,7 @@ class SequenceOwners(Protocol):
     def owner(self, model: str, identity: int | str) -> int | None:
         """Return the worker that owns an id; None if this worker does."""
 
-    async def run_step(self, owner: int, step: ForwardedStep) -> list[Tensor | RawTensor]:
+    async def run_step(self, owner: int, step: ForwardedStep) -> StepResult:
         """Run a sequence request on another worker, in the order of the calls.
 
         Raises:
@@ -53,8 +63,8 @@ class SequenceOwners(Protocol):
             ServerError: the request failed there.
         """
 
-    def begin(self, model: str, version: int, most: float) -> None:
-        """Count a sequence of this worker; raises TooManySequences if the version has ``most`` in all workers."""
+    def begin(self, model: str, version: int, limit: float) -> None:
+        """Count a sequence of this worker; raises TooManySequences if the version has ``limit`` in all workers."""
 
     def end(self, model: str, version: int) -> None:
         """Count the end of a sequence of this worker."""
@@ -231,8 +241,8 @@ class EngineDirectory(Protocol):
             ServerError: the call failed there.
         """
 
-    async def listen(self, owner: int, key: str, heard: Callable[[Any], None]) -> None:
-        """Pass the output of another worker's engine to ``heard`` until it ends.
+    async def listen(self, owner: int, key: str, on_message: Callable[[Any], None]) -> None:
+        """Pass the output of another worker's engine to ``on_message`` until it ends.
 
         Raises:
             NotReady: the worker cannot be reached, exited, or has no such engine after a while.

@@ -59,14 +59,14 @@ class FormPart(NamedTuple):
 
 
 def form_parts(
-    content_type: str, body: bytes, *, most: int | None = None, piece_bytes: int = _PIECE_BYTES
+    content_type: str, body: bytes, *, limit: int | None = None, piece_bytes: int = _PIECE_BYTES
 ) -> Iterator[FormPart]:
     """Parse the parts of a form.
 
     Args:
         content_type: the unchanged header, because its boundary is case-sensitive.
         body: the form.
-        most: the maximum number of parts; None for no limit.
+        limit: the maximum number of parts; None for no limit.
         piece_bytes: the number of bytes that are searched for boundaries at once, while other threads wait.
 
     Raises:
@@ -77,20 +77,22 @@ def form_parts(
     if not boundary:
         raise MalformedPayload("a multipart form needs a boundary in its content-type, found none")
     try:
-        yield from _parts(boundary.encode("latin-1"), body, options.get("charset", _DEFAULT_CHARSET), most, piece_bytes)
+        yield from _parts(
+            boundary.encode("latin-1"), body, options.get("charset", _DEFAULT_CHARSET), limit, piece_bytes
+        )
     except (LookupError, ValueError) as error:
         raise MalformedPayload(f"the multipart form cannot be parsed: {error}") from error
 
 
-def _parts(boundary: bytes, body: bytes, charset: str, most: int | None, piece_bytes: int) -> Iterator[FormPart]:
+def _parts(boundary: bytes, body: bytes, charset: str, limit: int | None, piece_bytes: int) -> Iterator[FormPart]:
     part: Field | File | None = None
     content: list[bytes] = []
     count = 0
     for event in _events(MultipartDecoder(boundary), body, piece_bytes):
         if isinstance(event, Field | File):
             part, content, count = event, [], count + 1
-            if most is not None and count > most:
-                raise ValueError(f"expected at most {most} parts, got more")
+            if limit is not None and count > limit:
+                raise ValueError(f"expected at most {limit} parts, got more")
         elif isinstance(event, Data) and part is not None:
             content.append(event.data)
             if not event.more_data:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -57,6 +58,8 @@ _CLASS_BY_MESSAGE: Final[Mapping[str, type[errors.ServerError]]] = {
 }
 """Errors by the start of their message, for classes that share their status."""
 
+_RESTORED: Final = re.compile(r"sequence .+ was restored with (\d+) steps, ")
+
 
 @contextmanager
 def reading(address: str) -> Iterator[None]:
@@ -84,6 +87,9 @@ def status_of(error: errors.ServerError) -> str:
 
 def _create_error(cls: type[errors.ServerError] | None, message: str, status: str, note: str) -> errors.ServerError:
     cls = next((found for text, found in _CLASS_BY_MESSAGE.items() if message.startswith(text)), cls)
-    error = errors.ServerError(f"{status}: {message}") if cls is None else cls(message)
+    if restored := _RESTORED.match(message):
+        error: errors.ServerError = errors.SequenceRestored(message, steps=int(restored[1]))
+    else:
+        error = errors.ServerError(f"{status}: {message}") if cls is None else cls(message)
     error.add_note(note)
     return error

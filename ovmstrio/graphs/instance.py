@@ -11,17 +11,18 @@ so a chain of nodes costs one task. A graph that is a chain runs in the caller's
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from contextlib import asynccontextmanager
-from dataclasses import replace
-from operator import itemgetter
+from dataclasses import dataclass, replace
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 import structlog
 import trio
 
 from ovmstrio.core.errors import FailedPrecondition, PayloadTooLarge, ServerError
-from ovmstrio.core.request import InferResponse
+from ovmstrio.core.request import ENABLE_FINAL_RESPONSE, FINAL_RESPONSE, InferResponse, StreamProblem
 from ovmstrio.core.tensor import RawTensor, Tensor
 from ovmstrio.core.tracing import current_span
 from ovmstrio.graphs.calculator import NodeContext, NodeFailure, NodeState
@@ -34,9 +35,9 @@ from ovmstrio.util.truncation import text_of
 from pyovms import Tensor as PythonTensor
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
 
-    from ovmstrio.core.request import StreamProblem
+    from ovmstrio.core.request import InferRequest, ParameterValue
     from ovmstrio.graphs.calculator import Calculator, InstanceContext
     from ovmstrio.graphs.graph_config import Port
     from ovmstrio.graphs.plan import GraphNodePlan, GraphPlan, StreamRoute
@@ -71,13 +72,21 @@ class NodeRun(NodeState):
         "streams",
     )
 
-    def __init__(self, plan: GraphNodePlan, context: InstanceContext, max_queue_size: int) -> None:
+    def __init__(
+        self, plan: GraphNodePlan, context: InstanceContext, max_queue_size: int, graph_inputs: Container[str]
+    ) -> None:
         config = plan.config
         super().__init__(config, context)
         self.plan = plan
         self.name = config.canonical_name
         self.streams = [
-            InputStream(ref.name, ref.port, limit=max_queue_size, is_back_edge=ref.port in config.back_edges)
+            InputStream(
+                ref.name,
+                ref.port,
+                limit=max_queue_size,
+                is_back_edge=ref.port in config.back_edges,
+                is_graph_input=ref.name in graph_inputs,
+            )
             for ref in plan.inputs
         ]
         self.policy = create_policy(plan.policy, self.streams, processes_bounds=plan.contract.processes_bounds)
@@ -140,6 +149,8 @@ class GraphInstance:
     Attributes:
         failure: the first error that ended the execution early.
         is_finished: whether every node has closed or the execution has failed.
+        on_idle: called when no node runs or can run.
+        output_bounds: the lowest possible timestamp of the next packet, by output.
     """
 
     # Every call creates one instance, so optional parts (events) are created on demand.
@@ -150,11 +161,12 @@ class GraphInstance:
         self.context = context
         self.failure: ServerError | None = None
         self.is_finished = False
+        self.on_idle: Callable[[], None] | None = None
+        self.output_bounds = [MIN] * len(plan.outputs)
         self._plan = plan
         self._sink = sink
         self._side: dict[str, Any] = dict(side or {})
-        self._nodes = [NodeRun(node, context, plan.config.max_queue_size) for node in plan.nodes]
-        self._output_bounds = [MIN] * len(plan.outputs)
+        self._nodes = [NodeRun(node, context, plan.config.max_queue_size, plan.inputs) for node in plan.nodes]
         self._runnable: deque[NodeRun] = deque()
         self._throttled: list[NodeRun] = []
         self._pushers = 0
@@ -402,10 +414,10 @@ class GraphInstance:
                 self._wake(target)
         has_room = True
         for output in route.outputs:
-            bound = self._output_bounds[output]
+            bound = self.output_bounds[output]
             if packet.timestamp < bound:
                 check_timestamp(route.stream, packet.timestamp, bound)
-            self._output_bounds[output] = next_allowed(packet.timestamp)
+            self.output_bounds[output] = next_allowed(packet.timestamp)
             has_room &= self._sink.put(output, packet)
         return has_room
 
@@ -424,7 +436,7 @@ class GraphInstance:
             if target.streams[consumer.slot].advance(bound):
                 self._wake(target)
         for output in route.outputs:
-            self._output_bounds[output] = max(self._output_bounds[output], bound)
+            self.output_bounds[output] = max(self.output_bounds[output], bound)
 
     def _wake(self, node: NodeRun) -> None:
         if node.is_closed:
@@ -478,9 +490,16 @@ class GraphInstance:
                 self._resolve_deadlock()
             elif self._inputs_closed and not self.is_finished:
                 self._close_cycle()
+        if self.is_idle and self.on_idle is not None:
+            self.on_idle()
         if not self._workers and self._idle is not None:
             self._idle.set()
             self._idle = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no node runs or can run, and no packet waits for room."""
+        return not (self._workers or self._runnable or self._pushers or self.failure)
 
     def _finish(self) -> None:
         self.is_finished = True
@@ -635,12 +654,12 @@ class FirstPacketSink:
 
 
 class AllPacketSink:
-    """Sink that keeps every packet of each output, up to ``most_bytes`` in total."""
+    """Sink that keeps every packet of each output, up to ``max_bytes`` in total."""
 
-    def __init__(self, outputs: Sequence[str], most_bytes: float) -> None:
+    def __init__(self, outputs: Sequence[str], max_bytes: float) -> None:
         self.packets: list[list[Packet]] = [[] for _ in outputs]
         self._outputs = outputs
-        self._most_bytes = most_bytes
+        self._most_bytes = max_bytes
         self._size = 0
 
     def put(self, output: int, packet: Packet) -> bool:
@@ -693,6 +712,11 @@ class ReplyChannelSink(Generic[_T]):
         self._overflow.append(reply)
         return False
 
+    def refuse(self, request: InferRequest, message: str) -> bool:
+        """Send the error of a request, as :meth:`reply`."""
+        del request
+        return self.reply(StreamProblem(message))
+
     async def wait_room(self) -> None:
         """Wait until every accepted reply is in the channel."""
         async with self._lock:
@@ -705,23 +729,106 @@ class ReplyChannelSink(Generic[_T]):
                 self._overflow.popleft()
 
 
-class ResponseConverter:
-    """Converter of packets to responses."""
+@dataclass(slots=True)
+class _StreamRequest:
+    """A request of a stream whose replies carry its id.
 
-    def __init__(self, graph: str, outputs: Sequence[str]) -> None:
+    Attributes:
+        marks_final: whether the last reply is marked and still missing.
+        is_accepted: whether all packets of the request are in the graph.
+    """
+
+    timestamp: int
+    id: str
+    marks_final: bool
+    is_accepted: bool = False
+
+
+class ResponseSink(ReplyChannelSink[InferResponse]):
+    """Sink of the responses of a stream, which have the ids of their requests.
+
+    A packet belongs to the last request that is not later than its timestamp. A request has had its last response when
+    no node can run, or when every output has passed the timestamp of the next request.
+
+    Attributes:
+        output_bounds: those of the instance.
+    """
+
+    def __init__(
+        self, graph: str, outputs: Sequence[str], channel: trio.MemorySendChannel[InferResponse | StreamProblem]
+    ) -> None:
+        super().__init__(self._response, channel)
         self._graph = graph
         self._outputs = outputs
+        self._requests: deque[_StreamRequest] = deque()
+        self.output_bounds: Sequence[int] = ()
 
-    def __call__(self, output: int, packet: Packet) -> InferResponse:
-        """Return the response for a packet of an output."""
-        name = self._outputs[output]
-        converted = output_of_value(name, packet.value)
-        parameters: dict[str, bool | int | float | str] = {TIMESTAMP_PARAMETER: packet.timestamp}
+    def put(self, output: int, packet: Packet) -> bool:
+        """Convert and send a packet, after the final responses of earlier requests."""
+        response = self._response(output, packet)
+        if self._requests:
+            self._assign(response, packet.timestamp)
+        return self.reply(response)
+
+    def begin(self, request: InferRequest, timestamp: int) -> None:
+        """Add a request before its packets; :meth:`accept` follows."""
+        marks_final = request.parameters.get(ENABLE_FINAL_RESPONSE) is True if request.parameters else False
+        if request.id or marks_final or self._requests:
+            self._requests.append(_StreamRequest(timestamp, request.id, marks_final))
+
+    def accept(self) -> None:
+        """Note that all packets of the last request are in the graph."""
+        if self._requests:
+            self._requests[-1].is_accepted = True
+
+    def end_requests(self) -> None:
+        """Send the missing final responses: no node can run."""
+        while self._requests and self._requests[0].is_accepted:
+            self._end(self._requests[0])
+            if len(self._requests) == 1:
+                # Nodes may still emit packets when they close.
+                return
+            self._requests.popleft()
+
+    def refuse(self, request: InferRequest, message: str) -> bool:
+        """Send the error of a request, which is its last reply."""
+        marks_final = request.parameters.get(ENABLE_FINAL_RESPONSE) is True
+        if not request.id and not marks_final:
+            return super().refuse(request, message)
+        if self._requests and not self._requests[-1].is_accepted:
+            self._requests[-1].marks_final = False
+        parameters: dict[str, ParameterValue] = {FINAL_RESPONSE: True} if marks_final else {}
+        return self.reply(StreamProblem(message, self._empty(request.id, parameters)))
+
+    def _response(self, output: int, packet: Packet) -> InferResponse:
+        converted = output_of_value(self._outputs[output], packet.value)
+        parameters: dict[str, ParameterValue] = {TIMESTAMP_PARAMETER: packet.timestamp}
         if isinstance(converted, InferResponse):
             converted.model_name, converted.model_version, converted.id = self._graph, GRAPH_VERSION, ""
             converted.parameters |= parameters
             return converted
         return InferResponse(self._graph, GRAPH_VERSION, [converted], "", parameters)
+
+    def _assign(self, response: InferResponse, timestamp: int) -> None:
+        requests = self._requests
+        if len(requests) > 1 and requests[1].timestamp <= timestamp:
+            passed = min(self.output_bounds)
+            while len(requests) > 1 and requests[1].timestamp <= passed:
+                self._end(requests.popleft())
+        at = 1 if len(requests) == 1 else bisect_right(requests, timestamp, key=attrgetter("timestamp"))
+        request = requests[at - 1] if at else None
+        if request is not None and request.timestamp <= timestamp:
+            response.id = request.id
+            if request.marks_final:
+                response.parameters[FINAL_RESPONSE] = False
+
+    def _end(self, request: _StreamRequest) -> None:
+        if request.marks_final:
+            request.marks_final = False
+            self.reply(self._empty(request.id, {FINAL_RESPONSE: True}))
+
+    def _empty(self, request_id: str, parameters: dict[str, ParameterValue]) -> InferResponse:
+        return InferResponse(self._graph, GRAPH_VERSION, [], request_id, parameters)
 
 
 def output_of_value(stream: str, value: Any) -> Tensor | RawTensor | InferResponse:

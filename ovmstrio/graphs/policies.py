@@ -225,14 +225,54 @@ class _SyncSetPolicy(InputPolicy):
 class _ImmediatePolicy(InputPolicy):
     """Policy without synchronization: the earliest packet runs at once, with any packets at the same timestamp.
 
-    MediaPipe also runs the node without packets when one of several inputs ends; this policy does not.
+    As in MediaPipe, an idle node takes its packets when the first one arrives, so packets that arrive on other inputs
+    right after it run on their own. The inputs of one request run together nevertheless. When one of several inputs
+    ends, MediaPipe also runs the node without packets; this policy only settles the timestamp of that run.
     """
 
+    def __init__(self, streams: Sequence[InputStream]) -> None:
+        super().__init__(streams)
+        self._prepared: NodeStep | None = None
+        self._is_running = False
+        self._open = len(streams)
+        self._settled = MIN
+
     def next(self) -> Step:
+        step = self._take() if self._prepared is None else self._with_request(self._prepared)
+        self._prepared = None
+        self._is_running = step is not None
+        if step is None and not self._open:
+            return CLOSE
+        return step
+
+    def arrived(self) -> None:
+        if self._prepared is None and not self._is_running:
+            self._prepared = self._take()
+
+    def bound(self) -> int:
+        return max(super().bound(), self._settled)
+
+    def _take(self) -> NodeStep | None:
+        still_open = sum(not stream.is_done for stream in self._streams)
+        has_ended, self._open = still_open < self._open, still_open
         waiting = [stream.queue[0].timestamp for stream in self._streams if stream.queue]
         if waiting:
             return _take_packets(self._streams, min(waiting))
-        return CLOSE if all(stream.is_done for stream in self._streams) else None
+        if has_ended and still_open:
+            self._settled = next_allowed(super().bound())
+        return None
+
+    def _with_request(self, step: NodeStep) -> NodeStep:
+        """Add the packets of other graph inputs at the same timestamp."""
+        names = {stream.name for stream in self._streams if stream.port in step.inputs}
+        inputs = dict(step.inputs)
+        for stream in self._streams:
+            is_other = stream.is_graph_input and stream.name not in names
+            if is_other and stream.queue and stream.queue[0].timestamp == step.timestamp:
+                inputs[stream.port] = stream.queue.popleft().value
+                names.add(stream.name)
+        ports = [stream.port for stream in self._streams if stream.port in inputs]
+        return NodeStep(step.timestamp, {port: inputs[port] for port in ports})
 
 
 class _BarrierPolicy(InputPolicy):

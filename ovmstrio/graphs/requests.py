@@ -112,17 +112,15 @@ def timestamp_of(request: InferRequest) -> int | None:
     return timestamp
 
 
-def side_packets(request: InferRequest) -> dict[str, str | int]:
+def side_packets(request: InferRequest) -> dict[str, ParameterValue]:
     """Return the request's parameters as side packets by name, without names reserved for the server.
 
+    OVMS refuses fractions and integers from 2**63 on.
+
     Raises:
-        InvalidRequest: a parameter is not a string, a boolean or a 64-bit integer.
         FailedPrecondition: a parameter has the name of the Python nodes' side packet.
     """
-    packets: dict[str, str | int] = {}
-    if not request.parameters:
-        return packets
-    wrong = ErrorList()
+    packets: dict[str, ParameterValue] = {}
     for name, value in request.parameters.items():
         if name == TIMESTAMP_PARAMETER or name in _SERVER_SIDE_PACKETS:
             continue
@@ -130,20 +128,8 @@ def side_packets(request: InferRequest) -> dict[str, str | int]:
             fixed = "Failed to initialize mediapipe graph"
             detail = f"Incoming input side packet: {name} is special reserved name and cannot be used"
             raise FailedPrecondition(f"{fixed} - {detail}")
-        with wrong:
-            packets[name] = _side_packet(name, value)
-    wrong.tell()
+        packets[name] = value
     return packets
-
-
-def _side_packet(name: str, value: ParameterValue) -> str | int:
-    if isinstance(value, bool | str):
-        return value
-    if isinstance(value, int) and _is_int64(value):
-        return value
-    fixed = "Functionality not implemented"
-    rule = "Handling parameters of other types than: bool, string, int64 is not supported"
-    raise InvalidRequest(f"{fixed} - {rule}; parameter {name!r} is {value!r}")
 
 
 # Failures

@@ -60,7 +60,7 @@ from ovmstrio.graphs.instance import (
     FirstPacketSink,
     GraphInstance,
     ReplyChannelSink,
-    ResponseConverter,
+    ResponseSink,
     output_of_value,
     run_instance,
 )
@@ -116,6 +116,7 @@ class GraphStream(Generic[_T]):
         self.replies = replies
         self._instance = instance
         self._sink = sink
+        self._responses = sink if isinstance(sink, ResponseSink) else None
         self._reader = reader
         self._timestamps = timestamps
 
@@ -145,9 +146,9 @@ class GraphStream(Generic[_T]):
             trio.BrokenResourceError: the graph has ended.
         """
         if request.model_name != self._instance.context.graph:
-            await self._refuse(f"{_WRONG_NAME}; validate subsequent requests")
+            await self._refuse(request, f"{_WRONG_NAME}; validate subsequent requests")
         elif request.model_version not in _VERSIONS:
-            await self._refuse(f"{_WRONG_VERSION}; validate subsequent requests")
+            await self._refuse(request, f"{_WRONG_VERSION}; validate subsequent requests")
         else:
             await self.take(request, "partial deserialization of subsequent requests")
             if self._instance.is_finished:
@@ -160,23 +161,29 @@ class GraphStream(Generic[_T]):
 
     async def take(self, request: InferRequest, context: str, packets: Iterable[tuple[str, Any]] | None = None) -> None:
         """Push a request's inputs, or ``packets`` by input name; errors become replies that end with ``context``."""
-        instance = self._instance
+        instance, responses = self._instance, self._responses
         instance.context.request_id = request.id
         try:
             requested = timestamp_of(request)
             timestamp = self._timestamps.next() if requested is None else requested
+            if responses is not None:
+                responses.begin(request, timestamp)
             for name, value in self._reader.packets(request) if packets is None else packets:
                 await instance.push(name, value, timestamp)
         except ServerError as error:
             instance.dispatch()
-            await self._refuse(f"{error.message}; {context}")
+            await self._refuse(request, f"{error.message}; {context}")
         except trio.BrokenResourceError:
             # `receive` raises the instance's failure at the end of the stream.
             return
+        if responses is not None:
+            responses.accept()
         instance.dispatch()
+        if responses is not None and instance.is_idle:
+            responses.end_requests()
 
-    async def _refuse(self, message: str) -> None:
-        if not self._sink.reply(StreamProblem(message)):
+    async def _refuse(self, request: InferRequest, message: str) -> None:
+        if not self._sink.refuse(request, message):
             await self._sink.wait_room()
 
 
@@ -232,6 +239,9 @@ def _unsupported_options(graph: str, generation: GenerationRequest) -> Iterator[
     if generation.grammar is not None:
         message = f"response_format: {prefix} has no structured output; leave it out, or use type text"
         yield InvalidField(message, field="response_format")
+    if isinstance(prompt, Conversation) and prompt.continues_final_message:
+        message = f"continue_final_message: {prefix} begins a new message; leave it out"
+        yield InvalidField(message, field="continue_final_message")
     if isinstance(prompt, Conversation) and prompt.tools and prompt.tool_choice != "none":
         yield InvalidField(
             f'tools: {prefix} calls no tools; leave them out, or set tool_choice to "none"', field="tools"
@@ -638,25 +648,27 @@ class GraphServable:
             GraphFailure: on leaving, when a node has failed.
             ServerError: raised by user code.
         """
-        return self._open(first, ResponseConverter(self.name, self._plan.outputs))
+        return self._open(first, partial(ResponseSink, self.name, self._plan.outputs))
 
     @asynccontextmanager
     async def _open(
         self,
         first: InferRequest,
-        convert: Callable[[int, Packet], _T],
+        make_sink: Callable[[trio.MemorySendChannel[_T | StreamProblem]], ReplyChannelSink[_T]],
         parameters: Mapping[str, ParameterValue] = _NO_EXTRA_PARAMETERS,
         packets: Iterable[tuple[str, Any]] | None = None,
         http: HttpRequest | None = None,
     ) -> AsyncIterator[GraphStream[_T]]:
-        """Open a stream whose replies ``convert`` creates.
+        """Open a stream whose replies a sink creates.
 
         ``parameters`` extend those of the first request for user code; ``packets`` replace its inputs.
         """
         send, receive = trio.open_memory_channel[_T | StreamProblem](_MAX_BUFFERED_REPLIES)
-        sink: ReplyChannelSink[_T] = ReplyChannelSink(convert, send)
+        sink = make_sink(send)
         problem: Exception | None = None
         instance = self._make_instance(first, sink, parameters, http)
+        if isinstance(sink, ResponseSink):
+            instance.on_idle, sink.output_bounds = sink.end_requests, instance.output_bounds
         with _Observed(self._hooks, "ModelInferStream", instance), receive:
             async with trio.open_nursery() as nursery:
                 try:
@@ -697,7 +709,9 @@ class GraphServable:
         roles = self._plan.config.chat
         if roles is None:
             raise NotSupported(no_chat_message(self.name))
-        open_texts = partial(self._open, convert=TextExtractor(self.name, self._plan.outputs))
+        open_texts = partial(
+            self._open, make_sink=partial(ReplyChannelSink, TextExtractor(self.name, self._plan.outputs))
+        )
         return generate_text(self.name, roles, open_texts, asked)
 
     # Raw HTTP requests
@@ -720,7 +734,11 @@ class GraphServable:
                 f'graph "{self.name}" accepts no raw HTTP requests; expected input_stream: "{REQUEST_PAYLOAD_TAG}:name"'
             )
         return _open_document_stream(
-            self.name, name, partial(self._open, convert=_document_of_packet), request, deadline
+            self.name,
+            name,
+            partial(self._open, make_sink=partial(ReplyChannelSink, _document_of_packet)),
+            request,
+            deadline,
         )
 
     def _make_instance(

@@ -39,15 +39,19 @@ class InputStream:
     Attributes:
         bound: the smallest timestamp of a future packet; ``DONE`` if the stream is closed.
         limit: queue length at which producers wait; -1 is no limit.
+        is_graph_input: whether requests feed the stream, not a node.
     """
 
-    __slots__ = ("bound", "is_back_edge", "limit", "name", "port", "queue")
+    __slots__ = ("bound", "is_back_edge", "is_graph_input", "limit", "name", "port", "queue")
 
-    def __init__(self, name: str, port: Port, *, limit: int = -1, is_back_edge: bool = False) -> None:
+    def __init__(
+        self, name: str, port: Port, *, limit: int = -1, is_back_edge: bool = False, is_graph_input: bool = False
+    ) -> None:
         self.name = name
         self.port = port
         self.limit = limit
         self.is_back_edge = is_back_edge
+        self.is_graph_input = is_graph_input
         self.bound = MIN
         self.queue: deque[Packet] = deque()
 

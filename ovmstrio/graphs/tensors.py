@@ -197,7 +197,7 @@ def _from_contents(source: InferInput) -> Tensor:
         raise _negative_dimension_error(source)
     if source.datatype == BYTES.name:
         elements = bytes_elements(source, None, input_spec(source, BYTES))
-        if not elements:
+        if not elements and 0 not in source.shape:
             raise _missing_contents_error(source)
         return create_python_tensor(source.name, framed(elements), source.shape, BYTES.name)
     datatype = _KNOWN.get(source.datatype)
@@ -207,8 +207,6 @@ def _from_contents(source: InferInput) -> Tensor:
     count = prod(source.shape)
     if count * datatype.itemsize > _MAX_BYTES:
         raise _too_large_error(source)
-    if not count:
-        raise _missing_contents_error(source)
     array = to_array(source.contents, source.shape, count, input_spec(source, datatype))
     return create_python_tensor(source.name, buffer_of(array), source.shape, source.datatype)
 

@@ -40,7 +40,7 @@ class Callbacks:
 
     def __init__(self, code: ErrorReporter) -> None:
         self._code = code
-        self._threads = WorkerThreads(limit=_THREADS, is_strict=True, names=code.log_fields)
+        self._threads = WorkerThreads(limit=_THREADS, is_strict=True, log_fields=code.log_fields)
         self._nursery: trio.Nursery | None = None
         self._closing = trio.Event()
 
@@ -103,7 +103,7 @@ async def call_handler_code(
     Cancellation: see :meth:`LoadedHandler.call`.
     """
     return await call_user_code(
-        threads, function, (), arguments, around=lease_models, may_leave=True, start_within=start_within
+        threads, function, (), arguments, around=lease_models, is_abandonable=True, start_timeout_seconds=start_within
     )
 
 

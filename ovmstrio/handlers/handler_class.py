@@ -40,10 +40,10 @@ class HandlerMethod:
     is_batched: bool = False
 
     @classmethod
-    def of(cls, instance: Any, name: str, known: frozenset[str], *, is_batched: bool = False) -> HandlerMethod:
+    def of(cls, instance: Any, name: str, available: frozenset[str], *, is_batched: bool = False) -> HandlerMethod:
         """Create the description of a method, whose signature has been checked."""
         method = getattr(instance, name)
-        arguments = known & set(inspect.signature(method).parameters)
+        arguments = available & set(inspect.signature(method).parameters)
         is_generator = inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method)
         return cls(name, method, arguments, is_generator, is_batched)
 

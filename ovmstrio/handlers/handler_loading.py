@@ -293,23 +293,23 @@ class HandlerBuilder:
     """Builder of a project's handler; a context manager that owns the imported modules.
 
     Args:
-        is_alone: whether the handler is the only service, so that its modules keep their plain names.
+        is_only_service: whether the handler is the only service, so that its modules keep their plain names.
     """
 
     def __init__(
         self,
         project: ProjectSpec,
-        supplies: HandlerDependencies,
-        code: ErrorReporter,
+        dependencies: HandlerDependencies,
+        error_reporter: ErrorReporter,
         threads: WorkerThreads,
         *,
-        is_alone: bool = False,
+        is_only_service: bool = False,
     ) -> None:
         self._project = project
-        self._supplies = supplies
-        self._code = code
+        self._supplies = dependencies
+        self._code = error_reporter
         self._threads = threads
-        self._package = HandlerPackage(*import_folders(project), is_public=is_alone)
+        self._package = HandlerPackage(*import_folders(project), is_public=is_only_service)
 
     def __enter__(self) -> Self:
         for name, module in self._supplies.modules.items():
@@ -425,39 +425,46 @@ log = structlog.get_logger(__name__)
 @asynccontextmanager
 async def open_handler(
     project: ProjectSpec,
-    supplies: HandlerDependencies = NO_DEPENDENCIES,
+    dependencies: HandlerDependencies = NO_DEPENDENCIES,
     *,
     batch_hooks: BatchHooks = NULL_BATCH_HOOKS,
-    is_alone: bool = False,
-    code: ErrorReporter | None = None,
-    gathers: bool = True,
+    is_only_service: bool = False,
+    error_reporter: ErrorReporter | None = None,
+    batches_requests: bool = True,
     queue_timeout: float = 0,
 ) -> AsyncIterator[LoadedHandler]:
     """Load a project's handler and run it during the block; raise ConfigError with all problems of its class.
 
-    The constructor runs in the threads of the methods, in the same thread if there is only one. ``is_alone`` adds the
-    handler's folders to ``sys.path``, since it is the only service. ``gathers`` batches requests here if the project
-    configures batching. A call waits ``queue_timeout`` seconds for a thread, forever if 0.
+    The constructor runs in the threads of the methods, in the same thread if there is only one. ``is_only_service``
+    adds the handler's folders to ``sys.path``, since it is the only service. ``batches_requests`` batches requests here
+    if the project configures batching. A call waits ``queue_timeout`` seconds for a thread, forever if 0.
 
     Callbacks, batches and threads that have not ended ``DRAIN_SECONDS`` after the block are abandoned.
     """
-    code = code or ErrorReporter(project.name, project.directory)
-    threads = WorkerThreads(limit=project.threads_per_process, idle_seconds=None, is_strict=True, names=code.log_fields)
-    callbacks = Callbacks(code)
-    builder = HandlerBuilder(project, supplies, code, threads, is_alone=is_alone)
+    error_reporter = error_reporter or ErrorReporter(project.name, project.directory)
+    threads = WorkerThreads(
+        limit=project.threads_per_process, idle_seconds=None, is_strict=True, log_fields=error_reporter.log_fields
+    )
+    callbacks = Callbacks(error_reporter)
+    builder = HandlerBuilder(project, dependencies, error_reporter, threads, is_only_service=is_only_service)
     failure: ConfigError | None = None
-    with on_sys_path(import_folders(project)) if is_alone else nullcontext(), builder:
+    with on_sys_path(import_folders(project)) if is_only_service else nullcontext(), builder:
         async with trio.open_nursery() as nursery:
             try:
                 await nursery.start(threads.run)
                 await nursery.start(callbacks.run)
                 instance, methods = await builder.build()
                 batcher = await _start_own_batcher(
-                    nursery, project if gathers else None, methods, threads=threads, code=code, hooks=batch_hooks
+                    nursery,
+                    project if batches_requests else None,
+                    methods,
+                    threads=threads,
+                    code=error_reporter,
+                    hooks=batch_hooks,
                 )
                 patience = QueueTimeouts.of(project, queue_timeout)
                 yield LoadedHandler(
-                    instance, methods, threads, callbacks, code=code, batcher=batcher, patience=patience
+                    instance, methods, threads, callbacks, code=error_reporter, batcher=batcher, patience=patience
                 )
                 await drain_batcher(batcher, nursery.cancel_scope)
             except ConfigError as error:
@@ -503,12 +510,12 @@ async def start_batcher(
     return batcher
 
 
-async def drain_batcher(batcher: Batcher[Any, Any] | None, everything: trio.CancelScope) -> None:
-    """Wait for running batches; cancel ``everything`` after ``DRAIN_SECONDS``."""
+async def drain_batcher(batcher: Batcher[Any, Any] | None, cancel_scope: trio.CancelScope) -> None:
+    """Wait for running batches; cancel ``cancel_scope`` after ``DRAIN_SECONDS``."""
     if batcher is None:
         return
     with trio.move_on_after(DRAIN_SECONDS) as scope:
         await batcher.aclose()
     if scope.cancelled_caught:
         log.warning("batch drain timed out", seconds=DRAIN_SECONDS)
-        everything.cancel()
+        cancel_scope.cancel()

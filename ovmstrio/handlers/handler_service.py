@@ -167,13 +167,18 @@ async def _open_local(project: ProjectSpec, context: LoadContext) -> AsyncIterat
     batch_hooks = context.meters.batches(project.name, "1")
     async with open_models(project, start_root_span=context.start_root_span) as models:
         if project.protobuf_path is not None:
-            loading_rpc = partial(open_rpc_handler, clients=models.clients, is_alone=is_alone, queue_timeout=seconds)
+            loading_rpc = partial(
+                open_rpc_handler, clients=models.clients, is_only_service=is_alone, queue_timeout=seconds
+            )
             async with open_project_proto(project) as proto, loading_rpc(project, proto) as rpc_handler:
                 grpc = GrpcProject(proto, rpc_handler)
                 yield HandlerService(project.name, rpc_handler, limit, grpc, models)
             return
         loading = partial(
-            open_handler, supplies=HandlerDependencies(models.clients), is_alone=is_alone, queue_timeout=seconds
+            open_handler,
+            dependencies=HandlerDependencies(models.clients),
+            is_only_service=is_alone,
+            queue_timeout=seconds,
         )
         async with loading(project, batch_hooks=batch_hooks) as handler:
             yield HandlerService(project.name, handler, limit, None, models)

@@ -260,7 +260,11 @@ class HostedHandler:
         async with (
             open_models(project) as self._models,
             open_handler(
-                project, HandlerDependencies(self._models.clients), code=code, is_alone=True, gathers=False
+                project,
+                HandlerDependencies(self._models.clients),
+                error_reporter=code,
+                is_only_service=True,
+                batches_requests=False,
             ) as self._handler,
         ):
             yield
@@ -275,7 +279,9 @@ class HostedHandler:
         async with (
             open_models(project) as self._models,
             open_project_proto(project) as proto,
-            open_rpc_handler(project, proto, clients=self._models.clients, is_alone=True, code=code) as self._handler,
+            open_rpc_handler(
+                project, proto, clients=self._models.clients, is_only_service=True, error_reporter=code
+            ) as self._handler,
             trio.open_nursery() as tasks,
         ):
             self._rpcs = HostedRpcs(proto, self._handler, tasks)

@@ -248,7 +248,7 @@ def multipart_form(content_type: str, body: bytes) -> Any:
 
     Raises MalformedPayload if the form is malformed, or the boundary is missing.
     """
-    return _form([(part.name, _field_value(part)) for part in form_parts(content_type, body, most=_MAX_PARTS)])
+    return _form([(part.name, _field_value(part)) for part in form_parts(content_type, body, limit=_MAX_PARTS)])
 
 
 def _field_value(part: FormPart) -> Any:

@@ -73,7 +73,7 @@ class IsolatedHandler:
     """
 
     def __init__(
-        self, project: ProjectSpec, isolation: Isolation, mounted_as: str, patience: QueueTimeouts = _NO_TIMEOUTS
+        self, project: ProjectSpec, isolation: Isolation, mounted_as: str, timeouts: QueueTimeouts = _NO_TIMEOUTS
     ) -> None:
         self.methods: Mapping[str, HandlerMethod] = {}
         self._project = project
@@ -85,13 +85,13 @@ class IsolatedHandler:
         # No slots here for cached models: calls that wait for a storage release their thread in the process.
         releases_slots = project.models is not None and project.models.is_cached
         count = project.threads_per_process * isolation.processes
-        self._timeouts = patience
+        self._timeouts = timeouts
         self._slots: trio.Semaphore | None = None if releases_slots else trio.Semaphore(count)
 
     # Lifecycle
 
     async def _prepare(self, worker: CodeWorker) -> None:
-        rows = [MethodRow(*row) for row in await worker.call("make", None, is_limited=False)]
+        rows = [MethodRow(*row) for row in await worker.call("make", None, has_time_limit=False)]
         self._async = frozenset(row.name for row in rows if row.is_async)
         self.methods = {
             each.name: HandlerMethod(
@@ -117,7 +117,7 @@ class IsolatedHandler:
         """Close the handler of a process, for at most ``DRAIN_SECONDS``; shielded from cancellation."""
         with trio.move_on_after(DRAIN_SECONDS, shield=True):
             with suppress(UserCodeRaisedError, WorkerExited):
-                await worker.call("finalize", None, is_limited=False)
+                await worker.call("finalize", None, has_time_limit=False)
 
     @property
     def obstacle(self) -> str:

@@ -47,15 +47,15 @@ def default_cache_folder() -> Path:
 
 
 @contextmanager
-def open_blob_cache(folder: Path, most_bytes: int) -> Iterator[BlobCache | None]:
-    """Provide the cache within the block; None if ``folder`` is not usable or ``most_bytes`` is 0."""
-    run = None if most_bytes <= 0 else _create_run_folder(folder)
+def open_blob_cache(folder: Path, max_bytes: int) -> Iterator[BlobCache | None]:
+    """Provide the cache within the block; None if ``folder`` is not usable or ``max_bytes`` is 0."""
+    run = None if max_bytes <= 0 else _create_run_folder(folder)
     if run is None:
         yield None
         return
     place, lock = run
     try:
-        yield BlobCache(folder, place, most_bytes)
+        yield BlobCache(folder, place, max_bytes)
     finally:
         shutil.rmtree(place, ignore_errors=True)
         os.close(lock)
@@ -105,17 +105,17 @@ def _remove_stale_runs(folder: Path) -> None:
 class BlobCache:
     """Cache of one process, with its links in ``place``, which the caller removes; methods block for disk access."""
 
-    def __init__(self, folder: Path, place: Path, most_bytes: int) -> None:
+    def __init__(self, folder: Path, place: Path, max_bytes: int) -> None:
         self._blobs, self._entries = folder / "blobs", folder / "entries"
         self._place = place
-        self._most_bytes = most_bytes
+        self._most_bytes = max_bytes
 
-    def lend(self, key: str, least_bytes: int = 0) -> BlobCacheFolder | None:
+    def lend(self, key: str, min_bytes: int = 0) -> BlobCacheFolder | None:
         """Return a folder with the intact cached files of a model; None if it cannot be cached or exceeds the limit.
 
-        ``key`` is a hash of the model, its settings and the machine; ``least_bytes`` is the minimum size of its file.
+        ``key`` is a hash of the model, its settings and the machine; ``min_bytes`` is the minimum size of its file.
         """
-        if least_bytes > self._most_bytes:
+        if min_bytes > self._most_bytes:
             return None
         try:
             place = Path(mkdtemp(prefix=f"{key}-", dir=self._place))

@@ -345,7 +345,7 @@ def _outputs(slot: Slot, fitted: PaddedInputs) -> list[Array]:
     slot.bind(fitted.filled())
     try:
         slot.infer()
-        return slot.outputs(cuts=fitted.cuts)
+        return slot.outputs(output_slices=fitted.cuts)
     finally:
         slot.unbind()
 

@@ -77,12 +77,12 @@ class CompletionQueue:
         "side_by_side",
     )
 
-    def __init__(self, side_by_side: int, streams: int = 1) -> None:
+    def __init__(self, concurrency: int, streams: int = 1) -> None:
         self._token: trio.lowlevel.TrioToken | None = None
         self._ended: deque[trio.Event] = deque()
         self._is_wakeup_pending = False
         self.has_begun = False  # whether the queue belongs to an event loop
-        self.configure(side_by_side, streams)
+        self.configure(concurrency, streams)
         self.most_waiting = 0  # completions that may wait for another one before the loop is notified; 0 for none
         self.running = 0  # inferences started whose completion the loop has not processed
 
@@ -91,15 +91,15 @@ class CompletionQueue:
         self._token = trio.lowlevel.current_trio_token()
         self.has_begun = True
 
-    def configure(self, side_by_side: int, streams: int) -> None:
+    def configure(self, concurrency: int, streams: int) -> None:
         """Set the number of concurrent inferences and streams."""
-        self.side_by_side = side_by_side
+        self.side_by_side = concurrency
         self._stream_ends = deque([0.0] * max(1, streams), maxlen=max(1, streams))
 
-    def set_batching(self, seconds: float, most: int, *, has_waiting_calls: bool) -> None:
+    def set_batching(self, seconds: float, limit: int, *, has_waiting_calls: bool) -> None:
         """Set the batch size of completions from the average device time of an inference."""
         late = _MAX_DELAY_SECONDS_CROWDED if has_waiting_calls else _MAX_DELAY_SECONDS
-        self.most_waiting = min(most, int(late * self.side_by_side / max(seconds, _MIN_DEVICE_SECONDS)))
+        self.most_waiting = min(limit, int(late * self.side_by_side / max(seconds, _MIN_DEVICE_SECONDS)))
 
     def ends(self, now: float) -> float:
         """Record the end of an inference; return when its stream finished the previous one (``perf_counter``).
@@ -250,9 +250,9 @@ class Slot:
         "request",
     )
 
-    def __init__(self, model: ov.CompiledModel, signature: ModelSignature, blocking: InferMode) -> None:
-        self._blocking = blocking
-        self._marks = failure_marks(signature) if blocking is InferMode.MARKED else None
+    def __init__(self, model: ov.CompiledModel, signature: ModelSignature, infer_mode: InferMode) -> None:
+        self._blocking = infer_mode
+        self._marks = failure_marks(signature) if infer_mode is InferMode.MARKED else None
         self._is_stuck = False
         self.broken = ""  # reason why the model can no longer run; empty if healthy
         self._signature = signature
@@ -369,13 +369,13 @@ class Slot:
             return False
         return True
 
-    def start(self, ends: CompletionQueue) -> trio.Event:
+    def start(self, completions: CompletionQueue) -> trio.Event:
         """Start an inference on OpenVINO's threads; return the event that is set on success only."""
-        done, self._results = self._completion.expect(ends), ()
+        done, self._results = self._completion.expect(completions), ()
         try:
             _start(self.request, _NO_INPUTS, None)
         except OPENVINO_ERRORS as error:
-            ends.miss()
+            completions.miss()
             raise ModelFailure(f"Inference failed: {openvino_error_message(error)}") from error
         return done
 
@@ -399,20 +399,20 @@ class Slot:
             return True
         return False
 
-    def outputs(self, most_bytes: float = math.inf, cuts: OutputSlices = NO_SLICES) -> list[Array]:
+    def outputs(self, max_bytes: float = math.inf, output_slices: OutputSlices = NO_SLICES) -> list[Array]:
         """Copy the outputs, in signature order, without the parts cut off.
 
         Raises:
-            PayloadTooLarge: the outputs exceed ``most_bytes`` together.
+            PayloadTooLarge: the outputs exceed ``max_bytes`` together.
             ModelFailure: an output does not have the expected padded shape.
         """
-        if self._results and not cuts and most_bytes == math.inf:
+        if self._results and not output_slices and max_bytes == math.inf:
             return self._copy_results()
         tensors = self._output_tensors()
-        if cuts:
-            return self._cut_outputs(tensors, most_bytes, cuts)
-        if most_bytes != math.inf and (size := _size_of(tensors)) > most_bytes:
-            raise PayloadTooLarge.of_outputs(size, most_bytes)
+        if output_slices:
+            return self._cut_outputs(tensors, max_bytes, output_slices)
+        if max_bytes != math.inf and (size := _size_of(tensors)) > max_bytes:
+            raise PayloadTooLarge.of_outputs(size, max_bytes)
         return [from_tensor(tensor, spec) for tensor, spec in zip(tensors, self._signature.outputs, strict=True)]
 
     def _copy_results(self) -> list[Array]:
@@ -423,14 +423,14 @@ class Slot:
             copies.append(copy if copy.dtype == spec.datatype.numpy else copy.view(spec.datatype.numpy))
         return copies
 
-    def _cut_outputs(self, tensors: Sequence[ov.Tensor], most_bytes: float, cuts: OutputSlices) -> list[Array]:
+    def _cut_outputs(self, tensors: Sequence[ov.Tensor], max_bytes: float, output_slices: OutputSlices) -> list[Array]:
         specs = self._signature.outputs
         views = [
-            slice_output(tensor_view(tensor, spec), cuts.get(position, ()), spec.name)
+            slice_output(tensor_view(tensor, spec), output_slices.get(position, ()), spec.name)
             for position, (tensor, spec) in enumerate(zip(tensors, specs, strict=True))
         ]
-        if (size := sum([view.nbytes for view in views])) > most_bytes:
-            raise PayloadTooLarge.of_outputs(size, most_bytes)
+        if (size := sum([view.nbytes for view in views])) > max_bytes:
+            raise PayloadTooLarge.of_outputs(size, max_bytes)
         return [view.copy(order="C") for view in views]
 
     @property

@@ -87,7 +87,7 @@ class Network:
     """A compiled model with its infer requests; created on the event loop from the result of :func:`compile_model`.
 
     Args:
-        fills_cores: whether the model counts as a user of the cores, so that other models give up CPU pinning.
+        uses_all_cores: whether the model counts as a user of the cores, so that other models give up CPU pinning.
 
     Attributes:
         tuner: decides where and how the inferences run.
@@ -95,7 +95,7 @@ class Network:
         variables: the state of a stateful model.
     """
 
-    def __init__(self, compiled: Compiled, hooks: ServableHooks = NULL_HOOKS, *, fills_cores: bool = True) -> None:
+    def __init__(self, compiled: Compiled, hooks: ServableHooks = NULL_HOOKS, *, uses_all_cores: bool = True) -> None:
         self.signature = compiled.signature
         self.variables = compiled.variables
         self.tuner = compiled.create_tuner(hooks)
@@ -121,10 +121,10 @@ class Network:
         hooks.set_pool(self.pool.size, 0)
         hooks.set_memory("weights", compiled.weight_bytes)
         hooks.set_memory("outputs", self.signature.output_bytes * (self.pool.size + 1))
-        hooks.placed(inline=self.runs_inline, moved=False)
+        hooks.placed(inline=self.runs_inline, changed=False)
         if compiled.is_pinned is not None:
-            hooks.bound(to_cores=compiled.is_pinned, again=False)
-        if fills_cores:
+            hooks.bound(to_cores=compiled.is_pinned, changed=False)
+        if uses_all_cores:
             CORES.users.add(self.tuner)
 
     def _use(self, compiled: Compiled) -> None:
@@ -175,9 +175,9 @@ class Network:
     async def infer(
         self,
         arrays: Sequence[Array],
-        change: StateChange | None = None,
+        state_change: StateChange | None = None,
         event: CallEvent | None = None,
-        most_bytes: float = math.inf,
+        max_output_bytes: float = math.inf,
     ) -> list[Array]:
         """Run one inference and return outputs that the caller owns, in signature order.
 
@@ -185,14 +185,14 @@ class Network:
 
         Args:
             arrays: inputs in signature order; must not change until this returns.
-            change: model state to restore before and save after the run; without it the state of any earlier run
+            state_change: model state to restore before and save after the run; without it the state of any earlier run
                 remains.
             event: record that receives queue and compute time.
-            most_bytes: limit for the sum of output bytes.
+            max_output_bytes: limit for the sum of output bytes.
 
         Raises:
             InvalidRequest: the inputs do not fit the buckets.
-            PayloadTooLarge: the outputs exceed ``most_bytes``; the model state is unchanged.
+            PayloadTooLarge: the outputs exceed ``max_output_bytes``; the model state is unchanged.
             ModelFailure: OpenVINO failed on these inputs.
 
         Cancellation: a waiting call takes no request. A running inference is stopped if that affects no other call;
@@ -204,7 +204,7 @@ class Network:
         size = 0
         for array in arrays:
             size += array.nbytes
-        call = InferCall(begin, arrays, size, change, event, most_bytes, cuts)
+        call = InferCall(begin, arrays, size, state_change, event, max_output_bytes, cuts)
         tuner = self.tuner
         inline = tuner.is_inline(size)
         if inline and tuner.fills_cores and tuner.leaves_contended_loop(self.pool.active + self.pool.waiting):
@@ -252,7 +252,7 @@ class Network:
         if not compiled.is_for_loop and compiled.streams != streams:
             tuner.place(compiled.placement)
         self._completions.configure(compiled.side_by_side, compiled.streams)
-        self._hooks.placed(inline=self.runs_inline, moved=True)
+        self._hooks.placed(inline=self.runs_inline, changed=True)
         # A model of one thread is never pinned.
         tuner.finish_recompilation(
             concurrency,

@@ -191,10 +191,10 @@ class ShapeBuckets:
         )
 
 
-def slice_output(array: Array, cuts: Sequence[OutputSlice], name: str) -> Array:
+def slice_output(array: Array, output_slices: Sequence[OutputSlice], name: str) -> Array:
     """Return a view of an output without its padding; raise ModelFailure if it does not have the padded size."""
     kept = [slice(None)] * array.ndim
-    for axis, size, padded in cuts:
+    for axis, size, padded in output_slices:
         if array.ndim <= axis or array.shape[axis] != padded:
             raise ModelFailure(
                 f"cannot remove the padding of output {name!r} (shape_buckets): expected {padded} in dimension "

@@ -63,13 +63,13 @@ def _smallest_shape(spec: TensorSpec, more: int = 0) -> list[int]:
     return [size + more if dim.accepts(size + more) else size for size, dim in zip(smallest, spec.shape, strict=True)]
 
 
-def placeholder(spec: TensorSpec, more: int = 0, *, value: int = 1) -> Array:
-    """Create the smallest input of ones; dynamic dimensions are larger by ``more``.
+def placeholder(spec: TensorSpec, extra: int = 0, *, value: int = 1) -> Array:
+    """Create the smallest input of ones; dynamic dimensions are larger by ``extra``.
 
     Zeros are unsafe: OpenVINO 2026.4 divides by a step of 0 in ``Range``, which ends the process. Strings are ``1``, or
     empty for a ``value`` of 0.
     """
-    shape = _smallest_shape(spec, more)
+    shape = _smallest_shape(spec, extra)
     if spec.datatype is BYTES:
         return np.full(shape, str(value).encode() if value else b"", dtype=object)
     filled = np.full(shape, value, np.float32 if spec.datatype.name == "BF16" else spec.datatype.numpy)

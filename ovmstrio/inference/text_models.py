@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 import openvino as ov
@@ -245,8 +245,7 @@ def _named_results(tokens: Sequence[ov.Output]) -> list[ov.Node]:
 # Embedding and reranking models
 # ----------------------------------------------------------------------
 
-Pooling = Literal["CLS", "LAST", "MEAN"]
-
+_POOLINGS: Final = ("CLS", "LAST", "MEAN")
 TEXT_MODEL_INPUTS: Final = frozenset({"input_ids", "attention_mask", "token_type_ids", "position_ids"})
 _POOLED_OUTPUT: Final = "sentence_embedding"
 _TOKEN_OUTPUTS: Final = ("last_hidden_state", "token_embeddings")
@@ -257,19 +256,23 @@ _NORM_EPSILON: Final = 1e-12
 _EXPECTED_INPUTS: Final = "input_ids, attention_mask and, if any, token_type_ids and position_ids"
 
 
-def add_pooling(model: ov.Model, pooling: Pooling, *, normalize: bool, file: str) -> ov.Model:
+def add_pooling(model: ov.Model, pooling: str, *, normalize: bool, file: str) -> ov.Model:
     """Return the model with a single output ``embeddings``, f32 [texts, dimensions], of length 1 if ``normalize``.
 
     An existing output ``sentence_embedding`` (Optimum's name for pooled embeddings) is used as is. MEAN excludes
     padding.
 
     Raises:
-        ConfigError: inputs or outputs are not those of an embedding model.
+        ConfigError: inputs or outputs are not those of an embedding model, or its pooling is not supported.
     """
     inputs = _inputs(model, file)
     outputs = _outputs(model)
     pooled = outputs.get(_POOLED_OUTPUT)
     if pooled is None or pooled.get_partial_shape().rank != _RANK_OF_TEXTS:
+        if pooling not in _POOLINGS:
+            problem = Problem("the pooling of the model is not supported", file=file, path="pooling")
+            hint = "set pooling, or export the model with an output sentence_embedding"
+            raise ConfigError([replace(problem, expected=" or ".join(_POOLINGS), found=pooling, suggestion=hint)])
         pooled = _pooled(_token_output(outputs, file), inputs["attention_mask"], pooling)
     result = op.convert(pooled, np.float32)
     if normalize:
@@ -298,7 +301,7 @@ def add_scoring(model: ov.Model, file: str) -> ov.Model:
     return _named(model, op.gather(scores, _scalar(count - 1), _scalar(1)), "scores")
 
 
-def _pooled(tokens: ov.Output, mask: ov.Output, pooling: Pooling) -> ov.Node:
+def _pooled(tokens: ov.Output, mask: ov.Output, pooling: str) -> ov.Node:
     """[texts, tokens, numbers] -> [texts, numbers]; padding follows the tokens."""
     if pooling == "CLS":
         return op.gather(tokens, _scalar(0), _scalar(1))
@@ -375,7 +378,7 @@ def compile_tokenizer(file: Path, name: str) -> CompiledTokenizer:
     return CompiledTokenizer(replace(compiled, placement=Placement.away(), loop=None), read.special_tokens, read.pad_id)
 
 
-def compile_embedder(source: ModelFile, pooling: Pooling, *, normalize: bool) -> Compiled:
+def compile_embedder(source: ModelFile, pooling: str, *, normalize: bool) -> Compiled:
     """Read and compile an embedding model; see :func:`add_pooling`. Blocks."""
     model = add_pooling(read_model(source.file), pooling, normalize=normalize, file=str(source.file))
     return compile_loaded(model, _with_defaults(source))

@@ -403,7 +403,7 @@ class ModelTuner:
             known.seconds = limit / 2
         if known.inline != (known.seconds < limit * (_LEAVE_FACTOR if known.inline else _RETURN_FACTOR)):
             known.inline = not known.inline
-            self._hooks.placed(inline=known.inline, moved=True)
+            self._hooks.placed(inline=known.inline, changed=True)
 
     def record_long(self, input_bytes: int, begin: float, taken: float, cpu_before: float | None) -> None:
         """Record an inference on the loop that was not short, and block the loop for later ones if it was long.
@@ -507,7 +507,7 @@ class ModelTuner:
             self.concurrency = concurrency
         self.is_pinned = is_pinned
         if is_pinned is not None:
-            self._hooks.bound(to_cores=is_bound, again=True)
+            self._hooks.bound(to_cores=is_bound, changed=True)
             # If OpenVINO does not pin this model by default, there is nothing to choose.
             self.is_pinned = is_bound if is_bound or was_shared or CORES.is_shared else None
 
@@ -564,7 +564,7 @@ class ModelTuner:
             log.warning("model reduced to one stream after a failure", seconds=self._lose_streams())
             if self.is_pinned is not None:
                 self.is_pinned = None
-                self._hooks.bound(to_cores=False, again=False)
+                self._hooks.bound(to_cores=False, changed=False)
 
     def _lose_streams(self) -> float:
         now = self._clock()

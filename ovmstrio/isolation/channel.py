@@ -79,8 +79,8 @@ class PacketSocket:
             raise trio.BrokenResourceError("the peer has closed the channel") from error
         return True
 
-    async def receive(self, most: int) -> tuple[bytes, list[int]] | None:
-        """Wait for a packet of up to ``most`` bytes; return it with its descriptors, or None when the peer has closed.
+    async def receive(self, max_bytes: int) -> tuple[bytes, list[int]] | None:
+        """Wait for a packet of at most ``max_bytes``; return it with its descriptors, or None when the peer has closed.
 
         The caller closes the descriptors. A checkpoint only if no packet is waiting, and after every 16 packets.
         """
@@ -91,7 +91,7 @@ class PacketSocket:
         try:
             while True:
                 with suppress(BlockingIOError):
-                    packet, ancillary, _, _ = self._end.recvmsg(most, ANCILLARY_BYTES, _FLAGS)
+                    packet, ancillary, _, _ = self._end.recvmsg(max_bytes, ANCILLARY_BYTES, _FLAGS)
                     break
                 self._packets_since_checkpoint = 0
                 if (number := self._end.fileno()) < 0:

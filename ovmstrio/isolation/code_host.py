@@ -3,7 +3,7 @@
 ::
 
     first                                        {"hosted": "module:name", "argument": ..., "path": [...]}
-    ["call", method, value, trace headers]       ["value", ...], ["generator", number] or ["raised", error]
+    ["call", method, value, call headers]        ["value", ...], ["generator", number] or ["raised", error]
     ["pull", number]                             [[value, ...], None, ["ended"] or ["raised", error]]
     ["close", number]                            [] or [error]
     ["cancel", request number], ["forget", value]   not answered
@@ -679,7 +679,8 @@ def serve(end: int, lifeline: int) -> None:
     ignore_stop_signals()
     print_whole_lines()
     channel = BlockingChannel(socket.socket(fileno=end))
-    logging.getLogger().addHandler(channel.log_forwarder())
+    forwarder = channel.log_forwarder()
+    logging.getLogger().addHandler(forwarder)
     os.register_at_fork(after_in_child=channel.close_in_fork)
     first = channel.receive()
     if first is not None:
@@ -695,6 +696,7 @@ def serve(end: int, lifeline: int) -> None:
             channel.send([number, [VALUE, None]])
             CodeHost(channel, hosted).run()
     flush_spans()
+    forwarder.flush()
     sys.stdout.flush()
     sys.stderr.flush()
     # Without exit handlers, because threads may still run user code.

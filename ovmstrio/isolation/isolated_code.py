@@ -27,12 +27,11 @@ import trio
 
 from ovmstrio.config.specs import PythonSpec
 from ovmstrio.core.errors import NotReady
-from ovmstrio.core.tracing import current_span
 from ovmstrio.isolation.code_host import ENDED, GENERATOR, VALUE
 from ovmstrio.isolation.generators import End, Failed
 from ovmstrio.isolation.messages import MALFORMED_MESSAGE_ERRORS, decode_error
 from ovmstrio.isolation.user_code import UserCodeRaisedError
-from ovmstrio.isolation.worker_process import RestartedProcess, WorkerExited, WorkerProcess
+from ovmstrio.isolation.worker_process import RestartedProcess, WorkerExited, WorkerProcess, call_headers
 from ovmstrio.util.backoff import Backoff
 
 # -- Generators --------------------------------------------------------------------------------------------------------
@@ -146,7 +145,7 @@ class CodeWorker:
         self.process = process
         self._limit = limit_seconds or math.inf
 
-    async def call(self, method: str, value: Any, *, is_limited: bool = True) -> Any:
+    async def call(self, method: str, value: Any, *, has_time_limit: bool = True) -> Any:
         """Call a method of the object; the caller must close a returned generator.
 
         Raises:
@@ -156,9 +155,9 @@ class CodeWorker:
 
         Cancellation: the code is notified; if it does not end in time, the process is replaced.
         """
-        limit = self._limit if is_limited else math.inf
-        span = current_span.get()
-        request = ["call", method, value] if span is None else ["call", method, value, dict(span.headers())]
+        limit = self._limit if has_time_limit else math.inf
+        headers = call_headers()
+        request = ["call", method, value, headers] if headers else ["call", method, value]
         return self.result_of(await self.process.call(request, limit_seconds=limit))
 
     def result_of(self, answer: Any) -> Any:
@@ -295,14 +294,14 @@ class IsolatedCode:
         process = WorkerProcess(
             _PROGRAM,
             python=isolation.python,
-            calls_at_once=MAX_CONCURRENT_CALLS,
+            max_concurrent_calls=MAX_CONCURRENT_CALLS,
             grace_seconds=isolation.limit_seconds or GRACE_SECONDS,
-            spare_seconds=SPARE_SECONDS,
-            tells_of_leaving=True,
+            kill_delay_seconds=SPARE_SECONDS,
+            sends_cancel=True,
             memory_limit=isolation.memory_limit,
-            stuck=stuck,
-            ends_group=True,
-            names=self._names,
+            on_stuck=stuck,
+            kills_group=True,
+            log_fields=self._names,
         )
         return process
 

@@ -294,10 +294,10 @@ class Region:
 
 
 class RegionPool:
-    """Regions of this process: used ones, and up to ``most_kept`` bytes of free ones. Not thread-safe."""
+    """Regions of this process: used ones, and up to ``max_free_bytes`` bytes of free ones. Not thread-safe."""
 
-    def __init__(self, most_kept: int = MAX_FREE_REGION_BYTES) -> None:
-        self._max_free_bytes = most_kept
+    def __init__(self, max_free_bytes: int = MAX_FREE_REGION_BYTES) -> None:
+        self._max_free_bytes = max_free_bytes
         self._numbers = 0
         self._free: list[Region] = []
 
@@ -351,8 +351,8 @@ class Encoded:
 
     Args:
         value: plain data and arrays.
-        shares_above: size in bytes above which arrays in mapped files are passed by reference.
-        shares_most: maximum number of such files.
+        min_shared_bytes: size in bytes above which arrays in mapped files are passed by reference.
+        max_shared_files: maximum number of such files.
 
     Attributes:
         size: serialised bytes.
@@ -362,10 +362,10 @@ class Encoded:
         TypeError: the value is of another type; callers put the message after "expects" or similar.
     """
 
-    def __init__(self, value: Any, *, shares_above: int = 0, shares_most: int = 0) -> None:
+    def __init__(self, value: Any, *, min_shared_bytes: int = 0, max_shared_files: int = 0) -> None:
         self.shared: list[SharedLocation] = []
-        self._shares_above = shares_above
-        self._shares_most = shares_most
+        self._shares_above = min_shared_bytes
+        self._shares_most = max_shared_files
         self._shared_arrays: list[Array] = []
         self._buffers: list[memoryview | Array] = []
         tree = self._to_json(value)
@@ -637,7 +637,7 @@ class MessagePackets:
 
     def prepare(self, value: Any, descriptor: int | None = None) -> PreparedMessage:
         """Prepare a message; the caller must call :meth:`sent` or :meth:`withdraw` for it."""
-        encoded = Encoded(value, shares_above=MAX_INLINE_BYTES, shares_most=MAX_PACKET_DESCRIPTORS - 2)
+        encoded = Encoded(value, min_shared_bytes=MAX_INLINE_BYTES, max_shared_files=MAX_PACKET_DESCRIPTORS - 2)
         if encoded.size <= MAX_INLINE_BYTES and not encoded.shared:
             return PreparedMessage(encoded, 0, None, descriptor)
         region = self._pool.take(encoded.size)

@@ -18,16 +18,16 @@ import logging
 import sys
 import threading
 import time
-from collections import Counter
-from typing import TYPE_CHECKING, Any, Final
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from types import MappingProxyType
+from typing import Any, Final
 
 from ovmstrio.core.service import SampledThreads, StackFrame
 from ovmstrio.isolation.messages import decode_error, encode_error, encode_inline
 from ovmstrio.telemetry.stack_sampling import StackSampler
 from ovmstrio.util.truncation import cut, format_error, text_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 # ----------------------------------------------------------------------
 # Stack samples
@@ -56,12 +56,12 @@ def create_process_sampler(rate: float) -> StackSampler:
             return "main thread"
         return name.partition(" from ")[0].partition(" (")[0].rstrip(_DIGITS).rstrip(" -_") or "native threads"
 
-    return StackSampler(rate, role, most_stacks=_MAX_STACKS)
+    return StackSampler(rate, role, max_stacks=_MAX_STACKS)
 
 
-def sample_in_thread(asked: Any, send: Callable[[Any], None]) -> None:
-    """Sample in a thread as ``asked`` and send the result; ``send`` must be thread-safe."""
-    number, seconds, rate = asked[1]
+def sample_in_thread(message: Any, send: Callable[[Any], None]) -> None:
+    """Sample in a thread as ``message`` and send the result; ``send`` must be thread-safe."""
+    number, seconds, rate = message[1]
 
     def run() -> None:
         send([SAMPLING_REQUEST, [number, encode_samples(create_process_sampler(rate).run(seconds))]])
@@ -118,9 +118,13 @@ _PLACE: Final = ("name", "levelno", "levelname", "pathname", "filename", "module
 _ORIGIN: Final = ("created", "msecs", "process", "threadName")
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "_logger", "_name"}
 _PLAIN: Final = (bool, int, float, type(None))
-_WAIT_SECONDS: Final = 1.0
-"""Time for the server to read; later records are dropped."""
+_MAX_WAITING_BYTES: Final = 4 << 20
+"""Bytes of records that may wait while the server is busy; further records are dropped."""
 _POLL_SECONDS: Final = 0.005
+_FLUSH_SECONDS: Final = 1.0
+
+CALL_IDS: Final[ContextVar[Mapping[str, str]]] = ContextVar("call ids", default=MappingProxyType({}))
+"""Fields that identify the server's call which the user code serves: request id, trace id and span id."""
 
 
 def apply_log_levels(levels: Mapping[str, int]) -> None:
@@ -130,43 +134,106 @@ def apply_log_levels(levels: Mapping[str, int]) -> None:
 
 
 class RecordForwarder(logging.Handler):
-    """Handler that sends records to the server.
+    """Handler that sends records to the server.  It never blocks: while the server is busy, records wait.
 
-    ``send_now`` sends a packet without blocking, in any thread, and returns whether it was sent.
+    A warning after the waiting records counts the dropped ones.  ``send_now`` sends a packet without blocking, in any
+    thread, and returns whether it was sent.
     """
 
     def __init__(self, send_now: Callable[[bytes], bool]) -> None:
         super().__init__()
         self._send_now = send_now
+        self._waiting: deque[bytes] = deque()
+        self._waiting_bytes = 0
+        self._dropped = 0
+        self._sender: threading.Thread | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send a record; wait while the server is busy."""
+        """Send a record, or let it wait."""
         try:
             packet = _encode_record(record)
         except Exception:  # noqa: BLE001 - user code formats the message
             self.handleError(record)
             return
-        until = time.monotonic() + _WAIT_SECONDS
-        while not self._send_now(packet) and time.monotonic() < until:
+        if self._has_sent_all() and self._send_now(packet):
+            return
+        if self._waiting_bytes + len(packet) > _MAX_WAITING_BYTES:
+            self._dropped += 1
+            return
+        self._waiting.append(packet)
+        self._waiting_bytes += len(packet)
+        if self._sender is None:
+            self._start_sender()
+
+    def flush(self) -> None:
+        """Wait for at most a second until no records wait."""
+        until = time.monotonic() + _FLUSH_SECONDS
+        while self._waiting and time.monotonic() < until:
             time.sleep(_POLL_SECONDS)
+
+    def _has_sent_all(self) -> bool:
+        """Send waiting records, and return whether none is left; the caller holds the handler's lock."""
+        while self._waiting:
+            if not self._send_now(self._waiting[0]):
+                return False
+            self._waiting_bytes -= len(self._waiting.popleft())
+            if not self._waiting and self._dropped:
+                self._waiting.append(_dropped_packet(self._dropped))
+                self._waiting_bytes += len(self._waiting[0])
+                self._dropped = 0
+        return True
+
+    def _start_sender(self) -> None:
+        self._sender = threading.Thread(target=self._send_waiting, name="log records", daemon=True)
+        try:
+            self._sender.start()
+        except RuntimeError:  # no thread can be started: the next record sends those that wait
+            self._sender = None
+
+    def _send_waiting(self) -> None:
+        while True:
+            self.acquire()
+            try:
+                if self._has_sent_all():
+                    self._sender = None
+                    return
+            finally:
+                self.release()
+            time.sleep(_POLL_SECONDS)
+
+
+def flush_records() -> None:
+    """Wait for at most a second until the records of this process are sent."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, RecordForwarder):
+            handler.flush()
+
+
+def _dropped_packet(count: int) -> bytes:
+    name, place = "ovmstrio.isolation", ("", 0)
+    record = logging.LogRecord(name, logging.WARNING, *place, "log records dropped", None, None)
+    record.count = count
+    return _encode_record(record)
 
 
 def _encode_record(record: logging.LogRecord) -> bytes:
     """Return the packet of a record; one that is too large loses its fields and the structure of its error."""
     message, error = record.msg, record.exc_info[1] if record.exc_info else None
+    ids = CALL_IDS.get()
     if isinstance(message, dict):  # structlog passes the event
         error = _error_of(message.get("exc_info"))
-        message = {name: _plain(value) for name, value in message.items() if name != "exc_info"}
+        message = {**ids, **{name: _plain(value) for name, value in message.items() if name != "exc_info"}}
     else:
         message = cut(record.getMessage())
     row = {name: getattr(record, name) for name in (*_PLACE, *_ORIGIN)}
     row["msg"], row["stack_info"] = message, record.stack_info
-    fields = {name: _plain(value) for name, value in vars(record).items() if name not in _STANDARD}
+    given = {name: _plain(value) for name, value in vars(record).items() if name not in _STANDARD}
+    fields = {**ids, **given}
     packet = encode_inline([LOG_RECORD, [row, fields, None if error is None else encode_error(error)]])
     if packet is None:
         text = message.get("event", "") if isinstance(message, dict) else message
         text = str(text) if error is None else f"{text}\n{cut(format_error(error))}"
-        packet = encode_inline([LOG_RECORD, [{**row, "msg": cut(text), "stack_info": None}, {}, None]])
+        packet = encode_inline([LOG_RECORD, [{**row, "msg": cut(text), "stack_info": None}, {**ids}, None]])
     return packet or b""
 
 

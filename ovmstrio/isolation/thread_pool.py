@@ -6,9 +6,9 @@
 
 A worker is a loop inside ``trio.to_thread.run_sync``, run by a task of the pool. Workers are started on demand and end
 after some idle seconds. If a call does not end after its caller was cancelled, its thread is abandoned: it counts as
-stuck, another thread takes its place, and the pool closes without it. With ``may_leave`` callers leave their calls at
-once; these count as abandoned, their results are discarded, and ``refusal`` may limit their number. A call that waits
-for another call may release its place meanwhile (``release_place_while_waiting``).
+stuck, another thread takes its place, and the pool closes without it. With ``is_abandonable`` callers leave their calls
+at once; these count as abandoned, their results are discarded, and ``refusal`` may limit their number. A call that
+waits for another call may release its place meanwhile (``release_place_while_waiting``).
 """
 
 from __future__ import annotations
@@ -319,10 +319,10 @@ class WorkerThreads:
         is_strict: a thread that does not return keeps its place, so that there are never more than ``limit`` threads.
         refusal: may refuse calls because of abandoned ones.
         on_abandoned: called with the number of abandoned calls when it increases.
-        names: log fields of printed output; default: those of the caller's context.
+        log_fields: log fields of printed output; default: those of the caller's context.
 
     Attributes:
-        names: as above.
+        log_fields: as above.
         abandoned: running calls whose callers have left.
     """
 
@@ -335,10 +335,10 @@ class WorkerThreads:
         is_strict: bool = False,
         refusal: RefusalCheck | None = None,
         on_abandoned: Callable[[int], object] | None = None,
-        names: Mapping[str, str] | None = None,
+        log_fields: Mapping[str, str] | None = None,
     ) -> None:
         self.abandoned = 0
-        self.names = names
+        self.names = log_fields
         self._owner = current_owner.get()
         self._refusal = refusal
         self._on_leave = on_abandoned
@@ -439,9 +439,9 @@ class WorkerThreads:
         *args: *_Ts,
         on_cancel: Callable[[], None] | None = None,
         context: contextvars.Context | None = None,
-        may_leave: bool = False,
+        is_abandonable: bool = False,
         discard: Callable[[_T], object] | None = None,
-        start_within: float = math.inf,
+        start_timeout_seconds: float = math.inf,
     ) -> _T:
         """Run ``fn`` in a thread and return its result.
 
@@ -450,9 +450,9 @@ class WorkerThreads:
             args: its arguments.
             on_cancel: called when the caller is cancelled while ``fn`` runs; should make ``fn`` end.
             context: context of ``fn``; default: a copy of the caller's.
-            may_leave: a cancelled caller leaves ``fn`` running and its result is discarded.
+            is_abandonable: a cancelled caller leaves ``fn`` running and its result is discarded.
             discard: called once with the discarded result, in the thread or here.
-            start_within: maximum seconds to wait for a thread.
+            start_timeout_seconds: maximum seconds to wait for a thread.
 
         Raises:
             BaseException: raised by ``fn`` or returned by ``refusal``.
@@ -466,14 +466,14 @@ class WorkerThreads:
             raise refusal_error
         job = self.start(fn, *args, context=context, discard=discard)
         try:
-            if start_within < math.inf and self.has_waiting_calls:
-                await self._wait_for_start(start_within, job)
+            if start_timeout_seconds < math.inf and self.has_waiting_calls:
+                await self._wait_for_start(start_timeout_seconds, job)
             await self._wait(job)
         except BaseException:
             if not self._withdraw(job):
                 if on_cancel is not None:
                     on_cancel()
-                if may_leave:
+                if is_abandonable:
                     self._leave(job)
                 else:
                     await self.finish(job)

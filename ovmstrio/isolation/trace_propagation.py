@@ -1,4 +1,4 @@
-"""Trace propagation into worker processes: user code runs in a span, which is OpenTelemetry's current span.
+"""Identity of calls in worker processes: ids for log records, and a span, which is OpenTelemetry's current span.
 
 Exporters are configured from the environment, as in the server, when the first traced call comes. Without
 OpenTelemetry, or with an incompatible one (reported once), the code runs without a span.
@@ -16,8 +16,13 @@ from functools import partial
 from importlib import import_module
 from typing import Any, Final
 
+from ovmstrio.isolation.side_messages import CALL_IDS
 from ovmstrio.telemetry.trace_context import exporter_names, is_export_configured, otlp_protocol
 
+REQUEST_ID: Final = "x-request-id"
+"""Header with the request id of a call."""
+
+_TRACEPARENT: Final = "traceparent"
 _FLUSH_TIMEOUT_MS: Final = 2000
 _MAX_REASON_CHARACTERS: Final = 1024
 _lock: Final = threading.Lock()
@@ -29,15 +34,16 @@ _problems: Final[list[Exception]] = []
 def start_call_span(
     variables: Context | None, method: str, headers: dict[str, str]
 ) -> tuple[Context | None, Callable[[Any], None]]:
-    """Start the span of a call in a context.
+    """Set the ids of a call and start its span in a context.
 
     Return the context to run the call in, and a function that ends the span and must be called with the answer.
     """
+    variables = copy_context() if variables is None else variables
+    variables.run(CALL_IDS.set, _ids(headers))
     started = _start(method, headers)
     if started is None:
         return variables, _no_span
     span, attach = started
-    variables = copy_context() if variables is None else variables
     variables.run(attach)
 
     def end(answer: Any) -> None:
@@ -48,23 +54,35 @@ def start_call_span(
 
 @contextmanager
 def propagated_span(name: str, headers: Mapping[str, str]) -> Iterator[Callable[[str], object]]:
-    """Run the block in a span; yields a function that takes the reason if the block's work fails."""
-    started = _start(name, headers)
-    if started is None:
-        yield _no_span
-        return
-    span, attach = started
-    detach, reasons = attach(), [""]
+    """Run the block with the ids of a call, in a span; yields a function that takes the reason of a failure."""
+    token = CALL_IDS.set(_ids(headers))
     try:
-        yield reasons.append
+        started = _start(name, headers)
+        if started is None:
+            yield _no_span
+            return
+        span, attach = started
+        detach, reasons = attach(), [""]
+        try:
+            yield reasons.append
+        finally:
+            detach()
+            _end(span, reasons[-1])
     finally:
-        detach()
-        _end(span, reasons[-1])
+        CALL_IDS.reset(token)
+
+
+def _ids(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the ids of a call as the server's log has them."""
+    ids = {"request_id": headers[REQUEST_ID]} if headers.get(REQUEST_ID) else {}
+    if _TRACEPARENT in headers:
+        _, ids["trace_id"], ids["span_id"], *_ = headers[_TRACEPARENT].split("-")
+    return ids
 
 
 def _start(name: str, headers: Mapping[str, str]) -> tuple[Any, Callable[[], Callable[[], object]]] | None:
     """Start a span; return it with a function that makes it current and returns the undo function, or None."""
-    if _problems:
+    if _problems or _TRACEPARENT not in headers:
         return None
     try:
         return _start_span(name, headers)

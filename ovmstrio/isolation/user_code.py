@@ -55,8 +55,8 @@ async def call_user_code(
     around: Callable[[], AbstractContextManager[Any]] = nullcontext,
     context: Context | None = None,
     on_cancel: Callable[[], None] | None = None,
-    may_leave: bool = False,
-    start_within: float = math.inf,
+    is_abandonable: bool = False,
+    start_timeout_seconds: float = math.inf,
 ) -> Any:
     """Call a function in a thread, or on the event loop if it is ``async def`` or returns an awaitable.
 
@@ -67,9 +67,9 @@ async def call_user_code(
         keywords: keyword arguments.
         around: returns a context manager around the call.
         context: replaces ``around`` for plain functions, which run in a copy of it.
-        on_cancel: like ``may_leave`` and ``start_within`` as for :meth:`WorkerThreads.call`.
-        may_leave: see there.
-        start_within: see there.
+        on_cancel: like ``is_abandonable`` and ``start_timeout_seconds`` as for :meth:`WorkerThreads.call`.
+        is_abandonable: see there.
+        start_timeout_seconds: see there.
 
     Raises:
         QueueTimeout: no thread was free in time.
@@ -82,7 +82,8 @@ async def call_user_code(
     context_copy = None if context is None else context.copy()
     result = await threads.call(
         call_in_current_thread, function, args, keywords, context_manager,
-        on_cancel=on_cancel, context=context_copy, may_leave=may_leave, start_within=start_within,
+        on_cancel=on_cancel, context=context_copy, is_abandonable=is_abandonable,
+        start_timeout_seconds=start_timeout_seconds,
     )  # fmt: skip
     if isinstance(result, UserCodeRaisedError):
         raise result
@@ -99,7 +100,7 @@ async def call_in_thread(threads: WorkerThreads, function: Callable[..., Any], *
         UserCodeRaisedError: the function raised.
         Exception: the pool refuses the call.
     """
-    result = await threads.call(call_in_current_thread, function, args, may_leave=True)
+    result = await threads.call(call_in_current_thread, function, args, is_abandonable=True)
     if isinstance(result, UserCodeRaisedError):
         raise result
     return result
@@ -164,7 +165,7 @@ class _LoopCall:
 
 
 class AbandonableLoopCalls:
-    """Async counterpart of :class:`WorkerThreads` with ``may_leave``: cancelled callers do not wait for their calls.
+    """Async counterpart of :class:`WorkerThreads` with ``is_abandonable``: cancelled callers do not wait.
 
     Args:
         nursery: runs the calls.

@@ -20,13 +20,16 @@ from typing import Any, Final, NamedTuple
 import structlog
 import trio
 
+from ovmstrio.core.events import current_event
 from ovmstrio.core.resource_registry import current_owner, current_resource_registry
 from ovmstrio.core.service import SampledThreads, notify_readiness_changed
+from ovmstrio.core.tracing import current_span
 from ovmstrio.isolation.channel import MessageChannel, packet_pair
 from ovmstrio.isolation.exit_status import EXIT_DESCRIPTIONS
 from ovmstrio.isolation.messages import MALFORMED_MESSAGE_ERRORS, Message
 from ovmstrio.isolation.print_capture import log_forwarded_record, log_printed_line
 from ovmstrio.isolation.side_messages import LOG_LEVELS, LOG_RECORD, SAMPLING_REQUEST, decode_samples
+from ovmstrio.isolation.trace_propagation import REQUEST_ID
 from ovmstrio.telemetry.log_levels import LOG_LEVEL
 from ovmstrio.util.backoff import Backoff
 from ovmstrio.util.stdio import StreamName, whole_lines
@@ -79,26 +82,31 @@ def _package_folders() -> dict[str, str]:
 
 
 async def start_program(
-    program: Program, theirs: socket.socket, lifeline: int, *, own_group: bool = False, captures_output: bool = False
+    program: Program,
+    program_socket: socket.socket,
+    parent_watch: int,
+    *,
+    has_own_group: bool = False,
+    captures_output: bool = False,
 ) -> trio.Process:
     """Start a program; the caller owns the process and its pipes, and keeps the files. Raises ``OSError``.
 
     Args:
         program: the program.
-        theirs: socket for the program.
-        lifeline: read end of the parent-watch pipe.
-        own_group: start a process group, which terminal signals do not reach.
+        program_socket: socket for the program.
+        parent_watch: read end of the parent-watch pipe.
+        has_own_group: start a process group, which terminal signals do not reach.
         captures_output: create pipes for stdout and stderr instead of inheriting them.
     """
     output = subprocess.PIPE if captures_output else None
     return await trio.lowlevel.open_process(
-        program.command(theirs.fileno(), lifeline),
+        program.command(program_socket.fileno(), parent_watch),
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
-        pass_fds=(theirs.fileno(), lifeline),
+        pass_fds=(program_socket.fileno(), parent_watch),
         env=program.environment(),
-        process_group=0 if own_group else None,
+        process_group=0 if has_own_group else None,
     )
 
 
@@ -190,9 +198,9 @@ _MEMORY_CHECK_SECONDS: Final = 0.05
 class WorkerExited(Exception):
     """The worker process has exited or takes no more requests; ``was_called`` tells whether it received the request."""
 
-    def __init__(self, why: str, *, was_called: bool) -> None:
-        super().__init__(why)
-        self.why = why or "has ended"
+    def __init__(self, reason: str, *, was_called: bool) -> None:
+        super().__init__(reason)
+        self.why = reason or "has ended"
         self.was_called = was_called
 
 
@@ -219,25 +227,34 @@ async def _nothing() -> None:
     pass
 
 
+def call_headers() -> dict[str, str]:
+    """Return headers that identify the current call in a worker process: request id and trace; may be empty."""
+    span, event = current_span.get(), current_event.get()
+    headers = {} if span is None else dict(span.headers())
+    if event is not None and event.request_id:
+        headers[REQUEST_ID] = event.request_id
+    return headers
+
+
 class WorkerProcess:
     """One process, which runs a program that answers requests as in :func:`run_program`.
 
     Args:
         module: the program; see :class:`Program`, also for ``python``.
-        calls_at_once: maximum number of concurrent requests; further ones wait.
+        max_concurrent_calls: maximum number of concurrent requests; further ones wait.
         grace_seconds: how long a request may run after its caller was cancelled. Then the process takes no more
             requests, and is killed as soon as no caller waits.
-        spare_seconds: maximum time until the kill in that case.
-        stuck: called in that case.
-        tells_of_leaving: send ``["cancel", number]`` for requests of cancelled callers.
+        kill_delay_seconds: maximum time until the kill in that case.
+        on_stuck: called in that case.
+        sends_cancel: send ``["cancel", number]`` for requests of cancelled callers.
         memory_limit: resident bytes above which the process is killed; 0 for no limit.
         stopped_seconds: how long the process may be stopped, as by SIGSTOP, before it is killed. Time in which the
             server was stopped too does not count.
-        own_group: as for :func:`start_program`.
-        ends_group: kill the remaining members of the process group at exit, such as forked children.
-        names: log fields of the process's output and log records; without them the process shares the server's output
+        has_own_group: as for :func:`start_program`.
+        kills_group: kill the remaining members of the process group at exit, such as forked children.
+        log_fields: fields of the process's output and log records; without them the process shares the server's output
             and logs by itself.
-        heard: called on the event loop with unsolicited messages; must not block.
+        on_message: called on the event loop with unsolicited messages; must not block.
 
     Attributes:
         is_retired: takes no more requests.
@@ -251,20 +268,20 @@ class WorkerProcess:
         module: str,
         *,
         python: Path | None = None,
-        calls_at_once: int = 1,
+        max_concurrent_calls: int = 1,
         grace_seconds: float = math.inf,
-        spare_seconds: float = math.inf,
-        tells_of_leaving: bool = False,
+        kill_delay_seconds: float = math.inf,
+        sends_cancel: bool = False,
         memory_limit: int = 0,
         stopped_seconds: float = _STOPPED_SECONDS,
-        stuck: Callable[[], None] = lambda: None,
-        own_group: bool = False,
-        ends_group: bool = False,
-        names: Mapping[str, str] | None = None,
-        heard: Callable[[Any], None] | None = None,
+        on_stuck: Callable[[], None] = lambda: None,
+        has_own_group: bool = False,
+        kills_group: bool = False,
+        log_fields: Mapping[str, str] | None = None,
+        on_message: Callable[[Any], None] | None = None,
     ) -> None:
-        self._heard = heard
-        self._names = names
+        self._heard = on_message
+        self._names = log_fields
         self._owner = current_owner.get()
         self.is_retired = False
         self.ended = trio.Event()
@@ -272,15 +289,15 @@ class WorkerProcess:
         self.status: int | None = None
         self._program = Program(module, python)
         self._grace_seconds = grace_seconds
-        self._spare_seconds = spare_seconds
-        self._tells_of_leaving = tells_of_leaving
+        self._spare_seconds = kill_delay_seconds
+        self._tells_of_leaving = sends_cancel
         self._memory_limit = memory_limit
         self._stopped_seconds = stopped_seconds
-        self._stuck = stuck
+        self._stuck = on_stuck
         self._is_stuck = False
-        self._own_group = own_group or ends_group
-        self._ends_group = ends_group
-        self._limiter = trio.CapacityLimiter(calls_at_once)
+        self._own_group = has_own_group or kills_group
+        self._ends_group = kills_group
+        self._limiter = trio.CapacityLimiter(max_concurrent_calls)
         self._numbers = itertools.count(_NO_ANSWER_EXPECTED + 1)
         self._pending: dict[int, _PendingAnswer] = {}
         self._samples: dict[int, _PendingAnswer] = {}
@@ -316,7 +333,7 @@ class WorkerProcess:
         first: Any,
         *,
         descriptor: int | None = None,
-        buried: Callable[[], Awaitable[None]] = _nothing,
+        on_exit: Callable[[], Awaitable[None]] = _nothing,
     ) -> Any:
         """Start the process and return the answer to its first request. Cancellation kills the process.
 
@@ -324,13 +341,13 @@ class WorkerProcess:
             nursery: runs the process.
             first: first request.
             descriptor: file descriptor sent with it.
-            buried: called in the nursery after the exit, unless that was caused by cancellation.
+            on_exit: called in the nursery after the exit, unless that was caused by cancellation.
 
         Raises:
             OSError: the process cannot be started.
             WorkerExited: the process exited before it answered.
         """
-        await nursery.start(self._run_process, buried)
+        await nursery.start(self._run_process, on_exit)
         self._send_log_levels()
         try:
             return await self.call(first, descriptor)
@@ -338,7 +355,7 @@ class WorkerProcess:
             self.kill()
             raise
 
-    async def _run_process(self, buried: Callable[[], Awaitable[None]], *, task_status: trio.TaskStatus[None]) -> None:
+    async def _run_process(self, on_exit: Callable[[], Awaitable[None]], *, task_status: trio.TaskStatus[None]) -> None:
         lifeline, kept_open = os.pipe()
         try:
             server_socket, program_socket = packet_pair()
@@ -354,7 +371,7 @@ class WorkerProcess:
                         self._program,
                         program_socket,
                         lifeline,
-                        own_group=self._own_group,
+                        has_own_group=self._own_group,
                         captures_output=self._names is not None,
                     )
                 self._process = process
@@ -376,7 +393,7 @@ class WorkerProcess:
             for samples in self._samples.values():
                 samples.done.set()
             self.ended.set()
-        await buried()
+        await on_exit()
 
     def _send_log_levels(self) -> None:
         if self._channel is not None and self._names is not None:
@@ -523,7 +540,7 @@ class WorkerProcess:
             self._channel.send_or_drop([_NO_ANSWER_EXPECTED, value])
 
     async def call(self, value: Any, descriptor: int | None = None, *, limit_seconds: float = math.inf) -> Any:
-        """Send a request and return its answer; up to ``calls_at_once`` run concurrently.
+        """Send a request and return its answer; up to ``max_concurrent_calls`` run concurrently.
 
         After ``limit_seconds`` the process takes no more requests, as ``grace_seconds`` after a cancellation.
 

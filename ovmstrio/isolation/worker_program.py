@@ -22,6 +22,7 @@ from ovmstrio.isolation.side_messages import (
     apply_log_levels,
     create_process_sampler,
     encode_samples,
+    flush_records,
     side_message_kind,
 )
 from ovmstrio.util.stdio import ignore_failed_writes
@@ -109,6 +110,7 @@ def run_program(serve: ServeRequests) -> None:
     try:
         trio.run(partial(_serve, serve), end)
     finally:
+        flush_records()
         # The channel closes with the process, after its exit handlers.
         end.detach()
 

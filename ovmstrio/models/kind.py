@@ -117,7 +117,7 @@ class ModelKind(Kind[ModelSpec]):
             hooks=hooks,
             managers=managers,
             tasks=context.tasks,
-            remark=context.remark,
+            warn=context.remark,
             owners=context.sequence_owners,
             probe=context.find(CrashProbe),
             blobs=context.find(BlobCache),

@@ -45,14 +45,14 @@ async def load_model(
     hooks: ServableHooks = NULL_HOOKS,
     managers: SequenceManagers | None = None,
     tasks: trio.Nursery | None = None,
-    remark: Callable[[Problem], None] = ignore_warning,
+    warn: Callable[[Problem], None] = ignore_warning,
     owners: SequenceOwners | None = None,
     probe: CrashProbe | None = None,
     blobs: BlobCache | None = None,
 ) -> Servable:
     """Load, compile and warm up one version; the caller closes the servable.
 
-    ``hooks`` receives inferences and batches, ``remark`` warnings. ``tasks`` runs batches and keeps compiled files; it
+    ``hooks`` receives inferences and batches, ``warn`` warnings. ``tasks`` runs batches and keeps compiled files; it
     must outlive the servable. ``managers`` has the sequences that continue after a reload. ``owners`` forwards requests
     to other workers; None for a single worker. ``probe`` runs unknown models first; ``blobs`` has compiled files, and
     requires ``tasks``.
@@ -67,8 +67,8 @@ async def load_model(
     cached = source if lent is None else replace(source, kept=lent.place)
     try:
         if probe is not None:
-            await _probe(probe, probe_model_of(cached, directory), remark)
-        network = await _load_network(cached, hooks, {}, remark)
+            await _probe(probe, probe_model_of(cached, directory), warn)
+        network = await _load_network(cached, hooks, {}, warn)
     except BaseException:
         if lent is not None:
             lent.give_back()

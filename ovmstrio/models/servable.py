@@ -157,7 +157,7 @@ class ModelServable(NetworkServable):
             network = await self._source.network_for(arrays)
         if network is None:
             raise trio.ClosedResourceError
-        results = await network.infer(tuple(arrays.values()), event=request.event, most_bytes=request.most_bytes)
+        results = await network.infer(tuple(arrays.values()), event=request.event, max_output_bytes=request.most_bytes)
         outputs = named_outputs(network.signature, results, keeps_rows=request.keeps_rows)
         return InferResponse(self.name, self.version, outputs, request.id, is_private=True)
 
@@ -246,7 +246,10 @@ class BatchedServable(NetworkServable):
         # Inputs with different numbers of rows are not batched; the model validates them.
         key: Hashable = self._key(arrays) if len(counts) == 1 else object()
         outputs = await self._batcher.submit(
-            _BatchItem(arrays, rows, request.event, perf_counter()), key=key, size=max(rows, 1)
+            _BatchItem(arrays, rows, request.event, perf_counter()),
+            key=key,
+            size=max(rows, 1),
+            priority=request.priority,
         )
         return InferResponse(
             self.name, self.version, named_outputs(self._signature, outputs, keeps_rows=request.keeps_rows), request.id

@@ -9,9 +9,9 @@ import numpy as np
 import trio
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.core.request import SEQUENCE_ID, InferRequest, InferResponse
+from ovmstrio.core.request import RESTORED_STEPS, SEQUENCE_ID, InferRequest, InferResponse
 from ovmstrio.core.tensor import BY_NAME, BYTES, Tensor
-from ovmstrio.core.worker_peers import ForwardedStep
+from ovmstrio.core.worker_peers import ForwardedStep, StepResult
 from ovmstrio.inference.tensors import StateChange
 from ovmstrio.models.sequences.requests import SPECIAL_INPUTS, SequenceControl, read_control
 from ovmstrio.models.servable import NetworkServable, model_metadata, named_outputs
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ovmstrio.config.specs import ModelSpec
     from ovmstrio.core.request import ServableMetadata
     from ovmstrio.core.service import SequenceInfo
-    from ovmstrio.core.tensor import Array, RawTensor
+    from ovmstrio.core.tensor import Array
     from ovmstrio.core.worker_peers import SequenceOwners
     from ovmstrio.inference.network import Network
     from ovmstrio.inference.signature import ModelSignature
@@ -68,39 +68,41 @@ class StatefulServable(NetworkServable):
         """
         control, plain = read_control(request)
         arrays = self._validate(plain)
-        outputs = await self._answer(control, arrays, request)
-        return InferResponse(self.name, self.version, outputs, request.id, is_private=True)
+        outputs, restored_steps = await self._answer(control, arrays, request)
+        response = InferResponse(self.name, self.version, outputs, request.id, is_private=True)
+        if restored_steps is not None:
+            response.parameters[RESTORED_STEPS] = restored_steps
+        return response
 
-    async def _answer(
-        self, control: SequenceControl, arrays: Mapping[str, Array], request: InferRequest
-    ) -> list[Tensor | RawTensor]:
-        by_default = not request.model_version.strip("0")
+    async def _answer(self, control: SequenceControl, arrays: Mapping[str, Array], request: InferRequest) -> StepResult:
+        is_default_version = not request.model_version.strip("0")
         owners = self._owners
         owner = owners.owner(self.name, control.id) if owners is not None and control.id else None
         if owners is None or owner is None:
-            return await self._run(control, arrays, request, by_default=by_default)
-        version = "" if by_default else self.version
+            return await self._run(control, arrays, request, is_default_version=is_default_version)
+        version = "" if is_default_version else self.version
         return await owners.run_step(owner, ForwardedStep(self.name, version, *control, arrays, request.most_bytes))
 
-    async def run_step(self, step: ForwardedStep) -> list[Tensor | RawTensor]:
+    async def run_step(self, step: ForwardedStep) -> StepResult:
         """Run a request forwarded by another worker; see :meth:`infer`."""
         request = InferRequest(self.name, step.version, most_bytes=step.most_bytes)
         control = SequenceControl(step.id, step.start, step.end)
-        return await self._run(control, step.arrays, request, by_default=not step.version)
+        return await self._run(control, step.arrays, request, is_default_version=not step.version)
 
     async def _run(
-        self, control: SequenceControl, arrays: Mapping[str, Array], request: InferRequest, *, by_default: bool
-    ) -> list[Tensor | RawTensor]:
+        self, control: SequenceControl, arrays: Mapping[str, Array], request: InferRequest, *, is_default_version: bool
+    ) -> StepResult:
         network = self._network
         if network is None:
             raise trio.ClosedResourceError
-        async with self._manager.turn(control, by_default=by_default) as sequence:
+        async with self._manager.turn(control, is_default_version=is_default_version) as sequence:
             change = StateChange(self._variables, sequence.state, keep=not control.end)
             results = await network.infer(tuple(arrays.values()), change, request.event, request.most_bytes)
             outputs = named_outputs(network.signature, results)
+            restored_steps = sequence.requests if sequence.lost_seconds else None
             sequence.advance(change.after)
         outputs.append(_id_tensor(sequence.id))
-        return outputs
+        return StepResult(outputs, restored_steps)
 
     def sequences(self) -> list[SequenceInfo]:
         """Return the live sequences by id, numbers before texts."""

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.request import Buffer, Contents, InferInput
 from ovmstrio.core.tensor import BY_NAME, BYTES, Array, Tensor, TensorSpec, to_bf16
 from ovmstrio.models.request_errors import format_shape, input_mismatch, invalid_request
@@ -91,6 +92,8 @@ def to_array(contents: Contents | None, shape: tuple[int, ...], count: int, spec
     values = contents.values
     try:
         return _filled(_elements(values, spec), count).reshape(shape)
+    except InvalidRequest:
+        raise
     except (OverflowError, ValueError) as error:
         raise _invalid_values(spec, str(error)) from None
 

@@ -19,6 +19,8 @@ from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.ops.settings import OpSettings, PipelineSettings
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from ovmstrio.ops.op import Op
 
 # Documents and overrides
@@ -45,6 +47,8 @@ def _constructor_settings(op: Op) -> dict[str, Any]:
         arguments["server_endpoints"] = op.server_endpoints
     if op.fetch_list is not None:
         arguments["fetch_list"] = op.fetch_list
+    if op.local_service_handler is not None:
+        arguments["local_service_conf"] = op.local_service_handler.conf
     reader = Reader(Findings(""))
     given = reader.values(with_paths(arguments), OpSettings)
     if reader.findings.fatal:
@@ -138,10 +142,11 @@ class Ports:
     http: int | None
 
 
-def choose_ports(rpc_port: int | None, http_port: int | None) -> Ports:
+def choose_ports(rpc_port: int | None, http_port: int | None, own: Collection[int] = ()) -> Ports:
     """Return the ports of a configuration; raises ConfigError if both are missing or one is in use.
 
-    ``http_port`` alone gives gRPC the next free port above; ``rpc_port`` alone disables HTTP.
+    ``http_port`` alone gives gRPC the next free port above; ``rpc_port`` alone disables HTTP.  Ports that this process
+    listens on already (``own``) are free.
     """
     if rpc_port is None and http_port is None:
         suggestion = "set at least one, such as `http_port: 9999`"
@@ -151,11 +156,11 @@ def choose_ports(rpc_port: int | None, http_port: int | None) -> Ports:
     taken = [
         Problem(f"port {port} is in use", path=key, suggestion=hint)
         for key, port in named
-        if port is not None and not is_port_free(port)
+        if port is not None and port not in own and not is_port_free(port)
     ]
     if taken:
         raise ConfigError(taken)
-    return Ports(_next_free(http_port or 0) if rpc_port is None else rpc_port, http_port)
+    return Ports(_next_free(http_port or 0, own) if rpc_port is None else rpc_port, http_port)
 
 
 def is_port_free(port: int) -> bool:
@@ -182,9 +187,9 @@ def _can_bind(family: socket.AddressFamily, port: int) -> bool:
     return True
 
 
-def _next_free(above: int) -> int:
+def _next_free(above: int, own: Collection[int]) -> int:
     for port in range(above + 1, _LAST_PORT + 1):
-        if is_port_free(port):
+        if port in own or is_port_free(port):
             return port
     message = f"no port above {above} is free for gRPC"
     raise ConfigError([Problem(message, path="rpc_port", suggestion="set `rpc_port`")])

@@ -524,8 +524,8 @@ class _PathErrors:
         del method, path
         return text_answer(404, "Not Found")
 
-    def no_method(self, method: str, path: str) -> HttpAnswer:
-        del method, path
+    def no_method(self, method: str, path: str, allowed: Iterable[str] = ()) -> HttpAnswer:
+        del method, path, allowed
         return text_answer(405, "Method Not Allowed")
 
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import structlog
@@ -13,7 +15,7 @@ import trio
 
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.isolation.user_code import is_async
-from ovmstrio.ops.predictor.protocol import Prediction, Predictor
+from ovmstrio.ops.predictor.protocol import ModelClient, Prediction
 from ovmstrio.ops.values import (
     ChannelData,
     CustomException,
@@ -28,6 +30,82 @@ EXECUTOR_NAME: Final = "@DAGExecutor"
 
 log = structlog.get_logger(__name__)
 _numbers = itertools.count()
+
+
+class LocalServiceHandler:
+    """Local model of an Op, for its argument ``local_service_handler``, or for clients that ``init_op`` creates.
+
+    Arguments are keys of ``local_service_conf``, and ``fetch_names`` for its ``fetch_list``.  Arguments that have no
+    effect on OpenVINO are accepted.  NotImplementedError for a ``client_type`` other than ``local_predictor``.
+
+    Attributes:
+        conf: the arguments as ``local_service_conf``.
+    """
+
+    def __init__(  # noqa: PLR0917 - services pass these by position
+        self,
+        model_config: str,
+        client_type: str = "local_predictor",
+        workdir: str = "",
+        thread_num: int = 2,
+        device_type: int = -1,
+        devices: str = "",
+        fetch_names: Sequence[str] | None = None,
+        mem_optim: bool = True,  # noqa: FBT002 - as callers know it
+        ir_optim: bool = False,  # noqa: FBT002 - as callers know it
+        available_port_generator: Any = None,
+        use_profile: bool = False,  # noqa: FBT002 - as callers know it
+        precision: str = "fp32",
+        **ignored: Any,
+    ) -> None:
+        if client_type != "local_predictor":
+            raise NotImplementedError(
+                f"LocalServiceHandler: expected client_type 'local_predictor', got {client_type!r}; "
+                "for a remote model set server_endpoints and client_type: kserve"
+            )
+        self.conf: dict[str, Any] = {
+            "model_config": str(model_config), "client_type": client_type, "thread_num": thread_num,
+            "device_type": device_type, "devices": devices, "precision": precision,
+        }  # fmt: skip
+        if fetch_names is not None:
+            self.conf["fetch_list"] = list(fetch_names)
+        self._client: Any = None
+
+    def get_client(self, concurrency_idx: int) -> Any:
+        """Return the ``LocalPredictor`` of the model, loaded by the first call for the device of that worker."""
+        from ovmstrio.ops.predictor.local_model import LocalPredictor  # noqa: PLC0415 - only this method needs OpenVINO
+
+        if self._client is None:
+            numbers = [each.strip() for each in self.conf["devices"].split(",") if each.strip()]
+            kind = self.conf["device_type"]
+            client = LocalPredictor()
+            client.load_model_config(
+                self.conf["model_config"],
+                use_gpu=kind in {1, 2} or (kind == -1 and bool(numbers)),
+                gpu_id=int(numbers[concurrency_idx % len(numbers)]) if numbers else 0,
+                thread_num=self.conf["thread_num"],
+                precision=self.conf["precision"],
+            )
+            self._client = client
+        return self._client
+
+    def get_fetch_list(self) -> list[str] | None:
+        """Return the requested outputs; None for all."""
+        return self.conf.get("fetch_list")
+
+    def get_port_list(self) -> list[int]:
+        """Return the ports of started servers: none."""
+        return []
+
+    def get_client_config(self) -> str:
+        """Return the file that describes the model."""
+        return str(Path(self.conf["model_config"]) / "serving_server_conf.prototxt")
+
+    def prepare_server(self) -> None:
+        """Do nothing: the model runs in the process of its worker."""
+
+    def start_server(self) -> None:
+        """Do nothing: the model runs in the process of its worker."""
 
 
 class Op:
@@ -47,12 +125,13 @@ class Op:
         retry: attempts of ``process`` on timeout.
         batch_size: most samples that are processed together.
         auto_batching_timeout: milliseconds that the first sample of a batch waits for others.
-        local_service_handler: accepted for compatibility.
+        local_service_handler: a :class:`LocalServiceHandler`, local model in place of ``local_service_conf``.
         jump_to_ops: Ops whose output this Op's output may replace, see :meth:`check_jumping`.
 
     Attributes:
         concurrency_idx: number of the worker that owns the copy, None outside of workers.
-        client: predictor of the worker's model, if any.
+        client: client of the worker's model, a :class:`ModelClient`; None without a model.  ``init_op`` may set another
+            one, such as a ``LocalPredictor``.
         with_serving: whether there is a model.
         dynamic_shape_info: filled by :meth:`set_dynamic_shape_info`.
     """
@@ -84,9 +163,13 @@ class Op:
         self.retry = retry
         self.batch_size = batch_size
         self.auto_batching_timeout = auto_batching_timeout
+        if not isinstance(local_service_handler, LocalServiceHandler | None):
+            found = type(local_service_handler).__name__
+            what = f"local_service_handler of {self.name}"
+            raise ConfigError([Problem(what, expected="a LocalServiceHandler", found=found)])
         self.local_service_handler = local_service_handler
         self.concurrency_idx: int | None = None
-        self.client: Predictor | None = None
+        self.client: Any = None
         self.with_serving = False
         self.packs_tensors = False
         self.dynamic_shape_info: dict[str, Any] = {}
@@ -113,7 +196,7 @@ class Op:
         return only, False, None, ""
 
     def process(self, feed_batch: Sequence[Mapping[str, Any]], typical_logid: int = 0) -> Any:
-        """Run the model for merged samples; an overriding method runs in a thread.
+        """Run the model for merged samples in a thread; an overriding ``async`` method runs on the event loop.
 
         Args:
             feed_batch: a list of one feed, which holds the concatenated samples.
@@ -122,7 +205,9 @@ class Op:
         Returns:
             The model's outputs; or a tuple of the outputs, an error code (0 for none) and its text.
         """
-        return trio.from_thread.run(self.infer, feed_batch[0])
+        return self._model_client().predict(
+            feed=feed_batch[0], fetch=self._fetch_names, batch=True, log_id=typical_logid
+        )
 
     def postprocess(self, input_dicts: Mapping[str, Any], fetch_data: Any, data_id: int = 0, log_id: int = 0) -> Any:
         """Return the output of one sample from the model's outputs, or from its feed if the model did not run.
@@ -140,9 +225,17 @@ class Op:
 
     async def infer(self, feed: Mapping[str, Any]) -> Prediction:
         """Run the worker's model; raises CustomException if there is none."""
+        client = self._model_client()
+        if isinstance(client, ModelClient):
+            return await client.predictor.predict(feed, self._fetch_names)
+        predict = partial(client.predict, feed=feed, fetch=self._fetch_names, batch=True)
+        prediction: Prediction = await trio.to_thread.run_sync(predict)
+        return prediction
+
+    def _model_client(self) -> Any:
         if self.client is None:
             raise CustomException(CustomExceptionCode.NOT_IMPLEMENTED, f"{self.name} has no model to run", True)
-        return await self.client.predict(feed, None if self._fetch_names is None else list(self._fetch_names))
+        return self.client
 
     def _log(self, message: str) -> str:
         return f"{self.name} {message}"

@@ -19,6 +19,7 @@ from ovmstrio.ops.executor.op_instance import get_hooks
 from ovmstrio.ops.graph import OpGraph
 from ovmstrio.ops.op import Op
 from ovmstrio.ops.predictor.factory import PredictorFactory
+from ovmstrio.ops.predictor.local_model import replaced_settings
 from ovmstrio.ops.settings import OpSettings, PipelineSettings
 
 
@@ -33,9 +34,11 @@ async def validate_pipeline(graph: OpGraph, config: ValidatedConfig, *, load: bo
             problems += error.problems
         else:
             problems += [*_hook_problems(op), *_settings_without_effect(resolved[name])]
+    problems += await trio.to_thread.run_sync(_replaced_settings, resolved.values())
     if load:
         problems += await _load(resolved.values(), is_thread_op=config.settings.dag.is_thread_op)
-    return [config.place(problem) for problem in problems]
+    # Loading reports unsupported devices too.
+    return [config.place(problem) for problem in dict.fromkeys(problems)]
 
 
 def _unused_entries(entries: Iterable[str], ops: Mapping[str, Op]) -> list[Problem]:
@@ -95,6 +98,20 @@ def _settings_without_effect(settings: OpSettings) -> list[Problem]:
             )
         )
     return [replace(problem, severity="warning") for problem in problems]
+
+
+def _replaced_settings(ops: Iterable[OpSettings]) -> list[Problem]:
+    problems: list[Problem] = []
+    for settings in ops:
+        local = settings.local_service_conf
+        if settings.server_endpoints or local.model_config is None:
+            continue
+        try:
+            found = replaced_settings(local, settings.concurrency)
+        except ConfigError as error:
+            found = list(error.problems)
+        problems += [locate_model_problem(problem, settings) for problem in found]
+    return problems
 
 
 async def _load(ops: Iterable[OpSettings], *, is_thread_op: bool) -> list[Problem]:

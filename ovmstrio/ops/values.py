@@ -180,6 +180,35 @@ class ChannelData:
             return dict(self.dictdata or {})
         return {}
 
+    @staticmethod
+    def check_dictdata(dictdata: Any) -> tuple[int, str | None]:
+        """Return 0 and None if the value is a dict or a list of dicts, otherwise 7000 and a text."""
+        for one in dictdata if isinstance(dictdata, list) else [dictdata]:
+            if not isinstance(one, dict):
+                return _type_error(f"expected a dict, got {type(one).__name__}")
+        return CustomExceptionCode.OK.value, None
+
+    @staticmethod
+    def check_npdata(npdata: Any) -> tuple[int, str | None]:
+        """Return 0 and None if all values of a feed, or of a list of feeds, can be fed, otherwise 7000 and a text."""
+        code, info = ChannelData.check_dictdata(npdata)
+        if info is not None:
+            return code, info
+        for one in npdata if isinstance(npdata, list) else [npdata]:
+            for name, value in one.items():
+                if not holds_arrays({name: value}):
+                    return _type_error(f"{name!r}: expected numpy.ndarray or list[str], got {type(value).__name__}")
+        return CustomExceptionCode.OK.value, None
+
+    @staticmethod
+    def check_batch_npdata(batch: Any) -> tuple[int, str | None]:
+        """Return the first problem of :meth:`check_npdata` in a batch of feeds, otherwise 0 and None."""
+        return next((found for found in map(ChannelData.check_npdata, batch) if found[0]), (0, None))
+
+
+def _type_error(text: str) -> tuple[int, str]:
+    return CustomExceptionCode.TYPE_ERROR.value, f"Failed to check data: {text}."
+
 
 # Protobuf messages
 
@@ -347,15 +376,15 @@ def to_array(tensor: PipelineTensor) -> Any:
         raise ValueError(f"tensor {tensor.name}: elements do not fit {kind.dtype}: {error}") from error
 
 
-def from_array(name: str, value: Any, lod: Any = None, *, stays_array: bool = False) -> PipelineTensor:
-    """Return a tensor of an array, with ``stays_array`` over a copy of it, or of strings; raises ValueError."""
+def from_array(name: str, value: Any, lod: Any = None, *, keep_array: bool = False) -> PipelineTensor:
+    """Return a tensor of an array, with ``keep_array`` over a copy of it, or of strings; raises ValueError."""
     offsets = [] if lod is None else np.asarray(lod).reshape(-1).tolist()
     if isinstance(value, list):
         return PipelineTensor(name=name, elem_type=STRINGS, shape=[len(value)], lod=offsets, str_data=list(value))
     number = _TYPE_NUMBERS.get(value.dtype.newbyteorder("="))
     if number is None:
         raise ValueError(f"{name}: dtype {value.dtype} is not supported by tensors")
-    if stays_array:
+    if keep_array:
         return ArrayTensor(name, np.array(value), number, offsets)
     tensor = PipelineTensor(name=name, elem_type=number, shape=list(value.shape), lod=offsets)
     setattr(tensor, _KINDS[number].field, value.reshape(-1).tolist())
@@ -384,7 +413,7 @@ def pack_response(data: ChannelData, *, as_tensors: bool = False) -> PipelineRes
     output = data.parse()
     if data.datatype == ARRAYS:
         if as_tensors:
-            _pack_tensors(response, output, stays_array=data.keeps_arrays)
+            _pack_tensors(response, output, keep_array=data.keeps_arrays)
         else:
             _pack_printed(response, output)
     else:
@@ -399,11 +428,11 @@ def _pack_printed(response: PipelineResponse, output: Mapping[str, Any]) -> None
             response.values.append(repr(value))
 
 
-def _pack_tensors(response: PipelineResponse, output: Mapping[str, Any], *, stays_array: bool) -> None:
+def _pack_tensors(response: PipelineResponse, output: Mapping[str, Any], *, keep_array: bool) -> None:
     for name, value in output.items():
         owner = name.removesuffix(LOD_SUFFIX)
         if owner == name or owner not in output:
-            response.tensors.append(from_array(name, value, output.get(name + LOD_SUFFIX), stays_array=stays_array))
+            response.tensors.append(from_array(name, value, output.get(name + LOD_SUFFIX), keep_array=keep_array))
 
 
 def _pack_texts(response: PipelineResponse, output: Mapping[str, Any]) -> None:

@@ -93,5 +93,5 @@ def create_node_threads(name: str, described: str, calls_at_once: int = MAX_CONC
         log.info("custom node call abandoned", node=described, abandoned=abandoned)
 
     return WorkerThreads(
-        calls_at_once, 0, is_strict=True, refusal=refusal, on_abandoned=on_abandoned, names={"node": name}
+        calls_at_once, 0, is_strict=True, refusal=refusal, on_abandoned=on_abandoned, log_fields={"node": name}
     )

@@ -110,6 +110,7 @@ class ServableCall:
             request.deadline,
             keeps_rows=True,
             event=request.event,
+            priority=request.priority,
         )
         try:
             with await self._lease(self._servable, self._version) as lease:

@@ -381,7 +381,7 @@ class PythonNode:
             raise self._file.output_error(wrong.code, str(wrong), function.call) from None
 
     async def _run(self, function: Any, *args: Any) -> Any:
-        return await call_user_code(self._threads, function, args, may_leave=True)
+        return await call_user_code(self._threads, function, args, is_abandonable=True)
 
 
 async def open_python_node(

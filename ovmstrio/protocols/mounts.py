@@ -122,7 +122,9 @@ class ServiceMounts:
         door = self._kind_of[name].door
         sent_id, size = request.header("x-request-id") or "", len(request.body)
         is_call = self._kind_of[name].is_call(request.method, request.path)
-        started = self._plane.call(name, door, request.method, request_id=sent_id, received=size, is_free=not is_call)
+        started = self._plane.call(
+            name, door, request.method, request_id=sent_id, received=size, is_unlimited=not is_call
+        )
         with await started as call:
             routes = self._routes_of(name, call.service, is_root=not request.mount)
             headers = strip_credentials(request.headers)

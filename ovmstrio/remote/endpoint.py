@@ -84,7 +84,7 @@ def make_tensor_spec(name: str, datatype: str, shape: Iterable[int]) -> TensorSp
 # ----------------------------------------------------------------------
 
 
-def client_tls(tls: RemoteTls, *, speaks_grpc: bool) -> ssl.SSLContext:
+def client_tls(tls: RemoteTls, *, is_grpc: bool) -> ssl.SSLContext:
     """Load the TLS settings' files; blocking; raises ConfigError.
 
     gRPC needs ALPN: gRPC servers close connections that did not negotiate HTTP/2.
@@ -103,7 +103,7 @@ def client_tls(tls: RemoteTls, *, speaks_grpc: bool) -> ssl.SSLContext:
             context.load_cert_chain(tls.cert, tls.key, password=_no_password)
         except (OSError, ValueError) as error:
             raise _tls_error("tls.cert", f"certificate {tls.cert} with its key cannot be read", error) from None
-    if speaks_grpc:
+    if is_grpc:
         context.set_alpn_protocols(["h2"])
     return context
 
@@ -119,12 +119,12 @@ def _tls_error(path: str, message: str, error: Exception) -> ConfigError:
 
 
 async def connect(
-    address: RemoteAddress, tls: ssl.SSLContext | None, *, server_name: str, seconds: float
+    address: RemoteAddress, tls: ssl.SSLContext | None, *, server_name: str, timeout_seconds: float
 ) -> trio.abc.Stream:
     """Connect to an address; the caller owns the stream.  Raises NotSent without a connection or TLS handshake."""
     stream: trio.abc.Stream | None = None
     try:
-        with trio.fail_after(seconds):
+        with trio.fail_after(timeout_seconds):
             stream = await trio.open_tcp_stream(address.host, address.port)
             if tls is None:
                 return stream
@@ -132,7 +132,7 @@ async def connect(
             await wrapped.do_handshake()
             return wrapped
     except trio.TooSlowError:
-        failure = f"no connection within {seconds:g} s"
+        failure = f"no connection within {timeout_seconds:g} s"
     except (OSError, trio.BrokenResourceError) as error:
         failure = _reason(error)
     except BaseException:

@@ -169,7 +169,7 @@ class Exchange:
         message: the response message, if exactly one complete message was received.
         failure: reason of an end before the trailers; empty otherwise.
         is_untouched: whether the server did not process the call.
-        excess_bytes: size of a response message that exceeds ``most``; 0 otherwise.
+        excess_bytes: size of a response message that exceeds ``limit``; 0 otherwise.
     """
 
     __slots__ = (
@@ -185,9 +185,9 @@ class Exchange:
         "wakeup",
     )
 
-    def __init__(self, stream: StreamState, most: float) -> None:
+    def __init__(self, stream: StreamState, limit: float) -> None:
         self.stream = stream
-        self.most = most
+        self.most = limit
         self.headers: dict[str, str] = {}
         self.message: memoryview | None = None
         self.failure = ""
@@ -269,7 +269,7 @@ class RemoteConnection:
             with trio.CancelScope(shield=True):
                 await close_forcefully(self._stream)
 
-    async def call(self, headers: bytes, body: Sequence[Buffer], most: float) -> Exchange | None:
+    async def call(self, headers: bytes, body: Sequence[Buffer], limit: float) -> Exchange | None:
         """Make a call and return its exchange after it has ended; None if the connection accepts no calls.
 
         ``headers`` is a header block, ``body`` the message in pieces, which must stay unchanged until this returns.
@@ -280,7 +280,7 @@ class RemoteConnection:
         if self.refusal_reason:
             return None
         stream = self._core.begin(headers)
-        exchange = self._exchanges[stream.stream_id] = Exchange(stream, most)
+        exchange = self._exchanges[stream.stream_id] = Exchange(stream, limit)
         try:
             await self._send(exchange, PiecedMessage(body))
             while not exchange.has_ended:
@@ -459,15 +459,15 @@ class GrpcEndpoint:
         except DecodeError:
             raise ModelFailure(f"{self.address} is not a KServe v2 server") from None
 
-    async def _call(self, method: bytes, body: Sequence[Buffer], seconds: float, most: float) -> Buffer:
+    async def _call(self, method: bytes, body: Sequence[Buffer], seconds: float, limit: float) -> Buffer:
         path = encode_header(b":path", _SERVICE + method)
         headers = self._first_headers + path + self._last_headers + _timeout(seconds) + _trace()
         for _ in range(2):
             # An idle connection may have been closed unnoticed, so a second one may be needed.
             connection = await self._get_connection()
-            exchange = await connection.call(headers, body, most)
+            exchange = await connection.call(headers, body, limit)
             if exchange is not None:
-                return self._message(exchange, most)
+                return self._message(exchange, limit)
         raise NotSent(f"no response from {self.address}: {connection.refusal_reason}")
 
     async def _get_connection(self) -> RemoteConnection:
@@ -481,7 +481,7 @@ class GrpcEndpoint:
                 self._remote_address,
                 self._tls,
                 server_name=self._spec.tls.server_name,
-                seconds=self._spec.connect_seconds,
+                timeout_seconds=self._spec.connect_seconds,
             )
             connection = RemoteConnection(stream)
             await self._tasks.start(connection.run)
@@ -500,10 +500,10 @@ class GrpcEndpoint:
         pairs = ((b"te", b"trailers"), (b"content-type", b"application/grpc"), (b"user-agent", b"ovmstrio"))
         return b"".join(encode_header(name, value) for name, value in pairs)
 
-    def _message(self, exchange: Exchange, most: float) -> Buffer:
+    def _message(self, exchange: Exchange, limit: float) -> Buffer:
         if exchange.excess_bytes:
             raise PayloadTooLarge(
-                f"response of {self.address} has {exchange.excess_bytes} bytes, the limit is {most:.0f}"
+                f"response of {self.address} has {exchange.excess_bytes} bytes, the limit is {limit:.0f}"
                 " (--max_message_size)"
             )
         if exchange.failure:

@@ -98,7 +98,7 @@ class RestEndpoint:
         await self._client.aclose()
 
     async def _send(
-        self, method: str, path: str, headers: dict[str, str], pieces: Sequence[Buffer], most: float
+        self, method: str, path: str, headers: dict[str, str], pieces: Sequence[Buffer], limit: float
     ) -> tuple[httpx.Response, bytearray]:
         content = _stream_pieces(pieces) if pieces else None
         span = current_or_event_span()
@@ -110,7 +110,7 @@ class RestEndpoint:
             )
             response = await self._client.send(request, stream=True)
             try:
-                return response, await self._body(response, most)
+                return response, await self._body(response, limit)
             finally:
                 await response.aclose()
         except _NOT_SENT as error:
@@ -120,12 +120,12 @@ class RestEndpoint:
         except httpx.HTTPError as error:
             raise NotReady(f"no response from {self.address}: {str(error) or type(error).__name__}") from None
 
-    async def _body(self, response: httpx.Response, most: float) -> bytearray:
+    async def _body(self, response: httpx.Response, limit: float) -> bytearray:
         body = bytearray()
         async for part in response.aiter_bytes():
             body += part
-            if len(body) > most:
-                raise PayloadTooLarge(f"response of {self.address} exceeds {most:.0f} bytes (--max_message_size)")
+            if len(body) > limit:
+                raise PayloadTooLarge(f"response of {self.address} exceeds {limit:.0f} bytes (--max_message_size)")
         return body
 
     def _check(self, response: httpx.Response, body: bytearray) -> None:

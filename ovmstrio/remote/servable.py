@@ -289,7 +289,7 @@ async def open_remote(
     """
     contexts: list[ssl.SSLContext | None] = []
     for address in spec.addresses:
-        read = partial(client_tls, spec.tls, speaks_grpc=address.speaks_grpc)
+        read = partial(client_tls, spec.tls, is_grpc=address.speaks_grpc)
         contexts.append(await trio.to_thread.run_sync(read) if address.has_tls else None)
     async with trio.open_nursery() as tasks:
         addresses = zip(spec.addresses, contexts, strict=True)

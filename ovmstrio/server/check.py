@@ -77,13 +77,22 @@ async def check_config(
     """
     check = _Check(kinds, imports)
     if keys_file is not None:
-        await check.callers(keys_file)
+        check.add(*await trio.to_thread.run_sync(check_keys, keys_file))
     if project := await trio.to_thread.run_sync(find_project_file, path):
         await check.project(project)
     else:
         spec = await check.directory(path) if await trio.Path(path).is_dir() else await check.file(path)
         await check.all(spec)
     return check.report()
+
+
+def check_keys(path: Path) -> list[Problem]:
+    """Return the problems of a key file; blocking."""
+    try:
+        read_key_file(path)
+    except ConfigError as error:
+        return list(error.problems)
+    return []
 
 
 async def check_pipelines(path: Path, names: Collection[str] = (), *, load: bool = True) -> CheckReport:
@@ -143,12 +152,6 @@ class _Check:
         # Loading repeats earlier problems, and models in one directory share theirs.
         problems = sorted(dict.fromkeys(self._problems), key=lambda problem: (problem.file, problem.line or 0))
         return CheckReport(tuple(loaded), tuple(problems))
-
-    async def callers(self, path: Path) -> None:
-        try:
-            await trio.to_thread.run_sync(read_key_file, path)
-        except ConfigError as error:
-            self.add(*error.problems)
 
     async def directory(self, path: Path) -> ServerSpec:
         """Return the specification of a graph, of all versions of a model, or of the directory's configuration."""

@@ -21,7 +21,7 @@ from ovmstrio.config.model_options import parse_model_options
 from ovmstrio.config.schema import expected_text
 from ovmstrio.config.service_options import check_base_path, check_name
 from ovmstrio.config.specs import GraphSpec, ModelSpec, ServerSpec, TextModelSpec
-from ovmstrio.config.text_entries import TEXT_OPTIONS, parse_task, parse_text_options
+from ovmstrio.config.text_entries import TEXT_OPTIONS, detect_task, parse_task, parse_text_options
 from ovmstrio.core.connection import TrustedProxies
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.generation import Task
@@ -41,6 +41,9 @@ _NO_DOWNLOAD: Final = (
 _NO_DRAFT_OPTIONS: Final = "the draft model has the settings of the main model: remove it, results are the same"
 _NO_IMAGES: Final = "image models are not supported: remove it"
 _NO_ENGINE_OPTION: Final = 'not supported; OpenVINO properties go into --plugin_config, such as {"NUM_STREAMS": "1"}'
+_NO_UNKNOWN_INPUTS: Final = (
+    "requests with inputs that a model does not have are refused: remove it, and send only the inputs of the model"
+)
 _NO_CONFIGURE: Final = (
     "model files are not modified: --task and its options serve a folder as it is, and --add_to_config adds it to "
     "model_config_list or text_model_config_list of the file of --config_path"
@@ -88,6 +91,8 @@ UNSUPPORTED_HINTS: Final = {
         _NO_ENGINE_OPTION,
     ),
     "configure": _NO_CONFIGURE,
+    "disable_input_count_validation": _NO_UNKNOWN_INPUTS,
+    "verbose_response": "responses of text models have no __verbose object: remove it",
     "trace_path": "request times are in /metrics, Op times in ovms trace",
 }
 """Hints for unsupported options; ignored options are in ``settings.IGNORED``."""
@@ -139,8 +144,6 @@ def _name_of(argument: str) -> str:
 # Single text model
 
 _GGUF: Final = ".gguf"
-_TEXT_GENERATION_FILES: Final = ("openvino_model.xml", "openvino_tokenizer.xml", "openvino_detokenizer.xml")
-"""Files that only text-generation models have."""
 
 
 def is_text_model(settings: ServerSettings) -> bool:
@@ -151,7 +154,7 @@ def is_text_model(settings: ServerSettings) -> bool:
     if settings.task is not None or path.suffix == _GGUF:
         return True
     absolute = path.absolute()
-    return is_text_generation_folder(absolute) and not is_graph({"base_path": str(absolute)}, absolute)
+    return detect_task(absolute) is not None and not is_graph({"base_path": str(absolute)}, absolute)
 
 
 def text_problems(settings: ServerSettings, others: Collection[str]) -> list[Problem]:
@@ -182,14 +185,10 @@ def text_model(settings: ServerSettings, cache_dir: Path | None, origin: str) ->
     )
 
 
-def is_text_generation_folder(folder: Path) -> bool:
-    """Return whether a directory has a model that openvino-genai can generate text with."""
-    return all((folder / name).is_file() for name in _TEXT_GENERATION_FILES)
-
-
 def _read(settings: ServerSettings) -> tuple[Task, dict[str, Any], list[Problem]]:
     try:
-        task = Task.TEXT_GENERATION if settings.task is None else parse_task(settings.task)
+        task = detect_task((settings.model_path or Path()).absolute()) or Task.TEXT_GENERATION
+        task = task if settings.task is None else parse_task(settings.task)
     except ConfigError as error:
         return Task.TEXT_GENERATION, {}, [_option(problem) for problem in error.problems]
     given = {name: getattr(settings, name) for name in sorted(TEXT_OPTIONS & settings.model_fields_set)}
@@ -222,12 +221,12 @@ class UsageError(Exception):
         return [str(problem) for problem in self.problems]
 
 
-def read_settings(options: Mapping[str, Any], *, foreign: str = "") -> ServerSettings:
+def read_settings(options: Mapping[str, Any], *, model_option_error: str = "") -> ServerSettings:
     """Validate options and convert them to settings.
 
     Args:
         options: values by name; None for options that were not given.
-        foreign: error for model options, if a project or service with its own configuration is served.
+        model_option_error: error for model options, if a project or service with its own configuration is served.
 
     Raises:
         UsageProblems: unknown options, invalid values, or conflicting or missing options.
@@ -242,13 +241,14 @@ def read_settings(options: Mapping[str, Any], *, foreign: str = "") -> ServerSet
         # Check the rest with defaults in place of invalid values.
         settings = ServerSettings.model_validate({name: value for name, value in given.items() if name not in bad})
     problems += [*_security(settings), *_metric_lists(settings), *_log_levels(settings)]
-    if foreign:
+    if model_option_error:
         problems += [
-            Problem(foreign, path=f"--{name}") for name in sorted(_MODEL_ONLY_OPTIONS & settings.model_fields_set)
+            Problem(model_option_error, path=f"--{name}")
+            for name in sorted(_MODEL_ONLY_OPTIONS & settings.model_fields_set)
         ]
     else:
         problems += [*_addresses(settings), *_groups(settings), *_metrics(settings)]
-    if _is_single_model(settings) and not foreign:
+    if _is_single_model(settings) and not model_option_error:
         problems += [problem for problem in _single_problems(settings) if problem.severity == "error"]
     if problems:
         raise UsageError(problems)

@@ -104,9 +104,9 @@ class GrpcFrontEnd(AddressFrontEnd):
         self._server = GrpcServer(
             services,
             Codec(),
-            further=further,
+            fallback_routes=further,
             limits=limits,
-            pending=pending,
+            send_budget=pending,
             observer=observer,
             trusted_proxies=trusted_proxies,
             revocable_streams=None if gate is None else gate.revocable_streams,
@@ -151,7 +151,7 @@ class RestOptions(TypedDict, total=False):
         root: service mounted at the root of the port, or empty.
         openai_errors: error format of the OpenAI API, ``openai`` or ``ovms``.
         console: console access: ``off``, ``local`` or ``on``.
-        past: recent history for the console, or None.
+        history: recent history for the console, or None.
     """
 
     cors: Cors | None
@@ -162,7 +162,7 @@ class RestOptions(TypedDict, total=False):
     root: str
     openai_errors: str
     console: ConsoleMode
-    past: RecentHistory | None
+    history: RecentHistory | None
 
 
 class RestFrontEnd(HttpFrontEnd):
@@ -203,7 +203,7 @@ def make_rest_router(
     root: str = "",
     openai_errors: str = "openai",
     console: ConsoleMode = "local",
-    past: RecentHistory | None = None,
+    history: RecentHistory | None = None,
 ) -> Router:
     """Create the router of all protocols and of services with their own paths; options are :class:`RestOptions`."""
     changes = AdminChanges(
@@ -221,7 +221,7 @@ def make_rest_router(
         *admin_rules(plane, changes),
         *profile_rules(plane, changes, read_document),
         *documentation_rules(plane, has_root=bool(root)),
-        *(() if past is None else console_rules(plane, changes, past, console, gate)),
+        *(() if history is None else console_rules(plane, changes, history, console, gate)),
     ]
     if not root or plane.render_metrics() is not None:
         # Without server metrics the path belongs to the root service.
@@ -236,6 +236,7 @@ def make_rest_router(
         OvmsRouteErrors(),
         ServiceMounts(plane, kinds, root).find,
         cors,
+        has_service=plane.has_service,
         has_limits=plane.has_limits,
         gate=gate,
         count_rejected=plane.count_rejected,
@@ -286,7 +287,7 @@ def rest_front_end(
     pending: SendBudget,
     gate: Gate | None,
     *,
-    past: RecentHistory | None,
+    history: RecentHistory | None,
     observer: RequestObserver | None,
 ) -> RestFrontEnd:
     """Create the REST front end."""
@@ -305,7 +306,7 @@ def rest_front_end(
         root=plan.root,
         openai_errors=settings.openai_errors,
         console=settings.console,
-        past=past,
+        history=history,
     )
 
 

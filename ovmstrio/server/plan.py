@@ -109,6 +109,20 @@ async def read_plan(settings: ServerSettings, kinds: Kinds = KINDS) -> Plan:
     )
 
 
+async def check_again(plan: Plan) -> None:
+    """Check the configuration of a running server before its restart.
+
+    Raises:
+        ConfigError: the configuration file or an entry is invalid.
+    """
+    if plan.root:
+        return
+    read = await read_plan(plan.settings.model_copy(update={"workers": plan.processes}), plan.kinds)
+    errors = [problem for service in read.spec.services for problem in service.errors]
+    if errors:
+        raise ConfigError(errors)
+
+
 async def _read_spec(settings: ServerSettings, kinds: Kinds) -> ServerSpec:
     if settings.config_path is None:
         return single_servable_spec(settings)
@@ -141,7 +155,7 @@ def plan_project(project: ProjectSpec, options: Mapping[str, Any]) -> Plan:
     Raises:
         UsageProblems: unknown options, invalid values, or conflicting or missing options.
     """
-    settings = read_settings({**_DEFAULTS, **options}, foreign=_PROJECT_REASON)
+    settings = read_settings({**_DEFAULTS, **options}, model_option_error=_PROJECT_REASON)
     if settings.probe_port and project.processes > 1:
         message = f"a project with {project.processes} processes has no probe port"
         fix = "use one process, or the readiness file"

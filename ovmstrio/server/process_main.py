@@ -16,6 +16,7 @@ from ovmstrio.server.server import serve_plan
 
 if TYPE_CHECKING:
     from ovmstrio.server.plan import Plan
+    from ovmstrio.server.restart import InPlaceRestart
     from ovmstrio.server.running import Running
     from ovmstrio.server.worker_context import WorkerProcessContext
 
@@ -58,15 +59,21 @@ def tuned_process(plan: Plan, *, handle_signals: bool) -> Iterator[None]:
 
 
 async def serve_in_own_process(
-    plan: Plan, hosting: WorkerProcessContext | None = None, *, show: Show | None = None, handle_signals: bool = True
+    plan: Plan,
+    worker_context: WorkerProcessContext | None = None,
+    *,
+    show: Show | None = None,
+    handle_signals: bool = True,
+    restart: InPlaceRestart | None = None,
 ) -> bool:
     """Serve a plan in this process until a signal or the worker context ends it.
 
     Args:
         plan: the plan.
-        hosting: context of a worker process, or None.
+        worker_context: context of a worker process, or None.
         show: runs next to the server once it accepts connections.
         handle_signals: whether SIGINT and SIGTERM drain the server, and stop it the second time.
+        restart: is requested by SIGHUP; None if the process cannot execute its command again.
 
     Returns:
         Whether all calls ended within the drain.
@@ -83,6 +90,8 @@ async def serve_in_own_process(
                 if show is not None:
                     nursery.start_soon(show, running)
 
-            is_gentle = await serve_plan(plan, hosting, handle_signals=handle_signals, task_status=_StartReport(begin))
+            is_gentle = await serve_plan(
+                plan, worker_context, handle_signals=handle_signals, restart=restart, task_status=_StartReport(begin)
+            )
             nursery.cancel_scope.cancel()
     return is_gentle

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
-from ovmstrio.core.errors import ServerError
+from ovmstrio.core.errors import ModelFailure, ServerError, VersionsFailure
 from ovmstrio.serving.broadcast_changes import run_everywhere
 from ovmstrio.serving.source import reload_versions
 
@@ -39,7 +39,8 @@ class Reloader:
     async def reload(self) -> bool:
         """Reload for a client, in all workers; return whether anything changed.
 
-        If one worker fails, all workers restore their previous state.
+        A service that fails in all workers is reported as by a single process: everything else is served.  After any
+        other failure, all workers restore their previous state.
 
         Raises:
             ServerError: the reload failed; the message names the worker.
@@ -50,11 +51,12 @@ class Reloader:
 
     async def poll(self) -> None:
         """Reload if the configuration file has changed; errors are logged."""
-        if self._source is None:
+        if self._source is None or not await self._source.is_stale():
             return
         if self._siblings is None:
-            await self._source.poll()
-        elif await self._source.is_stale():
+            with self._notifier.reloading():
+                await self._source.poll()
+        else:
             try:
                 await self._siblings.in_turn(partial(self._reload_stale, self._siblings))
             except ServerError as error:
@@ -64,6 +66,19 @@ class Reloader:
         """Reload in this process; as :meth:`reload`."""
         with self._notifier.reloading():
             return await (reload_versions(self._registry) if self._source is None else self._source.reload())
+
+    async def reload_for_peer(self) -> list[Any]:
+        """Reload in this process; return whether anything changed, the failed services, and their first error.
+
+        The last item is whether that is an error of a rescan of versions.
+
+        Raises:
+            ServerError: the reload failed as a whole.
+        """
+        try:
+            return [await self.reload_here(), [], "", False]
+        except ModelFailure as error:
+            return [True, self._registry.failed_versions(), error.message, isinstance(error, VersionsFailure)]
 
     async def rollback_here(self) -> None:
         """Restore the configuration before the last reload in this process.
@@ -82,12 +97,18 @@ class Reloader:
     async def _reload_all(self, siblings: WorkerPeers) -> bool:
         others = partial(siblings.ask_all, RELOAD, limit_seconds=math.inf)
         try:
-            changed, changed_there = await run_everywhere(self.reload_here, others)
+            result, others_results = await run_everywhere(self.reload_for_peer, others)
+            results = [result, *others_results]
+            errors = [(VersionsFailure if is_rescan else ModelFailure)(text) for *_, text, is_rescan in results if text]
+            if any(failed != results[0][1] for _, failed, *_ in results):
+                raise errors[0]
         except ServerError:
             # All workers have started this reload, so none restores the state before an earlier one.
             await self._restore_all(siblings)
             raise
-        return any([changed, *changed_there])
+        if errors:
+            raise errors[0]
+        return any(changed for changed, *_ in results)
 
     async def _try_restore(self) -> None:
         try:

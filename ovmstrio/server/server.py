@@ -47,17 +47,18 @@ from ovmstrio.models.sequences.manager import clean_sequences
 from ovmstrio.models.sequences.store import SequenceStore, check_worker_count, lock_folder
 from ovmstrio.server.command_line import cache_directory, metric_families, probe_addresses
 from ovmstrio.server.credentials import CredentialStore, open_credentials
+from ovmstrio.server.end_watchdog import SHUTDOWN_WATCHDOG
 from ovmstrio.server.kinds import KINDS, Kinds
 from ovmstrio.server.listeners import HTTP, HTTP2, Certificates, open_server_listeners
-from ovmstrio.server.plan import Plan, read_plan
+from ovmstrio.server.plan import Plan, check_again, read_plan
 from ovmstrio.server.readiness_file import ReadinessFile
 from ovmstrio.server.reload import Reloader
 from ovmstrio.server.running import Running
-from ovmstrio.server.signals import handle_stop_signals
+from ovmstrio.server.signals import handle_reopen_signals, handle_restart_signals, handle_stop_signals
 from ovmstrio.server.worker_context import WorkerProcessContext
 from ovmstrio.serving.admission import Admission, SharedAdmission
 from ovmstrio.serving.authorization import AuthorizingDataPlane, CallerRecorder
-from ovmstrio.serving.broadcast_changes import sync_loaded_models, sync_regions
+from ovmstrio.serving.broadcast_changes import sync_expected_services, sync_loaded_models, sync_regions
 from ovmstrio.serving.data_plane import DataPlane
 from ovmstrio.serving.file_watcher import FileWatcher
 from ovmstrio.serving.kind import LoadContext
@@ -92,6 +93,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.payloads import TextApiAdapter
     from ovmstrio.core.service import ServableLookup
     from ovmstrio.core.tracing import StartRootSpan
+    from ovmstrio.server.restart import InPlaceRestart
     from ovmstrio.server.settings import ServerSettings
     from ovmstrio.serving.records import VersionStatus
     from ovmstrio.transport.listeners import Listener
@@ -263,26 +265,28 @@ async def serve(
 
 async def serve_plan(
     plan: Plan,
-    hosting: WorkerProcessContext | None = None,
+    worker_context: WorkerProcessContext | None = None,
     *,
     handle_signals: bool = True,
+    restart: InPlaceRestart | None = None,
     task_status: trio.TaskStatus[Running] = trio.TASK_STATUS_IGNORED,
 ) -> bool:
     """Run the server of a plan, as :func:`serve`; a service at the root is loaded before the start is reported.
 
+    A ``restart`` is requested by SIGHUP, and its caller makes it; SIGUSR1 then opens log files again.
+
     Raises:
         ConfigError: the service at the root cannot be loaded, or as :func:`serve`.
     """
-    ledger = None if hosting is None else hosting.ledger
-    most = plan.settings.trace_failures_per_second
-    async with WRITER.in_thread(), trace_calls(is_watched=_has_console(plan), failures_per_second=most) as traces:
+    ledger = None if worker_context is None else worker_context.ledger
+    limit = plan.settings.trace_failures_per_second
+    async with WRITER.in_thread(), trace_calls(is_watched=_has_console(plan), failures_per_second=limit) as traces:
         access = await open_credentials(plan.settings, ledger, traces.start_root_span)
         with open_access_log(plan.settings.access_log) as lines:
-            server = _Server(
-                plan, hosting or WorkerProcessContext(), access, replace(traces, requests=(*traces.requests, *lines))
-            )
+            every = replace(traces, requests=(*traces.requests, *lines))
+            server = _Server(plan, worker_context or WorkerProcessContext(), access, every, restart)
             try:
-                await server.live(hosting, handle_signals=handle_signals, task_status=task_status)
+                await server.live(worker_context, handle_signals=handle_signals, task_status=task_status)
             finally:
                 await _wait_for_abandoned_loads()
     return server.ended_gently
@@ -308,11 +312,18 @@ class _Server:
     """
 
     def __init__(
-        self, plan: Plan, hosting: WorkerProcessContext, access: CredentialStore | None, traces: ServerTraces
+        self,
+        plan: Plan,
+        worker_context: WorkerProcessContext,
+        access: CredentialStore | None,
+        traces: ServerTraces,
+        restart: InPlaceRestart | None,
     ) -> None:
         self._plan = plan
         self._settings = plan.settings
-        self._hosting = hosting
+        self._hosting = worker_context
+        self._restart = restart
+        self._listening: dict[str, tuple[Sequence[str], list[Listener]]] = {}
         self._started = perf_counter()
         self.ended_gently = False
         self._drained = trio.Event()
@@ -321,10 +332,12 @@ class _Server:
         self._metrics = _metrics_of(plan)
         self._history = RecentHistory(plan.settings.console_body_bytes) if _has_console(plan) else None
         self._registry = self._make_registry(traces.start_root_span)
+        if restart is not None and restart.expected is not None:
+            self._registry.expect(restart.expected)
         self._admission = self._make_admission()
         self._control = self._make_control()
         self._source = self._make_source()
-        self._reloading = Reloader(self._source, self._registry, plan.notifier, hosting.siblings)
+        self._reloading = Reloader(self._source, self._registry, plan.notifier, worker_context.siblings)
         if self._source is not None:
             self._registry.on_poll(self._reloading.poll)
         gate = None if access is None else access.gate
@@ -340,15 +353,15 @@ class _Server:
             reload=self._reloading.reload,
             observers=(
                 *((CallerRecorder(),) if gate is not None else ()),
-                *hosting.observers,
+                *worker_context.observers,
                 RequestLog(),
                 *(() if self._history is None else (self._history.failures,)),
                 # Last, as earlier observers need the span of the finished call.
                 *traces.calls,
             ),
             metrics=self._metrics,
-            obstacle=hosting.obstacle,
-            most_answer_bytes=plan.settings.max_message_size,
+            unready_reason=worker_context.obstacle,
+            max_response_bytes=plan.settings.max_message_size,
             admission=self._admission,
             regions=ClientRegions(is_allowed=plan.settings.allow_shared_memory),
             control=self._control,
@@ -360,10 +373,10 @@ class _Server:
         )
         if gate is not None:
             gate.denials = self._plane.denials
-        self._plane.siblings = hosting.siblings
+        self._plane.siblings = worker_context.siblings
         self._plane.workers_reason = plan.workers_reason
         self._readiness = ReadinessFile(plan.readiness_file)
-        self._pending = make_send_budgets(plan.settings, plan.processes if hosting.is_part else 1)
+        self._pending = make_send_budgets(plan.settings, plan.processes if worker_context.is_part else 1)
         self._front_ends: dict[str, FrontEnd] = {}
         self._store: SequenceStore | None = None
         self._is_serving = False
@@ -383,7 +396,8 @@ class _Server:
             )
 
     def _make_admission(self) -> Admission:
-        limit = Limit(self._settings.max_concurrency, self._settings.max_queue)
+        settings = self._settings
+        limit = Limit(settings.max_concurrency, settings.max_queue, settings.max_queue_time)
         if self._hosting.ledger is None:
             return Admission(limit, self._registry.limit_of)
         return SharedAdmission(self._hosting.ledger, limit, self._registry.limit_of)
@@ -401,12 +415,14 @@ class _Server:
             text_api=_text_api,
             start_root_span=start_root_span,
             queue_timeout=settings.queue_timeout,
+            max_queue_time=settings.max_queue_time,
         )
         return Registry(
             self._plan.kinds,
             make_context,
             # Explicit model control never loads by itself.
             poll_seconds=0 if self._is_explicit else settings.file_system_poll_wait_seconds,
+            ready_requires=settings.ready_requires,
             ready_when_empty=settings.allow_empty or self._is_explicit,
         )
 
@@ -419,7 +435,10 @@ class _Server:
             return None
         first = [name.strip() for name in (self._settings.load_model or "").split(",") if name.strip()]
         return ModelControl(
-            self._registry, cache_dir=cache_directory(self._settings), first=first, keeps_before=self._hosting.is_part
+            self._registry,
+            cache_dir=cache_directory(self._settings),
+            initial_names=first,
+            can_undo=self._hosting.is_part,
         )
 
     def _make_load_context(self, lease: ServableLookup, tasks: trio.Nursery, **dependencies: Any) -> LoadContext:
@@ -457,7 +476,7 @@ class _Server:
             front_ends["gRPC"] = made.grpc_front_end(plane, plan, self._pending, gate, self._request_observer)
         if plan.rest:
             front_ends["REST"] = made.rest_front_end(
-                plane, plan, self._pending, gate, past=self._history, observer=self._request_observer
+                plane, plan, self._pending, gate, history=self._history, observer=self._request_observer
             )
         if plan.metrics:
             front_ends["metrics"] = made.metrics_front_end(plane, gate)
@@ -472,16 +491,23 @@ class _Server:
                 gauge.set_function(partial(getattr, front_end, "open_connections"))
 
     async def live(
-        self, hosting: WorkerProcessContext | None, *, handle_signals: bool, task_status: trio.TaskStatus[Running]
+        self,
+        worker_context: WorkerProcessContext | None,
+        *,
+        handle_signals: bool,
+        task_status: trio.TaskStatus[Running],
     ) -> None:
         async with trio.open_nursery() as nursery:
             if handle_signals:
                 end = partial(self.end, nursery.cancel_scope)
                 await nursery.start(handle_stop_signals, end, nursery.cancel_scope)
-            if hosting is not None and hosting.until is not None:
-                nursery.start_soon(self.end_when, hosting.until, nursery.cancel_scope)
-            if hosting is not None and hosting.wait_drain_warning is not None:
-                nursery.start_soon(self.begin_drain_when, hosting.wait_drain_warning)
+                if self._restart is not None:
+                    await nursery.start(handle_restart_signals, partial(self.end_and_restart, self._restart))
+                    await nursery.start(handle_reopen_signals)
+            if worker_context is not None and worker_context.until is not None:
+                nursery.start_soon(self.end_when, worker_context.until, nursery.cancel_scope)
+            if worker_context is not None and worker_context.wait_drain_warning is not None:
+                nursery.start_soon(self.begin_drain_when, worker_context.wait_drain_warning)
             with log_prints():
                 await self.run(task_status)
             nursery.cancel_scope.cancel()
@@ -571,8 +597,10 @@ class _Server:
             if given is None:
                 is_plain = name == "probes"
                 tls = None if is_plain else await trio.to_thread.run_sync(self._certificates.tls, protocol)
-                opening = open_server_listeners(where, tls, "--probe_port" if is_plain else plan.port_options)
+                places = where if self._restart is None else self._restart.sockets(name, where)
+                opening = open_server_listeners(places, tls, "--probe_port" if is_plain else plan.port_options)
                 listeners[name] = await opened.enter_async_context(opening)
+                self._listening[name] = where, listeners[name]
             else:
                 listeners[name] = list(given[name])
         return listeners
@@ -581,7 +609,12 @@ class _Server:
         """Start the first load, which runs while the front ends are created."""
         if self._settings.sequence_store is not None:
             sequences = self._registry.context.shared(SequenceManagers)
-            self._store = SequenceStore(sequences, self._settings.sequence_store, self._settings.sequence_flush_seconds)
+            self._store = SequenceStore(
+                sequences,
+                self._settings.sequence_store,
+                self._settings.sequence_flush_seconds,
+                is_strict=self._settings.sequence_restore == "strict",
+            )
             nursery.start_soon(self._store.run)
         nursery.start_soon(self._first_load)
 
@@ -608,6 +641,7 @@ class _Server:
             await self._store.restore()
         await sync_regions(self._plane)
         await sync_loaded_models(self._plane)
+        await sync_expected_services(self._plane)
         try:
             if self._source is not None:
                 await self._source.reload(force=True)
@@ -627,11 +661,31 @@ class _Server:
             self.ended_gently = True
             everything.cancel()
             return
+        if self._restart is not None:
+            self._restart.cancel()
+        await self._end()
+
+    async def _end(self) -> None:
         if not self._is_draining:
             self._is_draining = True
             await self._drain()
             self._drained.set()
         await trio.sleep_forever()
+
+    async def end_and_restart(self, restart: InPlaceRestart) -> None:
+        """Drain the server and request its restart; nothing with an invalid configuration."""
+        if not self._is_serving:
+            log.warning("rolling restart aborted", reason="the server is starting")
+            return
+        try:
+            await check_again(self._plan)
+        except ConfigError as error:
+            log.error("rolling restart aborted", reason=error.message)  # noqa: TRY400 - an expected error
+            return
+        if not self._is_draining:
+            restart.request(self._listening, self._registry.expected_services())
+            SHUTDOWN_WATCHDOG.start()
+            await self._end()
 
     async def end_when(self, until: Callable[[], Awaitable[None]], everything: trio.CancelScope) -> None:
         await until()
@@ -642,8 +696,9 @@ class _Server:
         self._begin_drain()
 
     def _begin_drain(self) -> None:
-        self._plan.notifier.stop()
-        is_restart = self._hosting.is_restart()
+        is_in_place = self._restart is not None and self._restart.is_requested
+        (self._plan.notifier.restart if is_in_place else self._plan.notifier.stop)()
+        is_restart = is_in_place or self._hosting.is_restart()
         self._plane.begin_drain(is_restart=is_restart)
         if not is_restart:
             self._registry.begin_drain()
@@ -653,7 +708,8 @@ class _Server:
     async def _drain(self) -> None:
         """Drain: not ready, delay, close listeners, wait for calls, save sequences."""
         self._begin_drain()
-        await trio.sleep(self._settings.drain_delay)
+        if self._restart is None or not self._restart.is_requested:
+            await trio.sleep(self._settings.drain_delay)
         cut = 0
 
         async def drain(front_end: FrontEnd) -> None:

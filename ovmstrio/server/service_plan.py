@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -19,6 +20,7 @@ from ovmstrio.server.command_line import (
     read_settings,
 )
 from ovmstrio.server.kinds import KINDS
+from ovmstrio.server.restart import own_ports
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,7 +46,7 @@ def service_settings(options: Mapping[str, Any]) -> ServerSettings:
         UsageProblems: unknown options, invalid values, or conflicting or missing options.
     """
     defaults = {"max_message_size": _MAX_MESSAGE_BYTES, "file_system_poll_wait_seconds": 0}
-    return read_settings({**defaults, **options}, foreign=_SERVICE_REASON)
+    return read_settings({**defaults, **options}, model_option_error=_SERVICE_REASON)
 
 
 def plan_service(service: WebService, settings: ServerSettings, config: str | None = None) -> Plan:
@@ -98,7 +100,7 @@ def _ports(prepared: PreparedService, configured: PipelineSettings, settings: Se
     rpc = settings.port if "port" in given else configured.rpc_port
     http = settings.rest_port if "rest_port" in given else configured.http_port
     try:
-        return choose_ports(rpc, http)
+        return choose_ports(rpc, http, own_ports(os.environ))
     except ConfigError as error:
         options = {"rpc_port": "port", "http_port": "rest_port"}
         if any(options.get(problem.path) in given for problem in error.problems):

@@ -122,6 +122,18 @@ class ServerSettings(BaseModel):
         "Flush interval in seconds of --sequence_store: at most this much is lost if the server is killed. 0 "
         "writes only on shutdown.",
     )
+    ready_requires: Literal["all", "started", "none"] = _setting(
+        "all",
+        SERVER,
+        "Services that readiness requires: all at start and those that were available later; started only those that "
+        'were available; none not even at start. "required": false exempts an entry.',
+    )
+    sequence_restore: Literal["strict", "continue"] = _setting(
+        "strict",
+        SERVER,
+        "Next step of a sequence restored after a crash: strict refuses it once with the number of restored steps, "
+        "so that the client can send the others again; continue answers it with that number.",
+    )
     allow_empty: bool = _setting(False, SERVER, "Report ready without any configured model.")
     workers: Annotated[int, Field(ge=0, le=256), BeforeValidator(_auto_as_zero)] = _setting(
         1, SERVER, "Number of worker processes; auto (0) measures the models and decides."
@@ -225,9 +237,14 @@ class ServerSettings(BaseModel):
         None, TEXT, "Draft model for speculative decoding; must have the vocabulary of the main model."
     )
     draft_device: str | None = _setting(None, TEXT, "Device of the draft model; by default that of the main model.")
-    pooling: str | None = _setting(None, TEXT, "Embedding pooling: CLS (default), LAST or MEAN.")
+    pooling: str | None = _setting(
+        None, TEXT, "Embedding pooling: CLS, LAST or MEAN; by default detected from the model's files."
+    )
     normalize: bool | None = _setting(None, TEXT, "Normalize embeddings to unit length; default on.")
     truncate: bool | None = _setting(None, TEXT, "Truncate over-long embedding inputs instead of rejecting them.")
+    max_inputs: int | None = _setting(
+        None, TEXT, "Maximum texts of an embedding request, or documents of a rerank request; default 2048."
+    )
     max_allowed_chunks: int | None = _setting(None, TEXT, "Maximum document chunks of a rerank request; default 10000.")
     enable_word_timestamps: bool | None = _setting(None, TEXT, "Compute word timestamps of transcripts; slower.")
     speed_min: float | None = _setting(None, TEXT, "Minimum speech speed of a request; default 0.25.")
@@ -260,6 +277,12 @@ class ServerSettings(BaseModel):
     )
     max_queue: Annotated[int, Field(ge=0)] = _setting(
         1000, LIMITS, "Queue length of --max_concurrency, and of each text model waiting for KV cache (default 256)."
+    )
+    max_queue_time: Annotated[float, Field(ge=0)] | None = _setting(
+        None,
+        LIMITS,
+        "Longest wait in seconds of a call in the queue of a service or of --max_concurrency; a call that cannot start "
+        "within it is refused at once. Unset waits until the deadline.",
     )
     queue_timeout: Annotated[float, Field(ge=0)] = _setting(
         0, LIMITS, "Queue timeout in seconds of handler calls waiting for a thread; 0 waits without limit."
@@ -330,7 +353,9 @@ class ServerSettings(BaseModel):
         "none", SECURITY, "Isolation of custom nodes (shared libraries): none or process."
     )
     openai_errors: Literal["openai", "ovms"] = _setting(
-        "openai", SERVER, "Error format of the OpenAI API: openai, or the texts and statuses of ovms."
+        "openai",
+        SERVER,
+        "Error format of the OpenAI API: openai, or the texts and statuses of ovms, which ignores unknown fields.",
     )
     allowed_origins: str | None = _setting(
         None, SECURITY, "CORS allowed origins, comma separated, or *; CORS is disabled by default."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Awaitable, Callable
 from types import FrameType
@@ -11,6 +12,7 @@ import structlog
 import trio
 
 from ovmstrio.server.end_watchdog import SHUTDOWN_WATCHDOG
+from ovmstrio.telemetry.log_writer import FileSink
 
 # Shutdown watchdog
 
@@ -61,12 +63,39 @@ def _start_watchdog_at_signals() -> None:
         signal.signal(number, handle)
 
 
+async def handle_reopen_signals(*, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    """Open all log files again at each SIGUSR1, as after their rotation."""
+    with trio.open_signal_receiver(signal.SIGUSR1) as signals:
+        task_status.started()
+        async for _ in signals:
+            FileSink.reopen_all()
+            # This line opens the file of --log_path.
+            log.info("log files reopened")
+
+
 async def handle_restart_signals(
     renew: Callable[[], Awaitable[None]], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Run a rolling restart at each SIGHUP."""
+    """Run a rolling restart at each SIGHUP; a closed terminal, which sends SIGHUP too, drains the server."""
+    had_terminal, is_ignored = _has_terminal(), signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     with trio.open_signal_receiver(signal.SIGHUP) as signals:
+        # A restart in place blocks the signal until it is handled again.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
         task_status.started()
         async for _ in signals:
+            if had_terminal and not _has_terminal():
+                had_terminal = False
+                # The command nohup ignores the signal.
+                if not is_ignored:
+                    signal.raise_signal(signal.SIGTERM)
+                continue
             log.info("rolling restart started")
             await renew()
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True

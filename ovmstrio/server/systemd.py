@@ -71,11 +71,17 @@ class Notifier:
             self._is_stopping = True
             self._send(["STOPPING=1", "STATUS=draining"])
 
+    def restart(self) -> None:
+        """Send the start of a restart of this process, which sends its end after its new start."""
+        if not self._is_stopping:
+            self._is_stopping = True
+            self._send([*_reload_lines(), "STATUS=restarting"])
+
     @contextmanager
     def reloading(self) -> Iterator[None]:
         """Send the start and end of a reload around the block."""
         if self._has_sent_ready and not self._is_stopping:
-            self._send(["RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}", "STATUS=reloading"])
+            self._send([*_reload_lines(), "STATUS=reloading"])
         try:
             yield
         finally:
@@ -106,6 +112,10 @@ class Notifier:
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
             sock.setblocking(False)
             sock.sendto("\n".join(lines).encode(), self._address)
+
+
+def _reload_lines() -> list[str]:
+    return ["RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}"]
 
 
 def _one_line(text: str) -> str:

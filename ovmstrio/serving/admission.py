@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import trio
 
-from ovmstrio.core.errors import Overloaded
+from ovmstrio.core.errors import Overloaded, QueueTimeExceeded
 from ovmstrio.core.limits import NO_LIMIT, Limit, current_ticket, release_current_ticket
-from ovmstrio.core.worker_peers import NO_PEER_COUNTERS
+from ovmstrio.core.worker_peers import NO_PEER_COUNTERS, SERVER_COUNTER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -82,13 +82,18 @@ class Admission:
 
         Raises:
             Overloaded: the queue is full.
+            QueueTimeExceeded: the call has waited too long, or would have to.
         """
         gate = self._gate(name)
         waiter = self._grant_or_queue(gate, is_nested=is_nested)
         if waiter is None:
             return AdmittedPlace(self, gate, is_nested, 0.0)
         begun = perf_counter()
-        await self._wait(gate, waiter, is_nested=is_nested)
+        most = self._max_queue_time(gate)
+        with trio.move_on_after(most):
+            await self._wait(gate, waiter, is_nested=is_nested)
+        if not waiter.is_running:
+            raise QueueTimeExceeded.after(most)
         return AdmittedPlace(self, gate, is_nested, perf_counter() - begun)
 
     async def follow_others(self) -> None:
@@ -123,7 +128,7 @@ class Admission:
         """Take a place and return None, or queue and return the waiter.
 
         Raises:
-            Overloaded: the queue is full.
+            Overloaded: the queue is full, or too long for the call to start in time.
         """
         if gate.has_place and (is_nested or (self._server.has_place and not gate.direct)):
             self._grant(gate, is_nested=is_nested)
@@ -137,18 +142,22 @@ class Admission:
         return waiter
 
     def _check_queue(self, gate: ServiceQueue, *, is_nested: bool) -> None:
+        most = self._max_queue_time(gate)
         if not gate.has_place:
-            queued = gate.queued + gate.elsewhere.waiting
-            if queued >= gate.limit.max_queue:
-                raise gate.refusal(queued)
+            gate.check(gate.queued + gate.elsewhere.waiting, most)
         elif not is_nested:
-            queued = self._queued + self._server.elsewhere.waiting
-            if queued >= self._server.limit.max_queue:
-                raise self._server.refusal(queued)
+            self._server.check(self._queued + self._server.elsewhere.waiting, most)
+
+    def _max_queue_time(self, gate: ServiceQueue) -> float:
+        most = gate.limit.max_queue_time
+        if most is None:
+            most = self._server.limit.max_queue_time
+        return math.inf if most is None else most
 
     async def _wait(self, gate: ServiceQueue, waiter: QueuedCall, *, is_nested: bool) -> None:
         try:
             await waiter.granted.wait()
+            waiter.is_running = True
         except BaseException:
             if waiter.granted.is_set():
                 self.leave(gate, is_nested=is_nested)
@@ -204,13 +213,13 @@ class AdmittedPlace:
 
     __slots__ = ("_admission", "_gate", "_held", "_is_nested", "_taken_at", "waited_seconds")
 
-    def __init__(self, admission: Admission, gate: ServiceQueue, is_nested: bool, seconds: float) -> None:
+    def __init__(self, admission: Admission, gate: ServiceQueue, is_nested: bool, waited_seconds: float) -> None:
         self._admission: Admission | None = admission
         self._gate = gate
         self._is_nested = is_nested
         self._taken_at = perf_counter()
         self._held: ConcurrencyLimit | None = None
-        self.waited_seconds = seconds
+        self.waited_seconds = waited_seconds
 
     @property
     def name(self) -> str:
@@ -248,14 +257,15 @@ class AdmittedPlace:
 
 
 class QueuedCall:
-    """A queued call; ``since`` is a ``time.monotonic`` time."""
+    """A queued call; ``since`` is a ``time.monotonic`` time, ``is_running`` whether it has taken its place."""
 
-    __slots__ = ("granted", "number", "since")
+    __slots__ = ("granted", "is_running", "number", "since")
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.since = monotonic()
         self.granted = trio.Event()
+        self.is_running = False
 
 
 _Head = tuple[QueuedCall, "ServiceQueue", bool]
@@ -299,17 +309,33 @@ class ServiceQueue:
         """Add a call time to the moving average."""
         self.seconds += (seconds - self.seconds) * (_AVERAGE_WEIGHT if self.seconds else 1.0)
 
-    def refusal(self, queued: int) -> Overloaded:
-        """Return the error for a full queue, with the estimated time until the queue is served as ``Retry-After``."""
-        most, longest = self.limit
-        seconds = max(1, math.ceil((queued + 1) * self.seconds / most))
+    def check(self, queued: int, max_seconds: float) -> None:
+        """Check that one more call may wait after ``queued`` others, and will start within ``max_seconds``.
+
+        The estimated time until the queue is served is the ``Retry-After`` of a refusal.
+
+        Raises:
+            Overloaded: the queue is full.
+            QueueTimeExceeded: the queue is too long.
+        """
+        most, longest, _ = self.limit
+        wait_seconds = (queued + 1) * self.seconds / most
+        if queued < longest and wait_seconds <= max_seconds:
+            return
+        seconds = max(1, math.ceil(wait_seconds))
         whose = f'"{self.name}"' if self.name else "the server"
         under_way = self.under_way + self.elsewhere.under_way
-        options = "max_concurrency", "max_queue"
-        concurrency, queue = options if self.name else (f"--{option}" for option in options)
-        return Overloaded(
-            f"{whose} has {under_way} calls under way and {queued} waiting, and may have {most} ({concurrency})"
-            f" and {longest} ({queue}); try again in {seconds} s",
+        dashes = "" if self.name else "--"
+        state = f"{whose} has {under_way} calls under way and {queued} waiting"
+        if queued < longest:
+            raise QueueTimeExceeded(
+                f"{state}, so that a call would wait {wait_seconds:.3g} s, and may wait {max_seconds:g} s"
+                f" (max_queue_time); try again in {seconds} s",
+                retry_after_seconds=seconds,
+            )
+        raise Overloaded(
+            f"{state}, and may have {most} ({dashes}max_concurrency) and {longest} ({dashes}max_queue);"
+            f" try again in {seconds} s",
             retry_after_seconds=seconds,
         )
 
@@ -463,7 +489,7 @@ class SharedAdmission(Admission):
                         row.write(gate.under_way, queued, self._waiting_since(gate))
 
     def _row_of(self, gate: ServiceQueue) -> CounterRow | None:
-        key = f"service {gate.name}" if gate.name else "server"
+        key = f"service {gate.name}" if gate.name else SERVER_COUNTER
         known = self._rows.get(key)
         if known is None and gate.limit.max_concurrency:
             known = self._rows[key] = self._counters.row(key)

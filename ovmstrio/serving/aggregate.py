@@ -51,8 +51,8 @@ async def aggregate_metrics(
     return await trio.to_thread.run_sync(_sum, texts, past, families, limiter=limiter)
 
 
-def _sum(texts: list[bytes], past: list[bytes], families: Sequence[str]) -> bytes:
-    counted = map(without_gauges, past)
+def _sum(texts: list[bytes], history: list[bytes], families: Sequence[str]) -> bytes:
+    counted = map(without_gauges, history)
     return sum_metrics([*texts, *((select_families(text, families) for text in counted) if families else counted)])
 
 

@@ -55,6 +55,7 @@ OPERATION_SCOPES: Final[Mapping[str, Permission | Callable[..., Permission]]] = 
     "wait_change": Permission.NOTHING,
     # Queries
     "statuses": Permission.NOTHING,  # Restricted to the services that the caller may see
+    "has_service": Permission.NOTHING,  # The path's scope is checked next
     "model_ready": Permission.ABOUT,
     "model_status": Permission.ABOUT,
     "model_metadata": Permission.ABOUT,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
+from operator import attrgetter
 from types import TracebackType
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
@@ -209,24 +210,40 @@ class _QueuedItem(NamedTuple):
     size: int
     arrived: float
     number: int
+    priority: int = 0
+
+    @property
+    def rank(self) -> tuple[bool, int, int]:
+        """Sort key: priority 1 before 2, 0 last; then the order of arrival."""
+        return not self.priority, self.priority, self.number
 
 
 class _Group(Generic[_KeyT]):
-    __slots__ = ("items", "size")
+    __slots__ = ("items", "prioritized", "size")
 
     def __init__(self) -> None:
         self.items: OrderedDict[_KeyT, _QueuedItem] = OrderedDict()
         self.size = 0
+        self.prioritized = 0
 
     @property
     def first(self) -> _QueuedItem:
+        """The item to run first; linear in the number of items if some have priorities."""
+        if self.prioritized:
+            return min(self.items.values(), key=attrgetter("rank"))
         return next(iter(self.items.values()))
+
+    def in_order(self) -> Iterable[tuple[_KeyT, _QueuedItem]]:
+        """Return the items in the order to run them."""
+        items = self.items.items()
+        return sorted(items, key=lambda pair: pair[1].rank) if self.prioritized else items
 
 
 class BatchPolicy(Generic[_KeyT]):
     """Decides which waiting items run together, and when; has neither tasks nor a clock.
 
-    Every method takes constant time, except :meth:`take`, which is linear in the number of full groups.
+    Every method takes constant time, except :meth:`take`, which is linear in the number of full groups, and in the
+    number of queued items if some have priorities.
     """
 
     def __init__(self, options: BatchOptions) -> None:
@@ -239,8 +256,10 @@ class BatchPolicy(Generic[_KeyT]):
     def __len__(self) -> int:
         return len(self._places)
 
-    def arrive(self, item: _KeyT, key: Hashable, size: int, now: float) -> None:
+    def arrive(self, item: _KeyT, key: Hashable, size: int, now: float, priority: int = 0) -> None:
         """Queue an item; items of different keys never share a batch; ``now`` must not decrease.
+
+        Of items that can run, priority 1 runs before 2, and 0 last.
 
         Raises:
             Overloaded: the queue is full.
@@ -252,11 +271,12 @@ class BatchPolicy(Generic[_KeyT]):
             raise Overloaded(
                 f"The queue for batches is full: {len(self._places)} requests wait, as many as may; try again later"
             )
-        place = self._places[item] = _QueuedItem(key, size, now, self._count)
+        place = self._places[item] = _QueuedItem(key, size, now, self._count, priority)
         self._count += 1
         group = self._groups.setdefault(key, _Group())
         group.items[item] = place
         group.size += size
+        group.prioritized += priority > 0
         self._update_full(key, group)
 
     def leave(self, item: _KeyT) -> None:
@@ -277,7 +297,7 @@ class BatchPolicy(Generic[_KeyT]):
             return []
         batch: list[_KeyT] = []
         left = self.options.max_size
-        for item, place in group.items.items():
+        for item, place in group.in_order():
             if batch and place.size > left:
                 break
             batch.append(item)
@@ -312,13 +332,14 @@ class BatchPolicy(Generic[_KeyT]):
         # All items have the same timeout, so the oldest one expires first.
         if oldest.arrived + self.options.timeout_seconds <= now or (idle and self.options.eager):
             return self._groups[oldest.key]
-        return min(self._full.values(), key=lambda group: group.first.number, default=None)
+        return min(self._full.values(), key=lambda group: group.first.rank, default=None)
 
     def _remove(self, item: _KeyT) -> None:
         place = self._places.pop(item)
         group = self._groups[place.key]
         del group.items[item]
         group.size -= place.size
+        group.prioritized -= place.priority > 0
         if not group.items:
             del self._groups[place.key]
         self._update_full(place.key, group)
@@ -402,6 +423,7 @@ class Batcher(Generic[_T, _R]):
         size: int = 1,
         deadline: float = math.inf,
         start_within: float = math.inf,
+        priority: int = 0,
     ) -> _R:
         """Run an item in a batch with others of the same key, and return its result.
 
@@ -410,7 +432,8 @@ class Batcher(Generic[_T, _R]):
         and waits for it.
 
         ``key`` separates batches, ``size`` counts towards ``max_size``, ``deadline`` is absolute on trio's clock, and
-        ``start_within`` is the longest wait in seconds for the start of a batch.
+        ``start_within`` is the longest wait in seconds for the start of a batch. ``priority`` is as in
+        :meth:`BatchPolicy.arrive`.
 
         Raises:
             Overloaded: the queue is full.
@@ -424,7 +447,7 @@ class Batcher(Generic[_T, _R]):
         if self._closing:
             raise trio.ClosedResourceError
         call: BatchedCall[_T, _R] = BatchedCall(item, size, trio.current_time())
-        self._policy.arrive(call, key, size, call.arrived)
+        self._policy.arrive(call, key, size, call.arrived, priority)
         self._dispatch()
         with trio.move_on_at(deadline) as scope:
             try:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _UNDO_SECONDS: Final = 60.0
+_EXPECTED_SECONDS: Final = 5.0
+"""Longest wait of a starting worker for the expected services of the others, which may be stopped."""
 
 _T = TypeVar("_T")
 
@@ -44,6 +46,7 @@ class PeerRequest(StrEnum):
     UNLOAD = "unload"
     UNDO = "take back"
     LOADED = "loaded"
+    EXPECTED = "expected services"
 
 
 PEER_REQUESTS: Final = frozenset(PeerRequest)
@@ -210,6 +213,17 @@ async def sync_loaded_models(plane: DataPlane) -> None:
             return
 
 
+async def sync_expected_services(plane: DataPlane) -> None:
+    """Expect in a starting worker what the readiness of the other workers expects, if any of them has loaded."""
+    if plane.siblings is None:
+        return
+    questions = {row: [PeerRequest.EXPECTED] for row in plane.siblings.others}
+    answers = (await plane.siblings.ask_soon(questions, _EXPECTED_SECONDS)).values()
+    known = [names for names in answers if names is not None]
+    if known:
+        plane.registry.expect(name for names in known for name in names)
+
+
 def _register(plane: DataPlane, name: str, key: str, offset: int, byte_size: int) -> None:
     """Register a region; an identical registered one is not an error."""
     try:
@@ -233,6 +247,8 @@ async def handle_peer_change(plane: DataPlane, question: str, arguments: Sequenc
             return plane.regions.unregister(*arguments)
         case PeerRequest.REGIONS:
             return [[each.name, each.key, each.offset, each.byte_size] for each in plane.regions.listed()]
+        case PeerRequest.EXPECTED:
+            return plane.registry.expected_services()
     if plane.control is None:
         raise FailedPrecondition("this worker has no model control")
     match question:

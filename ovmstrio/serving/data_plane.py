@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast, overloa
 import trio
 
 from ovmstrio.core.errors import (
+    DeadlineExceeded,
     InvalidRequest,
     NotFound,
     NotSupported,
@@ -61,7 +62,7 @@ from ovmstrio.transport.send_budget import current_connection_budget
 from ovmstrio.util.truncation import cut
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 
     from ovmstrio.core.events import ApiInterface, Interface
     from ovmstrio.core.limits import AdmissionTicket
@@ -141,8 +142,8 @@ _RENDER_THREADS: Final = 2
 class ResponseRenderer:
     """Serializes responses: small ones on the event loop, large ones in a thread, too large ones never."""
 
-    def __init__(self, most_bytes: float = math.inf) -> None:
-        self.most_bytes = most_bytes
+    def __init__(self, max_bytes: float = math.inf) -> None:
+        self.most_bytes = max_bytes
         # More threads would only compete with the event loop for the interpreter lock.
         self._threads = trio.CapacityLimiter(_RENDER_THREADS)
 
@@ -175,6 +176,17 @@ class ResponseRenderer:
 # ----------------------------------------------------------------------
 # Inference with output options
 # ----------------------------------------------------------------------
+
+
+async def _within_timeout(
+    request: InferRequest, computing: Coroutine[Any, Any, InferResponse], waited_seconds: float
+) -> InferResponse:
+    request.deadline = min(request.deadline, trio.current_time() + request.timeout_seconds - waited_seconds)
+    with trio.CancelScope(deadline=request.deadline):
+        return await computing
+    raise DeadlineExceeded(
+        f"the request's timeout of {request.timeout_seconds * 1e6:.0f} microseconds passed before its inference ended"
+    )
 
 
 async def infer_with_options(request: InferRequest, lease: Lease, regions: ClientRegions) -> InferResponse:
@@ -267,8 +279,8 @@ class DataPlane:
         reload: applies the configuration to the registry and returns True if anything changed; None without one.
         observers: notified of every call of an existing service.
         metrics: None when metrics are off.
-        obstacle: returns the reason why the server is unready although everything is loaded, or an empty string.
-        most_answer_bytes: largest size of a response's outputs, or of one stream reply's.
+        unready_reason: returns the reason why the server is unready although everything is loaded, or an empty string.
+        max_response_bytes: largest size of a response's outputs, or of one stream reply's.
         admission: concurrency limits; by default those of the service configurations.
         regions: shared-memory regions of clients; by default none are allowed.
         traces: the most recent traces; None when not kept.
@@ -288,8 +300,8 @@ class DataPlane:
         reload: Callable[[], Awaitable[bool]] | None = None,
         observers: Sequence[CallObserver] = (),
         metrics: Metrics | None = None,
-        obstacle: Callable[[], str] | None = None,
-        most_answer_bytes: float = math.inf,
+        unready_reason: Callable[[], str] | None = None,
+        max_response_bytes: float = math.inf,
         admission: Admission | None = None,
         regions: ClientRegions | None = None,
         control: ModelControl | None = None,
@@ -305,11 +317,11 @@ class DataPlane:
         self.is_draining = False
         self.workers_reason = ""
         self.denials = DeniedChangeLog()
-        self._renderer = ResponseRenderer(most_answer_bytes)
+        self._renderer = ResponseRenderer(max_response_bytes)
         self._admission = admission or Admission(limit_of=registry.limit_of)
         self._has_limit = self._admission.has_server_limit
         self._own_limits = ServiceLimits(registry)
-        self._obstacle = obstacle
+        self._obstacle = unready_reason
         self._reload = reload
         calls = CallObservers((*observers, *(() if metrics is None else (metrics,))))
         self._start, self._move, self._end, self.call_statistics = calls.start, calls.move, calls.end, calls.statistics
@@ -331,8 +343,10 @@ class DataPlane:
         """Return whether the server is ready, with the reason if it is not."""
         if self._not_serving:
             return Readiness(ready=False, reason=self._not_serving)
-        reason = "" if self._obstacle is None else self._obstacle()
-        return Readiness(ready=False, reason=reason) if reason else self.registry.readiness
+        readiness = self.registry.readiness
+        if readiness.ready and self._obstacle is not None and (reason := self._obstacle()):
+            return Readiness(ready=False, reason=reason)
+        return readiness
 
     @property
     def is_shutting_down(self) -> bool:
@@ -370,6 +384,10 @@ class DataPlane:
     def statuses(self) -> dict[str, list[VersionStatus]]:
         """Return the state of every version ever seen, by service name."""
         return self.registry.statuses()
+
+    def has_service(self, name: str) -> bool:
+        """Return whether a name is configured, or can be loaded."""
+        return self.registry.knows(name) or (self.control is not None and name in self.control.names)
 
     def model_ready(self, name: str, version: str, door: ApiInterface) -> bool:
         """Return True if a version, or the default one, is available.
@@ -549,6 +567,8 @@ class DataPlane:
                 computing = (
                     lease.servable.infer(request) if is_plain else infer_with_options(request, lease, self.regions)
                 )
+                if request.timeout_seconds < math.inf:
+                    computing = _within_timeout(request, computing, lease.waited_seconds)
                 answer: Any = await computing
                 if is_plain and request.outputs:
                     select_outputs(answer, request.outputs)
@@ -593,22 +613,22 @@ class DataPlane:
         request_id: str = "",
         received: int = 0,
         is_stream: bool = False,
-        is_free: bool = False,
+        is_unlimited: bool = False,
     ) -> ObservedCall:
         """Lease a service for a call without tensors; the call ends with the ``with`` block of the returned object.
 
         It waits while the send budget of the client or of the server is exhausted; with ``is_stream``, each reply waits
-        for the budget separately.  With ``is_free``, the call is exempt from all limits.
+        for the budget separately.  With ``is_unlimited``, the call is exempt from all limits.
 
         Raises:
             NotFound: the name is unknown or retired.
             VersionLoading: the service was not loaded in time.
             Overloaded: the concurrency limit is reached and the queue is full.
         """
-        take = self._admitted_lease if self.has_limits() and not is_free else self._lease
+        take = self._admitted_lease if self.has_limits() and not is_unlimited else self._lease
         lease = await take(name, "", door, method)
         try:
-            if not is_free:
+            if not is_unlimited:
                 count_service_call(lease)
             room = await self._response_budget.enter(f"{name}/{method}", is_stream=is_stream)
         except BaseException as error:
@@ -668,7 +688,7 @@ class DataPlane:
                         stream,
                         event,
                         self._move,
-                        most_bytes=self._renderer.most_bytes,
+                        max_bytes=self._renderer.most_bytes,
                         outputs=outputs,
                         prepare=self._map_stream_inputs,
                     )

@@ -13,7 +13,7 @@ class FileWatcher:
     """Repeats a check.
 
     Args:
-        look: the check; returns False if it could not see everything.
+        check: the check; returns False if it could not see everything.
         pause_seconds: time from the end of one check to the start of the next.
         backoff: pauses after incomplete checks; by default ``pause_seconds``.
 
@@ -22,10 +22,10 @@ class FileWatcher:
     """
 
     def __init__(
-        self, look: Callable[[], Awaitable[bool]], pause_seconds: float, backoff: Backoff | None = None
+        self, check: Callable[[], Awaitable[bool]], pause_seconds: float, backoff: Backoff | None = None
     ) -> None:
         self.looks = 0
-        self._check = look
+        self._check = check
         self._pause_seconds = pause_seconds
         self._backoff = backoff or Backoff(pause_seconds, pause_seconds)
         self._is_checking = False

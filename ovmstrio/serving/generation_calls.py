@@ -134,14 +134,14 @@ class _ChargedGeneration:
 
 
 @asynccontextmanager
-async def open_generation(model: TextGenerator, asked: GenerationRequest) -> AsyncIterator[Generation]:
+async def open_generation(model: TextGenerator, request: GenerationRequest) -> AsyncIterator[Generation]:
     """Generate text until the request's deadline, charging its tokens; leaving the block cancels the request.
 
     Raises:
         DeadlineExceeded: on leaving, if the deadline has passed.
         ServerError: as ``TextGenerator.generate``.
     """
-    async with _until(asked.deadline, model.generate(asked)) as generation:
+    async with _until(request.deadline, model.generate(request)) as generation:
         allowance = current_quota()
         if allowance is None:
             yield generation
@@ -154,7 +154,7 @@ async def open_generation(model: TextGenerator, asked: GenerationRequest) -> Asy
 
 
 @asynccontextmanager
-async def open_transcript(call: ObservedCall, asked: TranscriptionRequest) -> AsyncIterator[Transcript]:
+async def open_transcript(call: ObservedCall, request: TranscriptionRequest) -> AsyncIterator[Transcript]:
     """Transcribe a recording until the request's deadline; leaving the block cancels the request.
 
     Raises:
@@ -162,12 +162,12 @@ async def open_transcript(call: ObservedCall, asked: TranscriptionRequest) -> As
         ServerError: as ``Transcriber.transcribe``.
     """
     service = cast("Transcriber", call.service)
-    async with _until(asked.deadline, service.transcribe(asked)) as transcript:
+    async with _until(request.deadline, service.transcribe(request)) as transcript:
         yield transcript
 
 
 @asynccontextmanager
-async def open_speech(call: ObservedCall, asked: SpeechRequest) -> AsyncIterator[Speech]:
+async def open_speech(call: ObservedCall, request: SpeechRequest) -> AsyncIterator[Speech]:
     """Synthesize speech until the request's deadline; leaving the block cancels the request.
 
     Raises:
@@ -175,7 +175,7 @@ async def open_speech(call: ObservedCall, asked: SpeechRequest) -> AsyncIterator
         ServerError: as ``SpeechSynthesizer.speak``.
     """
     service = cast("SpeechSynthesizer", call.service)
-    async with _until(asked.deadline, service.speak(asked)) as speech:
+    async with _until(request.deadline, service.speak(request)) as speech:
         yield speech
 
 

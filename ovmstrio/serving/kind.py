@@ -84,6 +84,7 @@ class LoadContext:
         is_trial: a configuration check: the loaded service is closed without a call.
         is_alone: no other service is in this process, so user code may change directory and environment.
         queue_timeout: longest wait of handler calls for a thread, in seconds; 0 for no limit.
+        max_queue_time: longest wait of calls of services with their own queue, in seconds; None for no limit.
         make_limit: creates the concurrency limit of a service from a maximum and its name.
         names: all configured names, for suggestions.
         remark: receives load-time warnings.
@@ -103,6 +104,7 @@ class LoadContext:
     is_trial: bool = False
     is_alone: bool = False
     queue_timeout: float = 0
+    max_queue_time: float | None = None
     make_limit: Callable[[int, str], ConcurrencyLimit | None] = make_local_limit
     names: Collection[str] = ()
     remark: Callable[[Problem], None] = ignore_warning

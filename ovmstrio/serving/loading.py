@@ -226,13 +226,15 @@ class VersionLoader:
 
     Args:
         context: returns the load context; None while the server is not running.
-        marks: fingerprints versions.
+        change_detector: fingerprints versions.
         concurrent_loads: number of concurrent loads.
     """
 
-    def __init__(self, context: Callable[[], LoadContext | None], marks: ChangeDetector, concurrent_loads: int) -> None:
+    def __init__(
+        self, context: Callable[[], LoadContext | None], change_detector: ChangeDetector, concurrent_loads: int
+    ) -> None:
         self._context = context
-        self._marks = marks
+        self._marks = change_detector
         self._limiter = trio.CapacityLimiter(concurrent_loads)
         self._memory_growth = MemoryGrowthMeter()
 
@@ -320,18 +322,18 @@ class Reconciler:
 
     Args:
         loader: loads a version.
-        marks: lists and fingerprints versions.
+        change_detector: lists and fingerprints versions.
         retire: schedules the closing of an idle instance, without waiting.
     """
 
     def __init__(
         self,
         loader: VersionLoader,
-        marks: ChangeDetector,
+        change_detector: ChangeDetector,
         retire: Callable[[Instance, Callable[[], None] | None], None],
     ) -> None:
         self._loader = loader
-        self._marks = marks
+        self._marks = change_detector
         self._retire = retire
 
     async def reconcile(self, service: ServiceRecord, *, forced: bool) -> ApplyResult:

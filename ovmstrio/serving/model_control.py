@@ -65,8 +65,8 @@ class ModelControl:
 
     Args:
         cache_dir: compiled-blob cache of uploaded models.
-        first: names to load at the first configuration; ``*`` for all.
-        keeps_before: keep the files of the previous state, so that the last change can be undone.
+        initial_names: names to load at the first configuration; ``*`` for all.
+        can_undo: keep the files of the previous state, so that the last change can be undone.
     """
 
     def __init__(
@@ -74,12 +74,12 @@ class ModelControl:
         registry: Registry,
         *,
         cache_dir: Path | None = None,
-        first: Sequence[str] = (),
-        keeps_before: bool = False,
+        initial_names: Sequence[str] = (),
+        can_undo: bool = False,
     ) -> None:
         self._registry = registry
         self._cache_dir = cache_dir
-        self._first: Sequence[str] = first
+        self._first: Sequence[str] = initial_names
         self._catalogue: dict[str, ServableSpec] = {}
         self._requested: dict[str, ServableSpec] = {}
         self._overridden: set[str] = set()
@@ -88,7 +88,7 @@ class ModelControl:
         self._marks: dict[str, str] = {}
         self._configs: dict[str, str | None] = {}
         self._adopted_loads: list[RequestedLoad] = []
-        self._keeps_before = keeps_before
+        self._keeps_before = can_undo
         self._previous: _PreviousState | None = None
         self._discarded: list[Path] = []
         self._lock = trio.Lock()

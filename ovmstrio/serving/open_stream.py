@@ -8,7 +8,7 @@ import trio
 
 from ovmstrio.core.errors import PayloadTooLarge
 from ovmstrio.core.events import StreamProgress
-from ovmstrio.core.request import StreamProblem
+from ovmstrio.core.request import FINAL_RESPONSE, StreamProblem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +45,7 @@ class OpenStream:
         event: CallEvent,
         move: Callable[[CallEvent, StreamProgress], None],
         *,
-        most_bytes: float,
+        max_bytes: float,
         outputs: StreamOutputs,
         prepare: Callable[[InferRequest], None],
     ) -> None:
@@ -55,7 +55,7 @@ class OpenStream:
         self._replies = stream.replies
         self._event = event
         self._move = move
-        self._most_bytes = most_bytes
+        self._most_bytes = max_bytes
         self._sent = 1
         self._problems = 0
         self._accepted = 0
@@ -125,5 +125,5 @@ class OpenStream:
             self._move(self._event, StreamProgress.REJECTED)
         elif (size := reply.nbytes) > self._most_bytes:
             raise PayloadTooLarge.of_outputs(size, self._most_bytes)
-        else:
+        elif reply.outputs or FINAL_RESPONSE not in reply.parameters:
             self._move(self._event, StreamProgress.ANSWERED)

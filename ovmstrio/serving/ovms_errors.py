@@ -19,7 +19,7 @@ from ovmstrio.transport.http.responses import body_too_large_error, error_respon
 from ovmstrio.util.truncation import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Sequence
 
     from ovmstrio.core.events import ApiInterface
     from ovmstrio.core.http_messages import HttpAnswer, HttpRequest
@@ -113,6 +113,7 @@ class OvmsRouteErrors:
         """Return the response to an unknown path."""
         return error_response(InvalidRequest(f"{INVALID_URL} - {method} {path}"))
 
-    def no_method(self, method: str, path: str) -> HttpAnswer:
+    def no_method(self, method: str, path: str, allowed: Collection[str] = ()) -> HttpAnswer:
         """Return the response to an unsupported method."""
-        return error_response(MethodNotAllowed(f"{UNSUPPORTED_METHOD} - {method} {path}"))
+        hint = f"; use {' or '.join(sorted(allowed))}" if allowed else ""
+        return error_response(MethodNotAllowed(f"{UNSUPPORTED_METHOD} - {method} {path}{hint}"))

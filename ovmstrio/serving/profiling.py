@@ -265,6 +265,6 @@ def _role(loop: int, number: int, name: str, functions: frozenset[str]) -> str:
     return name.partition(" from ")[0].rstrip(_DIGITS).rstrip(" -_") or "native threads that call Python"
 
 
-def _check(name: str, value: float, least: float, most: float) -> None:
-    if not least <= value <= most:
-        raise InvalidRequest(f"{name}: expected {least:g} to {most:g}, got {value:g}")
+def _check(name: str, value: float, minimum: float, maximum: float) -> None:
+    if not minimum <= value <= maximum:
+        raise InvalidRequest(f"{name}: expected {minimum:g} to {maximum:g}, got {value:g}")

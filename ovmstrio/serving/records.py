@@ -142,6 +142,8 @@ class ServiceRecord:
     Attributes:
         kind: current or last kind; a kind without versions has the one version 1, which answers for every version.
         settled: whether the first pass over the versions has ended.
+        is_expected: whether it was configured when the server started, or has been available since it was configured;
+            only then its failure makes the server unready.
         problem: why the versions could not be listed; ``problems`` has the same with their places.
         calls: dependencies.
         circle: a circular dependency that includes this service.
@@ -155,6 +157,7 @@ class ServiceRecord:
         self.versions: dict[int, VersionRecord] = {}
         self.serving: dict[str, Instance] = {}
         self.settled = False
+        self.is_expected = False
         self.problem = ""
         self.problems: tuple[Problem, ...] = ()
         self.warnings: tuple[str, ...] = ()
@@ -175,9 +178,14 @@ class ServiceRecord:
 
     def unconfigure(self) -> None:
         """Mark the name as no longer configured."""
-        self.spec, self.settled = None, False
+        self.spec, self.settled, self.is_expected = None, False, False
 
     # Queries
+    @property
+    def is_required(self) -> bool:
+        """Whether the server's readiness may depend on the service."""
+        return self.spec is not None and self.spec.required
+
     @property
     def wanted(self) -> ServableSpec | None:
         """The spec to load, with a circular dependency among its problems."""
@@ -232,10 +240,10 @@ class ServiceRecord:
         why = "" if self.kind.has_versions else record.reason
         has_failed = not self.is_pending(version)
         text = f"{what} is not loaded yet"
-        if has_failed:
+        if has_failed or record.failure is not None:
             text += f": its last load failed{f': {why}' if why else ''}"
         refusal = VersionLoading if self.kind.has_versions else ServiceLoading
-        return refusal(text, kind=kind, has_failed=has_failed, why=why)
+        return refusal(text, kind=kind, has_failed=has_failed, reason=why)
 
     def missing(self, version: int) -> VersionMissing:
         """Return the error for an unknown version; for the default one, with the last load failure."""
@@ -245,7 +253,7 @@ class ServiceRecord:
             return VersionMissing(text)
         last = failed[-1]
         text += f": the last load of version {last.version} failed: {last.reason}"
-        return VersionMissing(text, tried=last.version, why=last.reason)
+        return VersionMissing(text, tried=last.version, reason=last.reason)
 
     def _missing(self, version: int) -> ServerError:
         """Return the error for a version without a record; before the first pass ends, it counts as loading."""
@@ -273,11 +281,12 @@ class ServiceRecord:
 
     # State changes
     def begin_load(self, version: int) -> VersionRecord:
-        """Record the start of a load; a serving version stays available."""
+        """Record the start of a load; a serving version stays available, a retry keeps the reason of the failure."""
         record = self.versions.setdefault(version, VersionRecord(self.name, version, self.kind))
         record.kind = self.kind
         if record.instance is None:
-            record.state, record.error_code, record.reason = VersionState.LOADING, OK, ""
+            record.state, record.error_code = VersionState.LOADING, OK
+            record.reason = record.reason if record.failure is not None else ""
             self._announce(record)
         return record
 

@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import trio
 
@@ -116,34 +116,40 @@ class ChangeQueue:
 # ----------------------------------------------------------------------
 
 
-def startup_readiness(services: Collection[ServiceRecord], kinds: Iterable[str]) -> Readiness:
-    """Return the progress of the first configuration pass; the server is not ready before it ends."""
-    waiting = sorted(record.name for record in services if not record.settled)
-    if not waiting:
+ReadyRequires = Literal["all", "started", "none"]
+"""Services that readiness requires: all that were configured at the start, those that have been available, or none."""
+
+
+def startup_readiness(services: Collection[ServiceRecord], kinds: Iterable[str]) -> Readiness | None:
+    """Return the progress of the first configuration pass; None once no required service is left to load."""
+    waiting = sorted(record.name for record in services if record.is_required and not record.settled)
+    if not services:
         return Readiness(ready=False, reason="the configuration has not been applied yet")
+    if not waiting:
+        return None
     names = ", ".join(waiting[:5]) + (", ..." if len(waiting) > len(waiting[:5]) else "")
     return Readiness(
         ready=False, reason=f"loading {len(waiting)} of {len(services)} {_kind_names(services, kinds)}: {names}"
     )
 
 
-def current_readiness(services: Collection[ServiceRecord], *, when_empty: bool, when_failed: bool) -> Readiness:
-    """Return whether every configured service is available.
+def current_readiness(services: Collection[ServiceRecord], *, when_empty: bool) -> Readiness:
+    """Return whether no expected service is missing.
 
-    A service added to a running server does not count during its first load, so that the server stays in rotation.
+    A service added to a running server is not expected before it is available, so that a wrong entry does not take the
+    server out of rotation.
     """
-    configured = [record for record in services if record.spec is not None]
-    if not configured and not when_empty:
+    if not when_empty and all(record.spec is None for record in services):
         return Readiness(ready=False, reason="no model is configured")
-    failed = [record for record in configured if record.settled and not record.serving]
-    if failed and not when_failed:
-        reasons = (f'{record.kind.name} "{record.name}": {unavailable_reason(record)}' for record in failed)
-        return Readiness(ready=False, reason="; ".join(reasons))
-    obstacles = [text for record in configured for text in _unready_reasons(record)]
-    return Readiness(ready=not obstacles, reason="; ".join(obstacles))
+    expected = [record for record in services if record.is_required and record.is_expected]
+    reasons = [reason for record in expected for reason in _unready_reasons(record)]
+    return Readiness(ready=not reasons, reason="; ".join(reasons))
 
 
 def _unready_reasons(record: ServiceRecord) -> list[str]:
+    """Return why calls of a service fail now; empty if it is available."""
+    if not record.serving:
+        return [f'{record.kind.name} "{record.name}": {unavailable_reason(record)}']
     reasons = (record.kind.obstacle(instance.servable) for instance in {*record.serving.values()})
     return [reason for reason in reasons if reason]
 
@@ -174,12 +180,12 @@ class Registry:
 
     Args:
         kinds: service kinds by name, in listing order.
-        lend: creates the load context from the registry's ``lease`` and the nursery for background tasks of services.
+        make_context: creates the load context from ``lease`` and the nursery for background tasks of services.
         poll_seconds: interval of checks for changed files; 0 disables them.
         concurrent_loads: how many versions may load at once.
         load_wait_seconds: how long a lease waits for a version that is loading.
         shutdown_seconds: how long :meth:`run` waits for calls in flight at the end.
-        ready_when_failed: ready even if a service has no working version (as OVMS).
+        ready_requires: services that :attr:`readiness` requires; with ``none`` it does not wait for loads either.
         ready_when_empty: ready even if nothing is configured.
 
     Attributes:
@@ -189,22 +195,24 @@ class Registry:
     def __init__(
         self,
         kinds: Mapping[str, Kind[Any]],
-        lend: Callable[[ServableLookup, trio.Nursery], LoadContext] = LoadContext,
+        make_context: Callable[[ServableLookup, trio.Nursery], LoadContext] = LoadContext,
         *,
         poll_seconds: float = 1.0,
         concurrent_loads: int = LOADS_AT_ONCE,
         load_wait_seconds: float = 10.0,
         shutdown_seconds: float = 10.0,
-        ready_when_failed: bool = False,
+        ready_requires: ReadyRequires = "all",
         ready_when_empty: bool = False,
     ) -> None:
         self.kinds = kinds
-        self._make_context = lend
+        self._make_context = make_context
         self._context: LoadContext | None = None
         self._poll_seconds = poll_seconds
         self.load_wait_seconds = load_wait_seconds
         self._shutdown_seconds = shutdown_seconds
-        self._readiness_options = {"when_failed": ready_when_failed, "when_empty": ready_when_empty}
+        self._ready_requires = ready_requires
+        self._ready_when_empty = ready_when_empty
+        self._expected_by_peers: frozenset[str] | None = None
         self.has_limits = False
         self._services: dict[str, ServiceRecord] = {}
         self._retired = RetiredInstances()
@@ -374,7 +382,7 @@ class Registry:
         """Return the configured concurrency limit of a service; no limit for an unknown name."""
         service = self._services.get(name)
         spec = None if service is None else service.spec
-        return NO_LIMIT if spec is None else Limit(spec.max_concurrency, spec.max_queue)
+        return NO_LIMIT if spec is None else Limit(spec.max_concurrency, spec.max_queue, spec.max_queue_time)
 
     def concurrency_limit(self, name: str) -> ConcurrencyLimit | None:
         """Return the call counter of a loaded service that limits itself, otherwise None."""
@@ -410,6 +418,14 @@ class Registry:
         """Return all problems of the configuration with their places."""
         return [problem for record in self._services.values() if record.spec for problem in record.findings]
 
+    def failed_versions(self) -> list[list[Any]]:
+        """Return name and version of each configured version whose last load failed; 0 if none could be listed."""
+        configured = [record for record in self._services.values() if record.spec is not None]
+        failed = [
+            [each.name, each.version] for record in configured for each in record.versions.values() if each.failure
+        ]
+        return sorted([*failed, *([record.name, 0] for record in configured if record.problem)])
+
     def is_configured(self, name: str) -> bool:
         """Return True if a name is configured now."""
         service = self._services.get(name)
@@ -438,12 +454,26 @@ class Registry:
 
     @property
     def readiness(self) -> Readiness:
-        """Whether every configured service is available, with the reason if not."""
+        """Whether no expected service is missing, with the reason if not."""
+        services = self._services.values()
         if self._stopped:
             return Readiness(ready=False, reason="the server is shutting down")
-        if not self._loaded.is_set():
-            return startup_readiness(self._services.values(), self.kinds)
-        return current_readiness(self._services.values(), **self._readiness_options)
+        if self._ready_requires == "none":
+            return Readiness(ready=True)
+        loading = None if self._loaded.is_set() else startup_readiness(services, self.kinds)
+        return loading or current_readiness(services, when_empty=self._ready_when_empty)
+
+    def expected_services(self) -> list[str] | None:
+        """Return the services that readiness expects now, or None during the first configuration pass."""
+        known = self._services.values() if self._loaded.is_set() else None
+        return None if known is None else [record.name for record in known if record.is_expected]
+
+    def expect(self, names: Iterable[str]) -> None:
+        """Expect only these services of the first configuration: those that other processes of the server expect.
+
+        Otherwise a restarted worker would take the server out of rotation for an entry that failed in all workers.
+        """
+        self._expected_by_peers = frozenset(names)
 
     def subscribe(self, callback: Callable[[VersionStatus], None]) -> None:
         """Call back at every change of a version's state; the callback must neither block nor raise."""
@@ -493,7 +523,11 @@ class Registry:
                 record.unconfigure()
         for name, spec in by_name.items():
             kind = self.kinds[spec.kind]
-            self._services.setdefault(name, ServiceRecord(name, kind, self._publish)).configure(spec, kind)
+            record = self._services.setdefault(name, ServiceRecord(name, kind, self._publish))
+            if record.spec is None and not self._loaded.is_set():
+                known = self._expected_by_peers
+                record.is_expected = self._ready_requires == "all" if known is None else name in known
+            record.configure(spec, kind)
         self.has_limits = any(spec.max_concurrency for spec in by_name.values())
         CORES.services = sum(self.kinds[spec.kind].fills_cores for spec in by_name.values())
         result = await self._reconcile_all(forced=True)
@@ -523,6 +557,9 @@ class Registry:
 
         async def reconcile(record: ServiceRecord) -> None:
             results.append(await self._reconciler.reconcile(record, forced=forced))
+            # Afterwards a change of other services is announced once for all.
+            if not (self._loaded.is_set() and record.is_expected):
+                self._announce_readiness()
 
         await run_in_load_order(records, reconcile)
         return results
@@ -557,6 +594,9 @@ class Registry:
         self._announce()
 
     def _announce_readiness(self) -> None:
+        for record in self._services.values():
+            if not record.is_expected and record.spec is not None:
+                record.is_expected = not _unready_reasons(record)
         if self.readiness == self._announced:
             return
         self._announced = self.readiness

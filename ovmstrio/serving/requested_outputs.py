@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ovmstrio.core.errors import InvalidRequest
-from ovmstrio.core.request import SEQUENCE_ID
+from ovmstrio.core.request import FINAL_RESPONSE, SEQUENCE_ID
 from ovmstrio.core.tensor import BYTES, RawTensor, Tensor, from_bf16
 from ovmstrio.util.truncation import cut, shown
 
@@ -154,7 +154,7 @@ class StreamOutputs:
             )
 
     def keep(self, reply: InferResponse) -> bool:
-        """Reduce a reply to the selected outputs; return False if none is left.
+        """Reduce a reply to the selected outputs; return False if none is left and the reply marks no end.
 
         Raises:
             InvalidRequest: classes are requested of an output that is not numeric.
@@ -163,4 +163,4 @@ class StreamOutputs:
             return True
         reply.outputs = [tensor for tensor in reply.outputs if tensor.name in self._names]
         classify_outputs(reply, self._wanted, self._labels)
-        return bool(reply.outputs)
+        return bool(reply.outputs) or reply.parameters.get(FINAL_RESPONSE) is True

@@ -80,9 +80,9 @@ class ClientRegion:
     def __str__(self) -> str:
         return f'shared memory region "{cut(self.name, 80)}"'
 
-    def view(self, offset: int, byte_size: int, whose: str = "") -> memoryview:
-        """Return a read-only view of bytes; ``whose`` is the prefix of error messages.  Raises as :meth:`check`."""
-        self.check(offset, byte_size, whose)
+    def view(self, offset: int, byte_size: int, error_prefix: str = "") -> memoryview:
+        """Return a read-only view of bytes; error messages begin with ``error_prefix``.  Raises as :meth:`check`."""
+        self.check(offset, byte_size, error_prefix)
         begin = self._map_offset + offset
         return memoryview(self._mapping)[begin : begin + byte_size]
 
@@ -104,8 +104,8 @@ class ClientRegion:
                 rest = rest[written:]
                 at += written
 
-    def check(self, offset: int, byte_size: int, whose: str = "") -> None:
-        """Check that bytes are within the region and that its object still exists; ``whose`` begins the error message.
+    def check(self, offset: int, byte_size: int, error_prefix: str = "") -> None:
+        """Check that bytes are within the region, whose object must exist; error messages begin with ``error_prefix``.
 
         Raises:
             InvalidRequest: the bytes are not within the region.
@@ -113,7 +113,7 @@ class ClientRegion:
         """
         if offset < 0 or byte_size < 0 or offset + byte_size > self.byte_size:
             raise InvalidRequest(
-                f"{whose}{self}: expected an offset and a size within its {self.byte_size} bytes, "
+                f"{error_prefix}{self}: expected an offset and a size within its {self.byte_size} bytes, "
                 f"got shared_memory_offset {offset} and shared_memory_byte_size {byte_size}"
             )
         self._check_alive()

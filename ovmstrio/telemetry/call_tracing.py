@@ -362,13 +362,13 @@ class WatchedCallTracing(CallObserver):
     """Observer that records calls only while recent traces are watched.
 
     Args:
-        most: maximum recorded calls per second.
+        limit: maximum recorded calls per second.
     """
 
-    def __init__(self, tracing: CallTracing, recent: RecentTraces, most: int = 20) -> None:
+    def __init__(self, tracing: CallTracing, recent: RecentTraces, limit: int = 20) -> None:
         self._tracing = tracing
         self._recent = recent
-        self._limit = RateLimit(most)
+        self._limit = RateLimit(limit)
 
     def call_started(self, event: CallEvent) -> None:
         """Start the span of a watched call."""

@@ -128,15 +128,15 @@ class LogRateLimiter:
     """Rate limiter by peer and kind of fault; limits while :meth:`log_repetitions` runs.
 
     Args:
-        most: maximum number of windows; further peers are counted together.
+        limit: maximum number of windows; further peers are counted together.
     """
 
     def __init__(
-        self, log: FilteringBoundLogger, *, window_seconds: float = _WINDOW_SECONDS, most: int = _MOST
+        self, log: FilteringBoundLogger, *, window_seconds: float = _WINDOW_SECONDS, limit: int = _MOST
     ) -> None:
         self._log = log
         self._window_seconds = window_seconds
-        self._most = most
+        self._most = limit
         self._windows: dict[tuple[str, str, str], _Window] = {}
         self._has_windows = trio.Event()
         self._is_limiting = False
@@ -211,7 +211,7 @@ class DeniedChangeLog(LogRateLimiter):
     """Log of denied admin changes: one line per minute, client host, caller, change and reason."""
 
     def __init__(self) -> None:
-        super().__init__(log, most=_MAX_WINDOWS)
+        super().__init__(log, limit=_MAX_WINDOWS)
 
     def log_denied(
         self,

@@ -18,16 +18,14 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from enum import Enum
 from io import TextIOWrapper
-from typing import TYPE_CHECKING, Any, Final, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Final, Literal
 
 import trio
 
 from ovmstrio.util.regular_files import file_kind, open_regular
 from ovmstrio.util.stdio import original_stream
 from ovmstrio.util.truncation import bounded_info, cut, escape_controls, is_plain, is_short, shown, text_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # Sinks
 
@@ -113,18 +111,43 @@ class DescriptorSink(LogSink):
 
 
 class FileSink(LogSink):
-    """A file written by a handler of the standard library, which may rotate it; owns the handler."""
+    """A file written by a handler of the standard library, which may rotate it; owns the handler.
+
+    The path is opened again when its file was renamed or removed, as by logrotate, and after :meth:`reopen_all`.
+    """
+
+    _reopenings: ClassVar[int] = 0
 
     def __init__(self, handler: logging.FileHandler) -> None:
         super().__init__()
         self.handler = handler
+        self._seen_reopenings = FileSink._reopenings
         # Otherwise the standard library prints a traceback for each failed line.
         handler.handleError = _reraise  # type: ignore[assignment, method-assign]
 
     def write(self, text: str) -> None:
         """Write lines; raises OSError if the file cannot be written."""
-        if not self._is_given_up:
-            self.handler.emit(logging.makeLogRecord({"msg": text}))
+        if self._is_given_up:
+            return
+        stream = self.handler.stream
+        if stream is not None and (self._seen_reopenings != FileSink._reopenings or self._is_moved(stream.fileno())):
+            # Until the path can be opened, the old file is written.
+            with suppress(OSError):
+                self.handler.stream = self.handler._open()  # noqa: SLF001 - documented for subclasses
+                stream.close()
+        self._seen_reopenings = FileSink._reopenings
+        self.handler.emit(logging.makeLogRecord({"msg": text}))
+
+    @staticmethod
+    def reopen_all() -> None:
+        """Make all sinks open their files again at their next line."""
+        FileSink._reopenings += 1
+
+    def _is_moved(self, descriptor: int) -> bool:
+        try:
+            return not os.path.samestat(os.fstat(descriptor), Path(self.handler.baseFilename).stat())
+        except FileNotFoundError:
+            return True
 
     def close(self) -> None:
         """Close the file."""
@@ -249,12 +272,12 @@ def _bounded_arguments(args: Any) -> Any:
     return tuple(map(_bounded, args)) if isinstance(args, tuple) else args
 
 
-def _bounded(value: Any, most: int | None = None) -> Any:
+def _bounded(value: Any, limit: int | None = None) -> Any:
     kind = type(value)
     if kind in _SCALARS:
         return value
     if kind is str:
-        return cut(value) if most is None else cut(value, most)
+        return cut(value) if limit is None else cut(value, limit)
     if isinstance(value, BaseException):
         return value if is_plain(value) else f"{kind.__name__}({text_of(value)!r})"
     return value if is_short(value) else shown(value)
@@ -339,9 +362,9 @@ class LogWriter:
         dropped: lines dropped since the process started.
     """
 
-    def __init__(self, most_characters: int = _MAX_QUEUED_CHARACTERS, flush_seconds: float = _FLUSH_SECONDS) -> None:
+    def __init__(self, max_characters: int = _MAX_QUEUED_CHARACTERS, flush_seconds: float = _FLUSH_SECONDS) -> None:
         self.dropped = 0
-        self._most_characters = most_characters
+        self._most_characters = max_characters
         self._flush_seconds = flush_seconds
         # Re-entrant, as a finalizer may log while its thread holds the lock.
         self._changed = threading.Condition(threading.RLock())

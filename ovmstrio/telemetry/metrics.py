@@ -811,18 +811,18 @@ class ServableMetrics(CallMetrics, ServableHooks):
     def _in_pool(self, which: int) -> int:
         return (self._pool or (0, 0))[which]
 
-    def placed(self, *, inline: bool, moved: bool) -> None:
+    def placed(self, *, inline: bool, changed: bool) -> None:
         """Record whether inferences run on the event loop."""
         self._metrics.child("ovmstrio_inference_on_loop", *self._labels).set(inline)
         moves = self._metrics.child("ovmstrio_execution_switches", *self._labels)
-        if moved:
+        if changed:
             moves.inc()
 
-    def bound(self, *, to_cores: bool, again: bool) -> None:
+    def bound(self, *, to_cores: bool, changed: bool) -> None:
         """Record whether threads are pinned to cores."""
         self._metrics.child("ovmstrio_cpu_pinned", *self._labels).set(to_cores)
         choices = self._metrics.child("ovmstrio_cpu_pinning_changes", *self._labels)
-        if again:
+        if changed:
             choices.inc()
 
     @cached_property

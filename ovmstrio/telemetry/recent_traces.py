@@ -111,15 +111,15 @@ class RecentTraces:
     """Span sink that keeps the most recent traces.
 
     Args:
-        most_spans: maximum number of spans per trace, in addition to its last call span.
+        max_spans: maximum number of spans per trace, in addition to its last call span.
 
     Attributes:
         was_watched: last value of :attr:`is_watched`, for frequent checks.
     """
 
-    def __init__(self, most: int = _MOST_TRACES, most_spans: int = _MOST_SPANS) -> None:
-        self._most = most
-        self._most_spans = most_spans
+    def __init__(self, max_traces: int = _MOST_TRACES, max_spans: int = _MOST_SPANS) -> None:
+        self._most = max_traces
+        self._most_spans = max_spans
         self._traces: OrderedDict[int, FinishedTrace] = OrderedDict()
         self._lock = threading.Lock()
         self._viewers = 0
@@ -170,11 +170,11 @@ class RecentTraces:
                 return
             kept.spans.append(span)
 
-    def traces(self, most: int = _MOST_TRACES) -> list[FinishedTrace]:
+    def traces(self, limit: int = _MOST_TRACES) -> list[FinishedTrace]:
         """Return recent traces with a finished call, newest first."""
         with self._lock:
             found = [_copied(trace) for trace in reversed(self._traces.values()) if trace.root is not None]
-        return found[:most]
+        return found[:limit]
 
     def trace(self, trace_id: str) -> FinishedTrace | None:
         """Return a trace by hexadecimal id; None if unknown."""

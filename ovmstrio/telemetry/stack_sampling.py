@@ -46,13 +46,13 @@ class StackSampler:
 
     Args:
         role: returns the purpose of a thread from its number, its name and the function names of its stack.
-        most_stacks: maximum number of different stacks per role.
+        max_stacks: maximum number of different stacks per role.
     """
 
     def __init__(
-        self, rate: float, role: Callable[[int, str, frozenset[str]], str], most_stacks: int = _MOST_STACKS
+        self, rate: float, role: Callable[[int, str, frozenset[str]], str], max_stacks: int = _MOST_STACKS
     ) -> None:
-        self._most_stacks = most_stacks
+        self._most_stacks = max_stacks
         self._pause = 1 / rate
         self._role = role
         self._stopped = threading.Event()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
 
 import trio
 
-from ovmstrio.core.errors import ConfigError, ModelFailure, Overloaded, Problem, ServerError
+from ovmstrio.core.errors import ConfigError, ModelFailure, Overloaded, Problem, QueueTimeExceeded, ServerError
 from ovmstrio.core.request import ServableMetadata
 from ovmstrio.inference.engine.messages import PART, REJECTED, decode_failure
 from ovmstrio.isolation.worker_process import WorkerExited
@@ -49,18 +49,18 @@ class ChunkedRequest(Generic[_PartT]):
     Args:
         number: request id.
         turns: semaphore of which the request holds one unit while chunks are made.
-        most_parts: number of unread chunks at which the request pauses.
+        max_unread: number of unread chunks at which the request pauses.
 
     Attributes:
         is_over: whether no more chunks will come.
     """
 
-    def __init__(self, number: int, turns: trio.Semaphore, most_parts: float = math.inf) -> None:
+    def __init__(self, number: int, turns: trio.Semaphore, max_unread: float = math.inf) -> None:
         self.number = number
         self.is_over = False
         self._turns = turns
         self._has_turn = True
-        self._most_parts = most_parts
+        self._most_parts = max_unread
         self._parts: deque[_PartT] = deque()
         self._error: ServerError | None = None
         self._wakeup_lot = trio.lowlevel.ParkingLot()
@@ -125,7 +125,8 @@ class ChunkScheduler(Generic[_TakerT]):
 
     Args:
         make: creates a request from its id and the semaphore.
-        most_waiting: queue length.
+        max_queue: queue length.
+        max_queue_time: longest wait in seconds; None for no limit.
         tasks: nursery for one task per request.
         noun: plural of the requests in the error for a full queue.
         numbers: request ids.
@@ -138,13 +139,16 @@ class ChunkScheduler(Generic[_TakerT]):
     def __init__(
         self,
         make: Callable[[int, trio.Semaphore], _TakerT],
-        most_waiting: int,
+        max_queue: int,
         tasks: trio.Nursery,
         noun: str,
         numbers: Iterator[int],
+        *,
+        max_queue_time: float | None = None,
     ) -> None:
         self._make = make
-        self._most = _MAX_RUNNING + most_waiting
+        self._most = _MAX_RUNNING + max_queue
+        self._max_queue_time = math.inf if max_queue_time is None else max_queue_time
         self._tasks = tasks
         self._noun = noun
         self._numbers = numbers
@@ -168,10 +172,10 @@ class ChunkScheduler(Generic[_TakerT]):
         """
         raise ValueError(f"unexpected message: {frame!r:.80}")
 
-    def lose(self, why: str) -> None:
+    def lose(self, reason: str) -> None:
         """Fail all requests because their process has ended."""
         for each in self.running.values():
-            each.end(ModelFailure(why))
+            each.end(ModelFailure(reason))
 
     @asynccontextmanager
     async def ask(self, engine: Engine, *opening: Any) -> AsyncIterator[_TakerT]:
@@ -182,13 +186,17 @@ class ChunkScheduler(Generic[_TakerT]):
         Raises:
             InvalidField: the process refused the request.
             Overloaded: the queue is full.
+            QueueTimeExceeded: the request has waited too long.
             ServerError: the model failed, or its process ended.
         """
         if self.open >= self._most:
             raise Overloaded(f"{self.open} {self._noun} or wait, as many as may; try again later")
         self.open += 1
         try:
-            await self._turns.acquire()
+            with trio.move_on_after(self._max_queue_time) as scope:
+                await self._turns.acquire()
+            if scope.cancelled_caught:
+                raise QueueTimeExceeded.after(self._max_queue_time)
             taker = self._make(next(self._numbers), self._turns)
             try:
                 async with self._opened(await engine.ready(), taker, opening):
@@ -340,7 +348,7 @@ async def open_chunked_model(
     async with trio.open_nursery() as nursery:
         queue = make_queue(nursery, request_ids(engines))
         process = create_engine(
-            engines, spec, {**base, **options}, queue.hear, queue.lose, program=program, asking=CHUNK_VERBS
+            engines, spec, {**base, **options}, queue.hear, queue.lose, program=program, verbs=CHUNK_VERBS
         )
         await nursery.start(process.run)
         if spec.idle_unload_seconds and isinstance(process, EngineProcess):

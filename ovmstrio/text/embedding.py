@@ -7,6 +7,7 @@ time, so that later requests are not blocked.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +21,16 @@ import numpy.typing as npt
 import trio
 
 from ovmstrio.config.specs import ModelSpec
-from ovmstrio.core.errors import ConfigError, ContextExceeded, ErrorList, InvalidField, Overloaded, Problem
+from ovmstrio.core.errors import (
+    ConfigError,
+    ContextExceeded,
+    ErrorList,
+    InvalidField,
+    Overloaded,
+    Problem,
+    QueueTimeExceeded,
+    QueueTimeout,
+)
 from ovmstrio.core.generation import Embeddings, Padding, Task, TokenIds
 from ovmstrio.core.hooks import NULL_BATCH_HOOKS, BatchHooks
 from ovmstrio.core.request import ServableMetadata
@@ -97,18 +107,18 @@ class AsyncTokenizer:
                 result[number] = tokens
         return result
 
-    async def encode_within(self, texts: Sequence[str], most: int, *, cuts_left: bool = False) -> list[TokenArray]:
-        """Return the tokens of each text, or of a prefix if the text clearly has more than ``most`` tokens.
+    async def encode_within(self, texts: Sequence[str], limit: int, *, cuts_left: bool = False) -> list[TokenArray]:
+        """Return the tokens of each text, or of a prefix if the text clearly has more than ``limit`` tokens.
 
-        The first ``most`` tokens of the result are those of the text, and the result has at most ``most`` tokens only
-        if the text does.  So the work is bounded by ``most`` and not by the length of a text.  With ``cuts_left``, the
+        The first ``limit`` tokens of the result are those of the text, and the result has at most ``limit`` tokens only
+        if the text does.  So the work is bounded by ``limit`` and not by the length of a text.  With ``cuts_left``, the
         same holds for suffixes and last tokens.
 
         Raises:
             ModelFailure: OpenVINO failed.
         """
         made: list[TokenArray] = [_NO_TOKENS] * len(texts)
-        lengths = [prefix_lengths(len(text), most) for text in texts]
+        lengths = [prefix_lengths(len(text), limit) for text in texts]
         left = list(range(len(texts)))
         while left:
             sizes = [next(lengths[number]) for number in left]
@@ -121,7 +131,7 @@ class AsyncTokenizer:
             left = [
                 number
                 for number, size in zip(left, sizes, strict=True)
-                if size < len(texts[number]) and not has_enough_tokens(len(made[number]), most)
+                if size < len(texts[number]) and not has_enough_tokens(len(made[number]), limit)
             ]
         return made
 
@@ -216,6 +226,7 @@ class RowEncoder:
             per row.
         pad_id: padding token.
         max_queue: how many requests may wait, in addition to the running ones.
+        max_queue_time: longest wait in seconds for the first batch of a request; None for no limit.
         hooks: batch metrics.
     """
 
@@ -225,8 +236,11 @@ class RowEncoder:
         pad_id: int,
         max_queue: int,
         hooks: BatchHooks = NULL_BATCH_HOOKS,
+        *,
+        max_queue_time: float | None = None,
     ) -> None:
         self._network: Network | None = network
+        self._max_queue_time = math.inf if max_queue_time is None else max_queue_time
         self._inputs = [spec.name for spec in network.signature.inputs]
         self._pad_id = pad_id
         # One part more than can run; further ones would only keep other requests from sharing the next batches.
@@ -255,6 +269,7 @@ class RowEncoder:
 
         Raises:
             Overloaded: the queue is full.
+            QueueTimeExceeded: the request has waited too long.
             ModelFailure: OpenVINO failed.
             NotReady: the server is shutting down.
         """
@@ -270,7 +285,7 @@ class RowEncoder:
 
     async def _encode_parts(self, rows: Sequence[Row], parts: Sequence[_Part]) -> npt.NDArray[np.float32]:
         if len(parts) == 1:
-            made = await self._submit(rows, parts[0])
+            made = await self._submit(rows, parts[0], self._max_queue_time)
             return _reorder(parts, [made])
         results: list[Array] = [np.empty(0)] * len(parts)
         left = iter(range(len(parts)))
@@ -279,7 +294,8 @@ class RowEncoder:
         async def work() -> None:
             for number in left:
                 try:
-                    results[number] = await self._submit(rows, parts[number])
+                    within = math.inf if number else self._max_queue_time
+                    results[number] = await self._submit(rows, parts[number], within)
                 except Exception as error:  # noqa: BLE001 - raised outside the nursery, to avoid an exception group
                     failures.append(error)
                     nursery.cancel_scope.cancel()
@@ -291,9 +307,12 @@ class RowEncoder:
             raise failures[0]
         return _reorder(parts, results)
 
-    async def _submit(self, rows: Sequence[Row], part: _Part) -> Array:
+    async def _submit(self, rows: Sequence[Row], part: _Part, within: float) -> Array:
         own = [rows[number] for number in part.numbers]
-        return await self._batcher.submit(own, key=part.width, size=part.width * len(own))
+        try:
+            return await self._batcher.submit(own, key=part.width, size=part.width * len(own), start_within=within)
+        except QueueTimeout:
+            raise QueueTimeExceeded.after(within) from None
 
     async def _run(self, items: Sequence[Sequence[Row]]) -> list[Array | Exception]:
         network = self._network
@@ -358,6 +377,10 @@ def _reorder(parts: Sequence[_Part], results: Sequence[Any]) -> npt.NDArray[np.f
 # ----------------------------------------------------------------------
 
 
+_ON_LOOP_INPUTS: Final = 128
+"""Number of inputs that are converted to rows within a millisecond or two."""
+
+
 class RowBuilder:
     """Converts request inputs to rows.
 
@@ -383,7 +406,11 @@ class RowBuilder:
         """
         texts = [each for each in inputs if isinstance(each, str)]
         self._check_characters(inputs)
-        written = iter(await self._encoded(texts))
+        make = partial(self._make_rows, inputs, await self._encoded(texts))
+        return make() if len(inputs) <= _ON_LOOP_INPUTS else await trio.to_thread.run_sync(make)
+
+    def _make_rows(self, inputs: Sequence[str | TokenIds], encoded: Sequence[TokenArray]) -> list[Row]:
+        written = iter(encoded)
         rows: list[Row] = []
         errors = ErrorList()
         for number, each in enumerate(inputs):
@@ -497,6 +524,18 @@ MODEL: Final = "openvino_model.xml"
 TOKENIZER: Final = "openvino_tokenizer.xml"
 _CONFIG: Final = "config.json"
 _TOKENIZER_CONFIG: Final = "tokenizer_config.json"
+_POOLING_FILE: Final = "1_Pooling/config.json"
+_POOLING_MODES: Final = {
+    "pooling_mode_cls_token": "CLS",
+    "pooling_mode_lasttoken": "LAST",
+    "pooling_mode_mean_tokens": "MEAN",
+    **{f"pooling_mode_{mode}": mode for mode in ("max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens")},
+    "cls": "CLS",
+    "lasttoken": "LAST",
+    "mean": "MEAN",
+}
+"""Modes of sentence-transformers: keys that are true, or values of ``pooling_mode`` in later versions."""
+_DECODERS: Final = ("Llama", "Mistral", "Qwen2", "Qwen3")
 _EXPORT_HINT: Final = (
     "export the model with optimum-intel, which writes it, or convert the tokenizer with openvino_tokenizers"
 )
@@ -514,6 +553,7 @@ class TextFolder:
         max_length: maximum tokens of a text, with special tokens; None if unknown.
         vocabulary_size: None if unknown.
         cuts_left: truncate at the start instead of the end.
+        pooling: pooling of token vectors; a mode without support has sentence-transformers' name.
     """
 
     model: Path
@@ -521,6 +561,7 @@ class TextFolder:
     max_length: int | None
     vocabulary_size: int | None
     cuts_left: bool
+    pooling: str
 
 
 def read_text_folder(folder: Path) -> TextFolder:
@@ -536,6 +577,7 @@ def read_text_folder(folder: Path) -> TextFolder:
     ]
     config = _read(folder / _CONFIG, problems)
     tokenizer = _read(folder / _TOKENIZER_CONFIG, problems)
+    pooling = _read(folder / _POOLING_FILE, problems)
     if problems:
         raise ConfigError(problems)
     return TextFolder(
@@ -544,6 +586,7 @@ def read_text_folder(folder: Path) -> TextFolder:
         _max_length(config, tokenizer),
         _positive_int(config.get("vocab_size")),
         tokenizer.get("truncation_side") == "left",
+        _pooling(pooling, config),
     )
 
 
@@ -560,6 +603,17 @@ def _read(path: Path, problems: list[Problem]) -> Mapping[str, Any]:
         return read
     problems.append(Problem("the file holds something else", file=str(path), expected="a JSON object"))
     return {}
+
+
+def _pooling(pooling: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """Return the pooling of the model's files; without it the last token of decoders, and the first one as in OVMS."""
+    mode = pooling.get("pooling_mode")
+    modes = [mode] if isinstance(mode, str) else [key for key in _POOLING_MODES if pooling.get(key) is True]
+    if modes:
+        return " and ".join(_POOLING_MODES.get(each, each) for each in modes)
+    architectures = config.get("architectures")
+    named = [str(each) for each in architectures] if isinstance(architectures, list) else []
+    return "LAST" if any(each.endswith("ForCausalLM") or each.startswith(_DECODERS) for each in named) else "CLS"
 
 
 def _max_length(config: Mapping[str, Any], tokenizer: Mapping[str, Any]) -> int | None:
@@ -579,18 +633,21 @@ def _positive_int(value: Any) -> int | None:
 # Services
 # ----------------------------------------------------------------------
 
-MAX_DOCUMENTS: Final = 500
-"""Maximum texts per request, as in OVMS."""
-
 
 class TextEncoderService:
     """Base of embedding and rerank services."""
 
-    def __init__(self, name: str, task: Task, texts: RowBuilder, rows: RowEncoder) -> None:
-        self.tasks: frozenset[Task] = frozenset({task})
-        self.metadata = ServableMetadata(name, "OpenVINO", (), ())
+    def __init__(self, spec: TextModelSpec, texts: RowBuilder, rows: RowEncoder) -> None:
+        self.tasks: frozenset[Task] = frozenset({spec.task})
+        self.metadata = ServableMetadata(spec.name, "OpenVINO", (), ())
         self._texts = texts
         self._rows = rows
+        self._max_inputs = spec.max_inputs
+
+    def _check_count(self, inputs: Sequence[Any], field: str) -> None:
+        if not 1 <= len(inputs) <= self._max_inputs:
+            message = f"{field}: expected 1 to {self._max_inputs} items (max_inputs)"
+            raise InvalidField(message, field=field, got=str(len(inputs)))
 
     async def tokenize(
         self,
@@ -613,9 +670,6 @@ class TextEncoderService:
 class EmbeddingModel(TextEncoderService):
     """An :class:`ovmstrio.core.generation.Embedder`."""
 
-    def __init__(self, name: str, texts: RowBuilder, rows: RowEncoder) -> None:
-        super().__init__(name, Task.EMBEDDINGS, texts, rows)
-
     async def embed(self, inputs: Sequence[str | TokenIds]) -> Embeddings:
         """Return one vector per input, and the number of tokens including special tokens.
 
@@ -624,8 +678,7 @@ class EmbeddingModel(TextEncoderService):
             Overloaded: the queue is full.
             ModelFailure: OpenVINO failed.
         """
-        if not 1 <= len(inputs) <= MAX_DOCUMENTS:
-            raise InvalidField(f"input must have 1 to {MAX_DOCUMENTS} texts", field="input", got=str(len(inputs)))
+        self._check_count(inputs, "input")
         rows = await self._texts.rows_of(inputs)
         return Embeddings(await self._rows.encode(rows), sum(len(row.ids) for row in rows))
 
@@ -640,15 +693,14 @@ class RerankModel(TextEncoderService):
     Args:
         rows: returns one score per row.
         template: special tokens of a query-document pair.
-        most_chunks: maximum chunks of a request's documents together.
     """
 
     def __init__(
-        self, name: str, texts: RowBuilder, rows: RowEncoder, template: SpecialTokenTemplate, most_chunks: int
+        self, spec: TextModelSpec, texts: RowBuilder, rows: RowEncoder, template: SpecialTokenTemplate
     ) -> None:
-        super().__init__(name, Task.RERANK, texts, rows)
+        super().__init__(spec, texts, rows)
         self._template = template
-        self._most_chunks = most_chunks
+        self._most_chunks = spec.max_allowed_chunks
 
     async def rerank(self, query: str, documents: Sequence[str]) -> tuple[list[float], int]:
         """Return a score from 0 to 1 per document, and the number of tokens read.
@@ -658,8 +710,7 @@ class RerankModel(TextEncoderService):
             Overloaded: the queue is full.
             ModelFailure: OpenVINO failed.
         """
-        if not 1 <= len(documents) <= MAX_DOCUMENTS:
-            raise InvalidField(f"documents must be 1 to {MAX_DOCUMENTS}", field="documents", got=str(len(documents)))
+        self._check_count(documents, "documents")
         self._check_characters(query, documents)
         query_ids = await self._query(query)
         room = self._document_room(query_ids)
@@ -735,9 +786,9 @@ class RerankModel(TextEncoderService):
     def _max_query_tokens(self, longest: int) -> int:
         return (longest - self._template.added) // 2
 
-    def _query_too_long(self, most: int, got: str) -> InvalidField:
+    def _query_too_long(self, limit: int, got: str) -> InvalidField:
         return InvalidField(
-            f"the query may have {most} tokens, half of what the model reads at once", field="query", got=got
+            f"the query may have {limit} tokens, half of what the model reads at once", field="query", got=got
         )
 
 
@@ -772,10 +823,14 @@ async def load_embedding_model(spec: TextModelSpec, context: LoadContext) -> Emb
         NotReady: the crash probe could not run.
     """
     started = perf_counter()
-    parts = await _load(spec, partial(compile_embedder, pooling=spec.pooling, normalize=spec.normalize), context)
+
+    def compile_rows(source: ModelFile, folder: TextFolder) -> Compiled:
+        return compile_embedder(source, spec.pooling or folder.pooling, normalize=spec.normalize)
+
+    parts = await _load(spec, compile_rows, context)
     hooks = context.meters.servable(spec.name, _VERSION)
     texts = _texts(spec, parts)
-    service = EmbeddingModel(spec.name, texts, await _serve_rows(spec, parts, hooks, context))
+    service = EmbeddingModel(spec, texts, await _serve_rows(spec, parts, hooks, context))
     hooks.set_load_seconds(perf_counter() - started)
     return service
 
@@ -788,21 +843,20 @@ async def load_rerank_model(spec: TextModelSpec, context: LoadContext) -> Rerank
         NotReady: the crash probe could not run.
     """
     started = perf_counter()
-    parts = await _load(spec, compile_scorer, context)
+    parts = await _load(spec, lambda source, _: compile_scorer(source), context)
     pair = parts.tokenizer.special_tokens.pair
     if pair is None:
         message = "the tokenizer has no template for pairs of query and document"
         raise ConfigError([Problem(message, file=str(parts.folder.tokenizer))])
     hooks = context.meters.servable(spec.name, _VERSION)
     texts = _texts(spec, parts)
-    rows = await _serve_rows(spec, parts, hooks, context)
-    service = RerankModel(spec.name, texts, rows, pair, spec.max_allowed_chunks)
+    service = RerankModel(spec, texts, await _serve_rows(spec, parts, hooks, context), pair)
     hooks.set_load_seconds(perf_counter() - started)
     return service
 
 
 async def _load(
-    spec: TextModelSpec, compile_rows: Callable[[ModelFile], Compiled], context: LoadContext
+    spec: TextModelSpec, compile_rows: Callable[[ModelFile, TextFolder], Compiled], context: LoadContext
 ) -> _LoadedParts:
     folder = await run_load(partial(read_text_folder, spec.path))
     model = ModelSpec(
@@ -817,12 +871,14 @@ async def _load(
     if (probe := context.find(CrashProbe)) is not None:
         await probe.try_model(probe_model_of(source, spec.path))
     tokenizer = await run_load(partial(compile_tokenizer, folder.tokenizer, spec.name))
-    return _LoadedParts(folder, await run_load(partial(compile_rows, source)), tokenizer)
+    return _LoadedParts(folder, await run_load(partial(compile_rows, source, folder)), tokenizer)
 
 
 def _texts(spec: TextModelSpec, parts: _LoadedParts) -> RowBuilder:
     tokenizer = parts.tokenizer
-    tokens = AsyncTokenizer(Network(tokenizer.compiled, fills_cores=False), tokenizer.special_tokens, tokenizer.pad_id)
+    tokens = AsyncTokenizer(
+        Network(tokenizer.compiled, uses_all_cores=False), tokenizer.special_tokens, tokenizer.pad_id
+    )
     return RowBuilder(tokens, parts.folder, truncate=spec.truncate)
 
 
@@ -830,7 +886,7 @@ async def _serve_rows(
     spec: TextModelSpec, parts: _LoadedParts, hooks: ServableHooks, context: LoadContext
 ) -> RowEncoder:
     network = Network(parts.compiled, hooks)
-    rows = RowEncoder(network, parts.tokenizer.pad_id, spec.max_queue, hooks)
+    rows = RowEncoder(network, parts.tokenizer.pad_id, spec.max_queue, hooks, max_queue_time=spec.max_queue_time)
     await context.tasks.start(rows.serve)
     return rows
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import trio
 
-from ovmstrio.core.errors import DeadlineExceeded, InvalidRequest, ModelFailure
+from ovmstrio.core.errors import DeadlineExceeded, InvalidRequest, ModelFailure, QueueTimeExceeded
 from ovmstrio.core.generation import Finish, TokenLogprob
 from ovmstrio.core.tracing import current_span
 from ovmstrio.inference.engine.messages import (
@@ -94,7 +94,7 @@ class OutputBuffer:
         made.tokens += tokens
         self.tokens += tokens
         if logprobs:
-            made.logprobs += [TokenLogprob(*each) for each in logprobs]
+            made.logprobs += [TokenLogprob(bytes(data), *rest) for data, *rest in logprobs]
         if finish is not None:
             made.finish = self.finish = FINISH_REASONS[finish]
             self._open_texts -= 1
@@ -224,12 +224,14 @@ class EngineClient:
     Args:
         metrics: metrics of the model.
         numbers: request ids.
+        max_queue_time: longest wait of a request in seconds, until it runs; None for no limit.
 
     Attributes:
         last_asked: trio time of the last start or end of a request.
     """
 
-    def __init__(self, metrics: TextMetrics, numbers: Iterator[int]) -> None:
+    def __init__(self, metrics: TextMetrics, numbers: Iterator[int], max_queue_time: float | None = None) -> None:
+        self._max_queue_time = math.inf if max_queue_time is None else max_queue_time
         self._metrics = metrics
         self._numbers = numbers
         self._answers: dict[int, OutputBuffer] = {}
@@ -291,15 +293,15 @@ class EngineClient:
         span = self._spans[number] = GenerationSpan(caller)
         return span
 
-    def lose(self, why: str) -> None:
+    def lose(self, reason: str) -> None:
         """Fail all requests because the engine process has ended, and count the restart."""
         self._metrics.lost()
-        self.fail_all(why)
+        self.fail_all(reason)
 
-    def fail_all(self, why: str) -> None:
+    def fail_all(self, reason: str) -> None:
         """Fail all requests."""
         for answer in self._answers.values():
-            answer.fail(ModelFailure(why))
+            answer.fail(ModelFailure(reason))
 
     @asynccontextmanager
     async def ask(self, process: AskedEngine, asked: GenerationRequest) -> AsyncIterator[AcceptedRequest]:
@@ -312,8 +314,11 @@ class EngineClient:
         answer = self._answers[number] = OutputBuffer(number, asked.n, asked.deadline)
         span = self._begin_span(number)
         try:
-            with trio.CancelScope(deadline=asked.deadline) as scope:
+            deadline = min(asked.deadline, trio.current_time() + self._max_queue_time)
+            with trio.CancelScope(deadline=deadline) as scope:
                 answered = await self._call(process, "add", number, partial(encode_request, asked), asked.prompt_size)
+            if scope.cancelled_caught and deadline < asked.deadline:
+                raise QueueTimeExceeded.after(self._max_queue_time)
             if scope.cancelled_caught:
                 raise DeadlineExceeded("the deadline passed while the request waited for room in the batch")
             if answered[0] != ACCEPTED:

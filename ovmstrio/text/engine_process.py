@@ -45,8 +45,8 @@ class EngineProcess:
     Args:
         options: first message to the program.
         name: model name for logs and errors.
-        heard: called with each message that the program sends unasked.
-        lost: called with the reason when a process ends unexpectedly.
+        on_message: called with each message that the program sends unasked.
+        on_exit: called with the reason when a process ends unexpectedly.
         program: module that the process runs.
 
     Attributes:
@@ -59,8 +59,8 @@ class EngineProcess:
         self,
         options: Any,
         name: str,
-        heard: Callable[[Any], None],
-        lost: Callable[[str], None],
+        on_message: Callable[[Any], None],
+        on_exit: Callable[[str], None],
         program: str = PROGRAM,
     ) -> None:
         self.facts: dict[str, Any] = {}
@@ -68,8 +68,8 @@ class EngineProcess:
         self.restarts = 0
         self._options = options
         self._name = name
-        self._on_message = heard
-        self._on_exit = lost
+        self._on_message = on_message
+        self._on_exit = on_exit
         self._program = program
         self._is_ready = False
         self._kept: RestartedProcess | None = None
@@ -160,10 +160,10 @@ class EngineProcess:
     def _create_process(self) -> WorkerProcess:
         return WorkerProcess(
             self._program,
-            calls_at_once=_MAX_CALLS,
-            ends_group=True,
-            names={"model": self._name},
-            heard=self._on_message,
+            max_concurrent_calls=_MAX_CALLS,
+            kills_group=True,
+            log_fields={"model": self._name},
+            on_message=self._on_message,
         )
 
     async def _prepare(self, process: WorkerProcess, answer: Any) -> bool:

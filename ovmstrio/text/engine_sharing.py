@@ -113,7 +113,7 @@ class EngineServer(EngineProcess):
     Args:
         engines: RPC to the other workers.
         key: key under which others look up the engine.
-        asking: RPC verbs of the program.
+        verbs: RPC verbs of the program.
         options: see :class:`EngineProcess` for this and the other arguments.
 
     Attributes:
@@ -124,20 +124,20 @@ class EngineServer(EngineProcess):
         self,
         engines: EngineDirectory,
         key: str,
-        asking: EngineVerbs,
+        verbs: EngineVerbs,
         *,
         options: Any,
         name: str,
-        heard: Callable[[Any], None],
-        lost: Callable[[str], None],
+        on_message: Callable[[Any], None],
+        on_exit: Callable[[str], None],
         program: str,
     ) -> None:
         super().__init__(options, name, self._on_message, self._on_exit, program)
         self._engines = engines
         self._key = key
-        self._on_own_message = heard
-        self._on_own_exit = lost
-        self._asking = asking
+        self._on_own_message = on_message
+        self._on_own_exit = on_exit
+        self._asking = verbs
         self._streams: dict[int, _MessageStream] = {}
         self._open_texts: dict[int, dict[int, int]] = {}
         self._forgotten_lot = trio.lowlevel.ParkingLot()
@@ -291,10 +291,10 @@ class EngineServer(EngineProcess):
             await self.idle()
         self._end_streams("the engine's worker has shut down")
 
-    def _end_streams(self, why: str) -> None:
+    def _end_streams(self, reason: str) -> None:
         for row, session in list(self._streams.items()):
             if self._open_texts.get(row):
-                session.put(LOST, why)
+                session.put(LOST, reason)
             session.end()
 
     # Messages of the engine
@@ -325,10 +325,10 @@ class EngineServer(EngineProcess):
             else:
                 self._forget(row, number)
 
-    def _on_exit(self, why: str) -> None:
-        self._on_own_exit(why)
+    def _on_exit(self, reason: str) -> None:
+        self._on_own_exit(reason)
         for session in self._streams.values():
-            session.put(LOST, why)
+            session.put(LOST, reason)
         self._open_texts.clear()
         self._forgotten_lot.unpark_all()
 
@@ -424,8 +424,8 @@ class RemoteEngine:
     Args:
         owner: index of the worker that runs the engine.
         key: key under which the owner exports it.
-        heard: called with each engine message for this worker.
-        lost: called with the reason when the engine has ended.
+        on_message: called with each engine message for this worker.
+        on_exit: called with the reason when the engine has ended.
 
     Attributes:
         facts: facts of the loaded model.
@@ -437,8 +437,8 @@ class RemoteEngine:
         engines: EngineDirectory,
         owner: int,
         key: str,
-        heard: Callable[[Any], None],
-        lost: Callable[[str], None],
+        on_message: Callable[[Any], None],
+        on_exit: Callable[[str], None],
     ) -> None:
         self.facts: dict[str, Any] = {}
         self.obstacle = _STARTING
@@ -446,8 +446,8 @@ class RemoteEngine:
         self._engines = engines
         self._owner = owner
         self._key = key
-        self._on_message_callback = heard
-        self._on_exit_callback = lost
+        self._on_message_callback = on_message
+        self._on_exit_callback = on_exit
         self._changes = trio.lowlevel.ParkingLot()
         self._started: trio.TaskStatus[None] | None = None
         self._generation = 0
@@ -482,11 +482,11 @@ class RemoteEngine:
         if self._started is not None:
             raise ModelFailure(error.message) from error
 
-    def _mark_unavailable(self, why: str) -> None:
+    def _mark_unavailable(self, reason: str) -> None:
         if not self.obstacle:
             self.obstacle = _STARTING
-            if why:
-                self._on_exit_callback(why)
+            if reason:
+                self._on_exit_callback(reason)
 
     def _on_message(self, part: Any) -> None:
         """Handle a part.
@@ -574,22 +574,24 @@ def create_engine(
     engines: EngineDirectory | None,
     spec: TextModelSpec,
     options: Any,
-    heard: Callable[[Any], None],
-    lost: Callable[[str], None],
+    on_message: Callable[[Any], None],
+    on_exit: Callable[[str], None],
     *,
     failed: Callable[[str], None] | None = None,
     program: str = PROGRAM,
-    asking: EngineVerbs = GENERATION_VERBS,
+    verbs: EngineVerbs = GENERATION_VERBS,
 ) -> Engine:
     """Create the engine of a model: local, exported, or remote; it must be run.
 
-    Workers with the same ``spec`` share an engine.  ``failed`` replaces ``lost`` for a remote engine, whose restarts
+    Workers with the same ``spec`` share an engine.  ``failed`` replaces ``on_exit`` for a remote engine, whose restarts
     the owner counts.  The other arguments are those of :class:`EngineProcess`.
     """
     if engines is None:
-        return EngineProcess(options, spec.name, heard, lost, program)
+        return EngineProcess(options, spec.name, on_message, on_exit, program)
     key = f"{spec.name} {sha256(repr(spec.loaded_settings()).encode()).hexdigest()}"
     owner = engines.owner(spec.name)
     if owner is not None:
-        return RemoteEngine(engines, owner, key, heard, failed or lost)
-    return EngineServer(engines, key, asking, options=options, name=spec.name, heard=heard, lost=lost, program=program)
+        return RemoteEngine(engines, owner, key, on_message, failed or on_exit)
+    return EngineServer(
+        engines, key, verbs, options=options, name=spec.name, on_message=on_message, on_exit=on_exit, program=program
+    )

@@ -97,5 +97,7 @@ async def load_task(spec: TextModelSpec, context: LoadContext) -> GenerativeServ
             await run_load(partial(check_regular_files, path))
     module, _, name = LOADERS[spec.task].partition(":")
     load: Any = getattr(import_module(module), name)
+    if spec.max_queue_time is None:
+        spec = spec.model_copy(update={"max_queue_time": context.max_queue_time})
     service: GenerativeService = await load(spec, context)
     return service

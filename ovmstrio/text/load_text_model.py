@@ -158,7 +158,7 @@ def _hash_of(source: Path) -> str:
 async def _convert(source: Path, folder: Path, name: str) -> str:
     """Fill a folder in a subprocess, which frees its memory at the end; return an error text, or an empty string."""
     async with trio.open_nursery() as nursery:
-        process = WorkerProcess(_CONVERSION, ends_group=True, names={"model": name})
+        process = WorkerProcess(_CONVERSION, kills_group=True, log_fields={"model": name})
         try:
             kind, payload = await process.start(nursery, [str(source), str(folder)])
         except WorkerExited as ended:
@@ -205,7 +205,7 @@ async def _open(
     draft = None if spec.draft_path is None else await model_folder(spec.model_copy(update={"path": spec.draft_path}))
     options = _options(spec, folder, draft)
     metrics = TextMetrics(spec.name)
-    link = EngineClient(metrics, request_ids(context.engines))
+    link = EngineClient(metrics, request_ids(context.engines), spec.max_queue_time)
     process = create_engine(context.engines, spec, options, link.hear, link.lose, failed=link.fail_all)
     is_own = isinstance(process, EngineProcess)
     if is_own:
@@ -269,6 +269,7 @@ def _options(spec: TextModelSpec, folder: Path, draft: Path | None) -> dict[str,
             "answer": spec.max_tokens_limit,
             "texts": spec.max_num_seqs,
             "waiting": spec.max_queue,
+            "queue_seconds": spec.max_queue_time,
             "overcommit": spec.kv_overcommit,
         },
     }

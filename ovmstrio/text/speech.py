@@ -97,13 +97,15 @@ async def load_speech_model(spec: TextModelSpec, context: LoadContext) -> Speech
     if problems:
         raise ConfigError([spec.placed(each) for each in problems])
     voices = {name: str(path.absolute()) for name, path in spec.voices.items()}
-    queue = partial(_queue, spec.max_queue)
+    queue = partial(_queue, spec)
     opened = open_chunked_model(spec, _PROGRAM, {"voices": voices}, queue, SpeechModel, engines=context.engines)
     return await host_service(context.tasks, opened, kind=spec.kind, name=spec.name)
 
 
-def _queue(most_waiting: int, tasks: trio.Nursery, numbers: Iterator[int]) -> ChunkScheduler[RunningSpeech]:
-    return ChunkScheduler(RunningSpeech, most_waiting, tasks, "texts are being spoken", numbers)
+def _queue(spec: TextModelSpec, tasks: trio.Nursery, numbers: Iterator[int]) -> ChunkScheduler[RunningSpeech]:
+    return ChunkScheduler(
+        RunningSpeech, spec.max_queue, tasks, "texts are being spoken", numbers, max_queue_time=spec.max_queue_time
+    )
 
 
 def _missing(folder: Path) -> str:

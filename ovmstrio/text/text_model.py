@@ -37,6 +37,19 @@ if TYPE_CHECKING:
 _FAST_CHECK_SIZE: Final = 8192
 """Size of a grammar or of tools that is checked within a few milliseconds."""
 _AUTO: Final = "auto"
+_GENERIC: Final = "generic"
+_PARSERS: Final = (
+    ("Gemma4", "gemma4"),
+    ("Qwen", "hermes3"),
+    ("Mistral", "mistral"),
+    ("Ministral", "mistral"),
+    ("Lfm2", "lfm2"),
+    ("Phi3", "phi4"),
+    ("Phi4", "phi4"),
+    ("Deepseek", "deepseek"),
+    ("MiniCPM", "minicpm5"),
+)
+"""Tool parsers by the beginnings of architectures."""
 _NONE: Final = "none"
 
 
@@ -46,15 +59,19 @@ class OutputParsing:
     Args:
         spec: names the parsers.
         template: chat template, from which ``auto`` parsers are detected.
+        architectures: names in ``config.json``, which decide if the template has tools without a known format.
 
     Raises:
         ConfigError: a parser is unknown, or two are incompatible.
     """
 
-    def __init__(self, spec: TextModelSpec, template: str) -> None:
-        self._tools, self._reasoning = select_parsers(
-            spec.tool_parser or _AUTO, spec.reasoning_parser or _AUTO, template
-        )
+    def __init__(self, spec: TextModelSpec, template: str, architectures: Sequence[str] = ()) -> None:
+        tools, reasoning = spec.tool_parser or _AUTO, spec.reasoning_parser or _AUTO
+        self._tools, self._reasoning = select_parsers(tools, reasoning, template)
+        # A template without tools gets a message that asks for the generic format.
+        if tools == _AUTO and self._tools == _GENERIC and "tools" in template:
+            known = (parser for prefix, parser in _PARSERS if any(each.startswith(prefix) for each in architectures))
+            self._tools, self._reasoning = select_parsers(next(known, _AUTO), reasoning, template)
         self._guided = spec.enable_tool_guided_generation
 
     def is_slow(self, asked: GenerationRequest) -> bool:
@@ -285,14 +302,12 @@ class TextModel(HostedService):
         spec: configuration.
         process: the engine.
         link: request multiplexer of the engine.
-        handover: the model's replacement during a reload.
+        swap: the model's replacement during a reload.
     """
 
-    def __init__(
-        self, spec: TextModelSpec, process: Engine, link: EngineClient, handover: ModelSwap[TextModel]
-    ) -> None:
+    def __init__(self, spec: TextModelSpec, process: Engine, link: EngineClient, swap: ModelSwap[TextModel]) -> None:
         super().__init__()
-        self._swap = handover
+        self._swap = swap
         self._spec = spec
         self._process = process
         self._link = link
@@ -303,7 +318,7 @@ class TextModel(HostedService):
             vocabulary_size=process.facts["vocabulary_size"],
             longest_token=process.facts["longest_token"],
         )
-        self._reading = OutputParsing(spec, process.facts["chat_template"])
+        self._reading = OutputParsing(spec, process.facts["chat_template"], process.facts["architectures"])
         self._metadata = ServableMetadata(spec.name, PLATFORM, (), ())
 
     @property

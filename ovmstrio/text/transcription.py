@@ -123,15 +123,22 @@ async def load_transcription_model(spec: TextModelSpec, context: LoadContext) ->
         spec,
         _PROGRAM,
         {"tells_words": spec.enable_word_timestamps},
-        partial(_queue, spec.max_queue),
+        partial(_queue, spec),
         TranscriptionModel,
         engines=context.engines,
     )
     return await host_service(context.tasks, opened, kind=spec.kind, name=spec.name)
 
 
-def _queue(most_waiting: int, tasks: trio.Nursery, numbers: Iterator[int]) -> TranscriptionScheduler:
-    return TranscriptionScheduler(RunningTranscript, most_waiting, tasks, "recordings are being written down", numbers)
+def _queue(spec: TextModelSpec, tasks: trio.Nursery, numbers: Iterator[int]) -> TranscriptionScheduler:
+    return TranscriptionScheduler(
+        RunningTranscript,
+        spec.max_queue,
+        tasks,
+        "recordings are being written down",
+        numbers,
+        max_queue_time=spec.max_queue_time,
+    )
 
 
 def _missing(folder: Path) -> str:

@@ -5,8 +5,8 @@
     accept ──> stop ──> drop new SYNs ──> running handshakes complete ──> close
 
 Closing a listening socket resets the connections in its queue, and connections whose handshake is completing. So new
-SYNs are dropped first: these clients retry a second later and reach the next server, if any. An inherited socket stays
-open in another process, which accepts the queue.
+SYNs are dropped first: these clients retry a second later and reach the next server, if any. A shared socket stays
+open in another process or for the next program, which accepts the queue.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import structlog
 import trio
 
 from ovmstrio.transport.direct_stream import close_forcefully
-from ovmstrio.transport.listeners import bound_address, is_inherited, listener_socket
+from ovmstrio.transport.listeners import bound_address, is_shared, listener_socket
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
@@ -115,7 +115,7 @@ class AcceptLoop:
             self.ended.set()
 
     def stop(self) -> None:
-        """Stop accepting: drain the queues of listeners that are not inherited, then close the listeners."""
+        """Stop accepting: drain the queues of listeners that are not shared, then close the listeners."""
         self._is_stopped = True
         for scope in self._accept_scopes:
             scope.cancel()
@@ -129,7 +129,7 @@ class AcceptLoop:
                 with trio.CancelScope() as accept_scope:
                     self._accept_scopes.append(accept_scope)
                     await loop.accept_all(accept_scope)
-            if is_inherited(listener):
+            if is_shared(listener):
                 return
             _drop_new_syns(listener)
             # A busy server may not drain the queue within that time: repeat until nothing arrived.

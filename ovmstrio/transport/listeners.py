@@ -1,8 +1,12 @@
-"""Listeners on ``host:port``, ``[v6]:port``, ``unix:/path`` and ``fd:3``, with or without TLS."""
+"""Listeners on ``host:port``, ``[v6]:port``, ``unix:/path`` and ``fd:3``, with or without TLS.
+
+``kept:3`` is a socket of this process that :func:`keep_open` has kept before the process executed itself.
+"""
 
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import ssl
 import stat
@@ -49,12 +53,20 @@ class PlainListener(trio.abc.Listener[DirectStream]):
 
     trio's listener accepts one per turn, and turns of a busy server take milliseconds. It also drops the client's
     address, which is not available after a reset.
+
+    Attributes:
+        is_shared: whether the socket stays open elsewhere, and is accepted from there after this listener closes.
+        is_inherited: whether the socket belongs to another process.
+        file: the file of a Unix socket that this process has created.
     """
 
-    def __init__(self, transport_listener: trio.SocketListener) -> None:
+    def __init__(self, transport_listener: trio.SocketListener, *, is_inherited: bool = False) -> None:
+        self.is_shared = self.is_inherited = is_inherited
         self._listener = transport_listener
         self.socket = transport_listener.socket
         sock = self.socket
+        is_own_file = sock.family == socket.AF_UNIX and not is_inherited
+        self.file = Path(sock.getsockname()) if is_own_file else None
         # A second object for the same descriptor, because trio's accept() is a checkpoint.
         self._sync_socket = socket.socket(sock.family, sock.type, sock.proto, fileno=sock.fileno())
         self._accepted: deque[DirectStream] = deque()
@@ -95,10 +107,6 @@ def _stream(sock: trio.socket.SocketType, name: object) -> DirectStream:
     return DirectStream(trio.SocketStream(sock), socket_address(sock.family, name))
 
 
-class InheritedListener(PlainListener):
-    """Listener on a socket shared with other processes, which continue to accept after this process stops."""
-
-
 # -- Addresses ---------------------------------------------------------------------------------------------------------
 
 Listener = trio.abc.Listener[Any]
@@ -106,6 +114,7 @@ Listener = trio.abc.Listener[Any]
 _BACKLOG: Final = 1_024
 _UNIX_PREFIX: Final = "unix:"
 _DESCRIPTOR_PREFIX: Final = "fd:"
+_KEPT_PREFIX: Final = "kept:"
 
 
 def tls_context(certificate: Path, key: Path, client_ca: Path | None = None, *, protocol: str = "h2") -> ssl.SSLContext:
@@ -139,22 +148,20 @@ async def open_listeners(
 ) -> AsyncIterator[list[Listener]]:
     """Listen on all addresses until the block ends; a host name yields one listener per IP address.
 
-    An inherited descriptor (``fd:3``) is taken over. Created Unix socket files are removed at the end.
+    An inherited descriptor (``fd:3``) is taken over. Created Unix socket files are removed at the end, unless
+    :func:`keep_open` keeps their sockets.
 
     Raises:
         ValueError: an address is malformed, or a descriptor is not a listening socket.
         OSError: an address is in use or not local.
     """
     opened: list[PlainListener] = []
-    paths: list[Path] = []
     try:
         for address in addresses:
             if address.startswith(_UNIX_PREFIX):
-                path = Path(address.removeprefix(_UNIX_PREFIX))
-                opened.append(PlainListener(await _listen_unix(path)))
-                paths.append(path)
-            elif address.startswith(_DESCRIPTOR_PREFIX):
-                opened.append(_inherit(address))
+                opened.append(PlainListener(await _listen_unix(Path(address.removeprefix(_UNIX_PREFIX)))))
+            elif address.startswith((_DESCRIPTOR_PREFIX, _KEPT_PREFIX)):
+                opened.append(_take_over(address))
             else:
                 host, port = _split_host_port(address)
                 opened.extend(map(PlainListener, await trio.open_tcp_listeners(port, host=host, backlog=_BACKLOG)))
@@ -163,8 +170,9 @@ async def open_listeners(
         with trio.CancelScope(shield=True):
             for listener in opened:
                 await listener.aclose()
-        for path in paths:
-            path.unlink(missing_ok=True)
+        for listener in opened:
+            if listener.file is not None and not listener.is_shared:
+                listener.file.unlink(missing_ok=True)
 
 
 def _with_tls(listener: PlainListener, tls: ssl.SSLContext | ReloadableTls | None) -> Listener:
@@ -173,8 +181,8 @@ def _with_tls(listener: PlainListener, tls: ssl.SSLContext | ReloadableTls | Non
     return listener if tls is None else trio.SSLListener(listener, tls, https_compatible=True)
 
 
-def _inherit(address: str) -> InheritedListener:
-    number = address.removeprefix(_DESCRIPTOR_PREFIX)
+def _take_over(address: str) -> PlainListener:
+    number = address.rpartition(":")[2]
     try:
         sock = socket.socket(fileno=int(number))
     except (ValueError, OSError):
@@ -183,7 +191,8 @@ def _inherit(address: str) -> InheritedListener:
     if not listens:
         sock.close()
         raise ValueError(f"listen address: expected a stream socket that listens, got {address!r}")
-    return InheritedListener(trio.SocketListener(trio.socket.from_stdlib_socket(sock)))
+    listener = trio.SocketListener(trio.socket.from_stdlib_socket(sock))
+    return PlainListener(listener, is_inherited=address.startswith(_DESCRIPTOR_PREFIX))
 
 
 def _split_host_port(address: str) -> tuple[str, int]:
@@ -228,9 +237,20 @@ def bound_address(listener: Listener) -> str:
     return "unknown" if sock is None else _format(sock.getsockname())
 
 
-def is_inherited(listener: Listener) -> bool:
-    """Return whether other processes share the listener's socket."""
-    return isinstance(_without_tls(listener), InheritedListener)
+def is_shared(listener: Listener) -> bool:
+    """Return whether the listener's socket stays open elsewhere."""
+    listener = _without_tls(listener)
+    return isinstance(listener, PlainListener) and listener.is_shared
+
+
+def keep_open(listener: Listener) -> str:
+    """Keep the socket of a listener open after the listener closes, and return its address for this process."""
+    listener = _without_tls(listener)
+    if not isinstance(listener, PlainListener):
+        raise TypeError(f"{type(listener).__name__} has no socket")
+    listener.is_shared = True
+    prefix = _DESCRIPTOR_PREFIX if listener.is_inherited else _KEPT_PREFIX
+    return f"{prefix}{os.dup(listener.socket.fileno())}"
 
 
 def _without_tls(listener: Listener) -> Listener:

@@ -50,11 +50,11 @@ class ByteBudget:
         self.held += size
         return True
 
-    async def wait(self, size: int, *, is_first: bool = False) -> None:
-        """Hold bytes as soon as there is room, in FIFO order; tasks with ``is_first`` come before all others."""
+    async def wait(self, size: int, *, has_priority: bool = False) -> None:
+        """Hold bytes as soon as there is room, in FIFO order; tasks with ``has_priority`` come before all others."""
         if self.take(size):
             return
-        turn, queue = trio.Event(), self._priority_queue if is_first else self._queue
+        turn, queue = trio.Event(), self._priority_queue if has_priority else self._queue
         queue[turn] = size
         self.waiting += 1
         self.wake_waiters()
@@ -186,7 +186,7 @@ class ConnectionBudget:
         """Reserve expected bytes as soon as there is room. Clients with no pending responses come first."""
         await self._connection_budget.wait(size)
         try:
-            await self._server_budget.wait(size, is_first=self._connection_budget.held == size)
+            await self._server_budget.wait(size, has_priority=self._connection_budget.held == size)
         except BaseException:
             self._connection_budget.give_back(size)
             raise

@@ -14,6 +14,7 @@ from grpclib.exceptions import GRPCError
 
 from ovmstrio.core import errors
 from ovmstrio.core.errors import ServerError
+from ovmstrio.core.request import RESTORED_STEPS
 from ovmstrio.transport.grpc.headers import ErrorWithTrailers, RetryableError
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ ERROR_STATUSES: Final[Mapping[type[errors.ServerError], StatusPair]] = {
     errors.SequenceExists: StatusPair(Status.ALREADY_EXISTS, 409),
     errors.FailedPrecondition: StatusPair(Status.FAILED_PRECONDITION, 412),
     errors.SequenceEnding: StatusPair(Status.FAILED_PRECONDITION, 412),
+    errors.SequenceRestored: StatusPair(Status.FAILED_PRECONDITION, 409),
     errors.NotReady: StatusPair(Status.UNAVAILABLE, 503),
     errors.WorkerRestarting: StatusPair(Status.UNAVAILABLE, 503),
     errors.VersionLoading: StatusPair(Status.UNAVAILABLE, 404),
@@ -53,6 +55,7 @@ ERROR_STATUSES: Final[Mapping[type[errors.ServerError], StatusPair]] = {
     errors.TooManySequences: StatusPair(Status.UNAVAILABLE, 503),
     errors.StorageFailure: StatusPair(Status.UNAVAILABLE, 503),
     errors.Overloaded: StatusPair(Status.RESOURCE_EXHAUSTED, 429),
+    errors.QueueTimeExceeded: StatusPair(Status.RESOURCE_EXHAUSTED, 429),
     errors.TooManyRequests: StatusPair(Status.UNAVAILABLE, 503),
     errors.QueueTimeout: StatusPair(Status.UNAVAILABLE, 503),
     errors.CallerLimited: StatusPair(Status.RESOURCE_EXHAUSTED, 429),
@@ -87,6 +90,8 @@ def to_grpc_error(error: Exception) -> GRPCError | None:
         return RetryableError(error_status(error).grpc, error.message, max(1.0, error.retry_after_seconds))
     if isinstance(error, ServerError):
         status = error_status(error).grpc
+        if isinstance(error, errors.SequenceRestored):
+            return ErrorWithTrailers(status, error.message, (RESTORED_STEPS, str(error.steps)))
         if challenge := www_authenticate_value(error):
             return ErrorWithTrailers(status, error.message, ("www-authenticate", challenge))
         return GRPCError(status, error.message)

@@ -75,14 +75,14 @@ def _text(file: Path) -> str:
         return ""
 
 
-def memory_limit(groups: Path = ROOT, own: Path = OWN_GROUPS) -> int:
+def memory_limit(groups: Path = ROOT, own_groups: Path = OWN_GROUPS) -> int:
     """Return the memory limit in bytes; 0 if unknown.
 
     Args:
         groups: mount point of cgroups.
-        own: file with the cgroups of this process.
+        own_groups: file with the cgroups of this process.
     """
-    limits = [limit for _, limit, _ in _limited_groups(groups, own)]
+    limits = [limit for _, limit, _ in _limited_groups(groups, own_groups)]
     return min((limit for limit in (*limits, _system_memory("SC_PHYS_PAGES")) if limit), default=0)
 
 

@@ -48,9 +48,9 @@ def escape_controls(text: str, *, keep: str = "") -> str:
     return CONTROLS.sub(lambda match: match[0] if match[0] in keep else repr(match[0])[1:-1], text)
 
 
-def cut(text: str, most: int = MOST_CHARACTERS) -> str:
-    """Truncate a text to ``most`` characters; a truncated text ends with its original length."""
-    return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
+def cut(text: str, limit: int = MOST_CHARACTERS) -> str:
+    """Truncate a text to ``limit`` characters; a truncated text ends with its original length."""
+    return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
 
 
 def text_of(error: BaseException) -> str:
@@ -122,12 +122,12 @@ class _TruncatingRepr(Repr):
 _truncating_repr: Final = _TruncatingRepr()
 
 
-def shown(value: Any, most: int = MOST_CHARACTERS) -> str:
+def shown(value: Any, limit: int = MOST_CHARACTERS) -> str:
     """Return the ``repr`` of a value, truncated; the parts of a large value are truncated as well."""
     if isinstance(value, _TEXTS):
-        return repr(value) if len(value) <= most else f"{value[:most]!r}... ({len(value)} long)"
+        return repr(value) if len(value) <= limit else f"{value[:limit]!r}... ({len(value)} long)"
     try:
-        return cut(repr(value) if is_short(value) else _truncating_repr.repr(value), most)
+        return cut(repr(value) if is_short(value) else _truncating_repr.repr(value), limit)
     except BaseException as error:  # noqa: BLE001 - __repr__ may be user code
         return f"<{type(value).__name__} with failing repr: {type(error).__name__}>"
 
@@ -232,25 +232,25 @@ def encode_text(text: str) -> bytes:
     return b"".join(text[start : start + AT_ONCE].encode("utf-8", "replace") for start in range(0, len(text), AT_ONCE))
 
 
-def size_of(value: Any, most: int) -> int:
+def size_of(value: Any, limit: int) -> int:
     """Return the size of a JSON value: the characters of strings and keys, plus one per value.
 
-    Counting stops once the size is above ``most``.
+    Counting stops once the size is above ``limit``.
     """
     size = 0
     left: list[Iterator[Any] | Sequence[Any]] = [(value,)]
-    while left and size <= most:
+    while left and size <= limit:
         for each in left.pop():
             size += 1
             if isinstance(each, str):
                 size += len(each)
             elif isinstance(each, dict | list | tuple):
-                if len(each) > most:
+                if len(each) > limit:
                     return size + len(each)
                 if isinstance(each, dict):
                     size += sum(map(len, each))
                 left.append(tuple(each.values()) if isinstance(each, dict) else each)
-            if size > most:
+            if size > limit:
                 break
     return size
 

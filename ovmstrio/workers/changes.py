@@ -64,7 +64,7 @@ class WorkerGroup:
                 return _LockStream(self._lock)
             return await answer_peer(plane, question, arguments)
 
-        self._handlers |= {RELOAD: reloading.reload_here, RESTORE: reloading.rollback_here}
+        self._handlers |= {RELOAD: reloading.reload_for_peer, RESTORE: reloading.rollback_here}
         await self._rpc.run(answer, task_status=task_status)
 
     async def ask_soon(self, questions: Mapping[int, Sequence[Any]], seconds: float) -> dict[int, Any]:

@@ -39,7 +39,10 @@ DRAIN: Final = "drain"
 """Message of the parent at the start of a drain; connections may still follow."""
 
 CHANGED: Final = "changed"
-"""Message about a changed readiness, from a worker to the parent and from there to all workers."""
+"""First item of a message about a changed readiness, from a worker to the parent and from there to all workers.
+
+The second item is the reason why that worker, or the server, is not ready.
+"""
 
 
 class WorkerTask(BaseModel):

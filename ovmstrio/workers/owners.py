@@ -15,7 +15,7 @@ import trio
 
 from ovmstrio.core.errors import NotReady, NotSupported, TooManySequences, WorkerRestarting
 from ovmstrio.core.tensor import BY_NAME, Tensor
-from ovmstrio.core.worker_peers import ForwardedStep
+from ovmstrio.core.worker_peers import ForwardedStep, StepResult
 from ovmstrio.isolation.messages import PackedMessage
 from ovmstrio.models.sequences.manager import TOO_MANY_SEQUENCES
 from ovmstrio.models.sequences.requests import (
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ovmstrio.core.errors import ServerError
-    from ovmstrio.core.tensor import RawTensor
     from ovmstrio.core.worker_peers import ExportedEngine
     from ovmstrio.serving.registry import Registry
     from ovmstrio.workers.rpc import WorkerRpc
@@ -62,7 +61,8 @@ class OwnerWait:
 
 _PLAIN_STEP: Final = "plain step"
 _PACKED_STEP: Final = "packed step"
-_PACKED: Final = 2
+_PLAIN: Final = 2
+"""Length of a result that is not packed."""
 
 
 class WorkerSequences:
@@ -93,12 +93,12 @@ class WorkerSequences:
         row = owner_index(f"{model}\0{identity}", self._rpc.rows)
         return None if row == self._rpc.row else row
 
-    def begin(self, model: str, version: int, most: float) -> None:
-        """Count a sequence; raises TooManySequences if the version has ``most`` in all workers."""
+    def begin(self, model: str, version: int, limit: float) -> None:
+        """Count a sequence; raises TooManySequences if the version has ``limit`` in all workers."""
         with self._state.locked():
             row = self._row(model, version)
             alive = self._counts[model, version]
-            if most < math.inf and alive + row.elsewhere().under_way >= most:
+            if limit < math.inf and alive + row.elsewhere().under_way >= limit:
                 raise TooManySequences(TOO_MANY_SEQUENCES)
             self._counts[model, version] = alive + 1
             row.write(alive + 1)
@@ -124,21 +124,24 @@ class WorkerSequences:
         _ = known.under_way
         return known
 
-    async def run_step(self, owner: int, step: ForwardedStep) -> list[Tensor | RawTensor]:
+    async def run_step(self, owner: int, step: ForwardedStep) -> StepResult:
         """Run a request on another worker; see :class:`ovmstrio.core.worker_peers.SequenceOwners`."""
         sequence = [step.model, step.version, step.id, step.start, step.end]
         seconds = self._wait.seconds(owner)
         packed = encode_arrays((name, "", array) for name, array in step.arrays.items())
         if packed is None:
             plain = [_PLAIN_STEP, *sequence, dict(step.arrays), step.most_bytes]
-            return decode_outputs(await self._rpc.ask(owner, plain, wait_seconds=seconds))
+            outputs, steps = await self._rpc.ask(owner, plain, wait_seconds=seconds)
+            return StepResult(decode_outputs(outputs), steps)
         heads, buffers = packed
         most = step.most_bytes if math.isfinite(step.most_bytes) else None
         call = PackedMessage([_PACKED_STEP, *sequence, most, heads], buffers)
         result = await self._rpc.ask(owner, call, wait_seconds=seconds)
-        if len(result) == _PACKED:
-            return [Tensor(name, BY_NAME[datatype], array) for name, datatype, array in decode_arrays(*result)]
-        return decode_outputs(result[0])
+        if len(result) == _PLAIN:
+            return StepResult(decode_outputs(result[0]), result[1])
+        steps, *packed_outputs = result
+        arrays = decode_arrays(*packed_outputs)
+        return StepResult([Tensor(name, BY_NAME[datatype], array) for name, datatype, array in arrays], steps)
 
 
 async def answer_step(registry: Registry, call: Sequence[Any]) -> Any:
@@ -148,16 +151,17 @@ async def answer_step(registry: Registry, call: Sequence[Any]) -> Any:
     """
     question, *sequence = call
     if question == _PLAIN_STEP:
-        return encode_outputs(await _run_step(registry, ForwardedStep(*sequence)))
+        outputs, steps = await _run_step(registry, ForwardedStep(*sequence))
+        return [encode_outputs(outputs), steps]
     model, version, identity, start, end, most, heads, tail = sequence
     arrays = {name: array for name, _, array in decode_arrays(heads, tail)}
     most = math.inf if most is None else most
-    outputs = await _run_step(registry, ForwardedStep(model, version, identity, start, end, arrays, most))
+    outputs, steps = await _run_step(registry, ForwardedStep(model, version, identity, start, end, arrays, most))
     packed = encode_arrays((each.name, each.datatype_name, each.array) for each in outputs if isinstance(each, Tensor))
-    return [encode_outputs(outputs)] if packed is None else PackedMessage([packed[0]], packed[1])
+    return [encode_outputs(outputs), steps] if packed is None else PackedMessage([steps, packed[0]], packed[1])
 
 
-async def _run_step(registry: Registry, step: ForwardedStep) -> list[Tensor | RawTensor]:
+async def _run_step(registry: Registry, step: ForwardedStep) -> StepResult:
     # Imported late: OpenVINO is only imported with models.
     from ovmstrio.models.stateful import StatefulServable  # noqa: PLC0415 - for who has some only
 
@@ -227,9 +231,9 @@ class WorkerEngines:
         except PeerUnreachable as error:
             raise WorkerRestarting(error.message) from None
 
-    async def listen(self, owner: int, key: str, heard: Callable[[Any], None]) -> None:
+    async def listen(self, owner: int, key: str, on_message: Callable[[Any], None]) -> None:
         """Receive the output of another worker's engine."""
-        await self._rpc.listen(owner, [LISTEN_ENGINE, key, self.row], heard)
+        await self._rpc.listen(owner, [LISTEN_ENGINE, key, self.row], on_message)
 
     async def wait_change(self) -> None:
         """Wait until another worker has started or exited, for at most a second."""

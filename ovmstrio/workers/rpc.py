@@ -65,9 +65,9 @@ class PeerUnreachable(PeerGone):
 class _PendingCall:
     __slots__ = ("heard", "is_answered", "is_parked", "number", "outcome", "task", "value")
 
-    def __init__(self, number: int, heard: Callable[[Any], None] | None = None) -> None:
+    def __init__(self, number: int, on_message: Callable[[Any], None] | None = None) -> None:
         self.number = number
-        self.heard = heard
+        self.heard = on_message
         self.task = trio.lowlevel.current_task()
         self.is_parked = False
         self.is_answered = False
@@ -85,10 +85,12 @@ class _PeerLink:
 
     Args:
         left: is called when the worker takes no more calls.
+        lost: is called with the number of pending calls when the worker has died.
     """
 
-    def __init__(self, channel: MessageChannel, left: Callable[[_PeerLink], None]) -> None:
+    def __init__(self, channel: MessageChannel, left: Callable[[_PeerLink], None], lost: Callable[[int], None]) -> None:
         self.is_open = True
+        self._lost = lost
         self.must_acknowledge = False
         self._channel = channel
         self._left = left
@@ -116,6 +118,8 @@ class _PeerLink:
                     waiting.is_answered, waiting.outcome, waiting.value = True, outcome, value
                     waiting.wake()
                 del message, value, waiting
+            if self.is_open and self._waiting:
+                self._lost(len(self._waiting))
         except MALFORMED_MESSAGE_ERRORS as error:
             log.error("worker RPC connection failed", reason=repr(error))  # noqa: TRY400 - no error of this worker
         finally:
@@ -144,9 +148,9 @@ class _PeerLink:
         waiting = self._waiting[number] = _PendingCall(number)
         return waiting
 
-    async def send(self, value: Any, heard: Callable[[Any], None] | None = None) -> _PendingCall:
+    async def send(self, value: Any, on_message: Callable[[Any], None] | None = None) -> _PendingCall:
         """Send a call and return the pending call; raises PeerUnreachable if the worker has exited."""
-        waiting = _PendingCall(next(self._numbers), heard)
+        waiting = _PendingCall(next(self._numbers), on_message)
         self._waiting[waiting.number] = waiting
         try:
             await _send_message(self._channel, [waiting.number, value])
@@ -217,6 +221,7 @@ class WorkerRpc:
     def __init__(self, secret: str, rows: int, row: int, service: str = "rpc") -> None:
         self.rows = rows
         self.row = row
+        self._service = service
         self._prefix = f"\0ovmstrio-{secret}-{service}"
         self._others = [other for other in range(rows) if other != row]
         self._nursery: trio.Nursery | None = None
@@ -410,19 +415,19 @@ class WorkerRpc:
             link, waiting = await self._send(row, value, wait_seconds)
         return await link.wait(waiting)
 
-    async def listen(self, row: int, value: Any, heard: Callable[[Any], None]) -> Any:
+    async def listen(self, row: int, value: Any, on_message: Callable[[Any], None]) -> Any:
         """Call another worker for a streamed result, and return the final value; raises as :meth:`ask`.
 
         Args:
             row: index of the worker.
             value: the call.
-            heard: is called with each part; must not block.
+            on_message: is called with each part; must not block.
         """
-        link, waiting = await self._send(row, value, None, heard)
+        link, waiting = await self._send(row, value, None, on_message)
         return await link.wait(waiting)
 
     async def _send(
-        self, row: int, value: Any, wait_seconds: float | None, heard: Callable[[Any], None] | None = None
+        self, row: int, value: Any, wait_seconds: float | None, on_message: Callable[[Any], None] | None = None
     ) -> tuple[_PeerLink, _PendingCall]:
         deadline = math.inf if wait_seconds is None else trio.current_time() + wait_seconds
         with trio.CancelScope(deadline=deadline):
@@ -430,7 +435,7 @@ class WorkerRpc:
                 while True:
                     try:
                         link = await self._connect(row)
-                        return link, await link.send(value, heard)
+                        return link, await link.send(value, on_message)
                     except PeerUnreachable:
                         if wait_seconds is None:
                             raise
@@ -468,9 +473,12 @@ class WorkerRpc:
         if not is_greeted or self._nursery is None:
             channel.close()
             raise PeerUnreachable(_RESTARTING)
-        link = self._links[row] = _PeerLink(channel, partial(self._acknowledge_soon, row))
+        link = self._links[row] = _PeerLink(channel, partial(self._acknowledge_soon, row), partial(self._log_lost, row))
         self._nursery.start_soon(link.run)
         return link
+
+    def _log_lost(self, row: int, count: int) -> None:
+        log.error("calls to worker lost", other=row, service=self._service, count=count)
 
     def _acknowledge_soon(self, row: int, link: _PeerLink) -> None:
         async def acknowledge() -> None:

@@ -11,6 +11,7 @@ from ovmstrio.server.gc_tuning import set_serving_gc_threshold
 from ovmstrio.server.plan import with_service_manager
 from ovmstrio.server.process_main import serve_in_own_process, tuned_process
 from ovmstrio.server.readiness_file import ReadinessFile
+from ovmstrio.server.restart import InPlaceRestart
 from ovmstrio.server.signals import handle_stop_signals
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 async def serve_in_processes(plan: Plan, *, show: Show | None = None, handle_signals: bool = True) -> bool:
     """Serve a plan until a signal ends the server, in as many processes as planned.
 
-    Supports service manager notifications and socket activation.
+    Supports service manager notifications and socket activation.  After SIGHUP, a server of one process drains and
+    executes its command again.
 
     Args:
         plan: the plan; an automatic number of processes is measured first.
@@ -35,6 +37,7 @@ async def serve_in_processes(plan: Plan, *, show: Show | None = None, handle_sig
         ConfigError: an inherited socket has an unknown protocol.
         ExceptionGroup: as :func:`ovmstrio.server.server.serve_plan`.
     """
+    restart = InPlaceRestart.from_environ(os.environ) if handle_signals else None
     plan = with_service_manager(plan, os.environ)
     with tuned_process(plan, handle_signals=handle_signals):
         if not plan.root and not plan.settings.workers:
@@ -43,11 +46,16 @@ async def serve_in_processes(plan: Plan, *, show: Show | None = None, handle_sig
                 return True
             plan = chosen
         if plan.processes > 1:
+            if restart is not None:
+                restart.cancel()
             from ovmstrio.workers.supervisor import serve_with_workers  # noqa: PLC0415 - only needed with workers
 
             set_serving_gc_threshold()
             return await serve_with_workers(plan, handle_signals=handle_signals)
-    return await serve_in_own_process(plan, show=show, handle_signals=handle_signals)
+    gently = await serve_in_own_process(plan, show=show, handle_signals=handle_signals, restart=restart)
+    if restart is not None and restart.is_requested:
+        restart.execute()
+    return gently
 
 
 async def _choose_processes(plan: Plan, *, handle_signals: bool) -> Plan | None:

@@ -21,7 +21,7 @@ import trio
 
 from ovmstrio.core.errors import NotSupported
 from ovmstrio.core.limits import too_many_requests
-from ovmstrio.core.worker_peers import PeerCounters, TokenBucketLevel
+from ovmstrio.core.worker_peers import SERVER_COUNTER, PeerCounters, TokenBucketLevel
 from ovmstrio.telemetry.aggregate_metrics import sum_metrics, without_gauges
 from ovmstrio.workers.handoff import close_on_fork
 
@@ -187,6 +187,13 @@ class CounterTable:
         if any(self.ints[self.row_at(place, row) + cell] for row in rows for cell in (UNDER_WAY, WAITING)):
             return True
         return now - max(self.floats[place + cell] for cell in _FILLED_AT) < _USED_SECONDS
+
+    def waiting(self, row: int, server_key: int) -> int:
+        """Return the calls that wait in the queues of a worker; those of services are also in the server's."""
+        places = map(self._place, range(self.ints[_COUNT]))
+        counts = [(self.ints[place], self.ints[self.row_at(place, row) + WAITING]) for place in places]
+        of_server = sum(count for key, count in counts if key == server_key)
+        return max(of_server, sum(count for key, count in counts if key != server_key))
 
     def clear(self, row: int) -> None:
         """Clear the counters of an exited worker."""
@@ -469,6 +476,10 @@ class SharedState:
     def in_flight(self, row: int) -> int:
         """Return the running calls of a worker."""
         return self._cells[row * _COLUMNS + _IN_FLIGHT]
+
+    def unanswered(self, row: int) -> int:
+        """Return the running and queued calls of a worker."""
+        return self.in_flight(row) + self.counters.waiting(row, counter_key(SERVER_COUNTER))
 
     def set_in_flight(self, row: int, count: int) -> None:
         """Set the number of running calls; called by the row's worker."""

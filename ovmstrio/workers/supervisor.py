@@ -23,9 +23,9 @@ from ovmstrio.isolation.worker_process import RestartedProcess, WorkerProcess, s
 from ovmstrio.models.sequences.store import check_worker_count, lock_folder
 from ovmstrio.server.command_line import probe_addresses
 from ovmstrio.server.listeners import HTTP, HTTP2, Certificates, open_server_listeners
-from ovmstrio.server.plan import read_plan
+from ovmstrio.server.plan import check_again
 from ovmstrio.server.readiness_file import ReadinessFile
-from ovmstrio.server.signals import handle_restart_signals, handle_stop_signals
+from ovmstrio.server.signals import handle_reopen_signals, handle_restart_signals, handle_stop_signals
 from ovmstrio.telemetry.log_levels import LOG_LEVEL
 from ovmstrio.telemetry.log_writer import WRITER
 from ovmstrio.transport.accept_loop import AcceptLoop
@@ -79,6 +79,7 @@ async def _serve_with(parent: _Parent, plan: Plan, *, handle_signals: bool) -> N
             end = partial(parent.drain, nursery.cancel_scope)
             await nursery.start(handle_stop_signals, end, nursery.cancel_scope)
             await nursery.start(handle_restart_signals, parent.renew)
+            await nursery.start(handle_reopen_signals)
         nursery.start_soon(plan.notifier.show_life)
         await parent.run()
         nursery.cancel_scope.cancel()
@@ -95,6 +96,7 @@ class _Parent:
         self._listening: dict[str, list[Listener]] = {}
         self._pending_handoffs = 0
         self._stuck_workers: set[int] = set()
+        self._reasons: dict[int, str] = {}
         self._draining = trio.Event()
         self._secret = secrets.token_hex(16)
         self._slots = [self._make_slot(row) for row in range(plan.processes)]
@@ -187,27 +189,20 @@ class _Parent:
         if not self._has_been_ready:
             log.warning("rolling restart aborted", reason="not all workers have been ready yet")
             return
-        try:
-            await self._check()
-        except ConfigError as error:
-            log.error("rolling restart aborted", reason=error.message)  # noqa: TRY400 - an expected error
-            return
-        for kept in self._slots:
-            is_replaced = await self._replace(kept)
-            if self._draining.is_set():
+        with self._plan.notifier.reloading():
+            try:
+                await check_again(self._plan)
+            except ConfigError as error:
+                log.error("rolling restart aborted", reason=error.message)  # noqa: TRY400 - an expected error
                 return
-            if not is_replaced:
-                log.error("rolling restart aborted", worker=kept.row, reason="replacement not ready")
-                return
-        log.info("rolling restart finished", count=len(self._slots))
-
-    async def _check(self) -> None:
-        plan = self._plan
-        if not plan.root:
-            read = await read_plan(plan.settings.model_copy(update={"workers": self._state.rows}), plan.kinds)
-            errors = [problem for service in read.spec.services for problem in service.errors]
-            if errors:
-                raise ConfigError(errors)
+            for kept in self._slots:
+                is_replaced = await self._replace(kept)
+                if self._draining.is_set():
+                    return
+                if not is_replaced:
+                    log.error("rolling restart aborted", worker=kept.row, reason="replacement not ready")
+                    return
+            log.info("rolling restart finished", count=len(self._slots))
 
     async def _replace(self, kept: RestartedProcess) -> bool:
         """Replace a worker; return whether the replacement is ready."""
@@ -228,7 +223,7 @@ class _Parent:
         finally:
             kept.is_replaced = False
             self._state.replaced = -1
-            self._on_readiness_change(None)
+            self._on_readiness_change()
         return False
 
     async def _dismiss(self, kept: RestartedProcess, old: WorkerProcess) -> None:
@@ -295,12 +290,18 @@ class _Parent:
         task = WorkerTask.of(self._plan, self._state.rows, row, self._secret)
         return RestartedProcess(
             row,
-            partial(WorkerProcess, _PROGRAM, own_group=True, heard=self._on_readiness_change, stopped_seconds=math.inf),
+            partial(
+                WorkerProcess,
+                _PROGRAM,
+                has_own_group=True,
+                on_message=partial(self._on_message, row),
+                stopped_seconds=math.inf,
+            ),
             task.model_dump(mode="json"),
             self._state.descriptor,
             backoff=Backoff(_MIN_BACKOFF_SECONDS, _MAX_BACKOFF_SECONDS, _STABLE_SECONDS),
             stopping=self._draining,
-            changed=partial(self._on_readiness_change, None),
+            changed=self._on_readiness_change,
             ended=self._on_exit,
         )
 
@@ -316,7 +317,8 @@ class _Parent:
             self._state.add_death()
             self._log_exit(kept, process.pid, code)
         self._state.clear(kept.row)
-        self._on_readiness_change(None)
+        self._reasons[kept.row] = "restarting"
+        self._on_readiness_change()
         if not (is_draining or self._has_been_ready):
             text = f"a worker exited before it was ready ({_cause(code)}); see its log"
             raise ConfigError([Problem(text, file=self._origin)])
@@ -331,7 +333,7 @@ class _Parent:
             signal=signal_name(-code) if code < 0 else None,
             exit_code=code if code >= 0 else None,
             connections_lost=self._load(kept)[0],
-            requests_lost=self._state.in_flight(kept.row),
+            requests_lost=self._state.unanswered(kept.row),
         )
 
     @property
@@ -339,12 +341,17 @@ class _Parent:
         services = self._plan.spec.services
         return services[0].origin if services else ""
 
-    def _on_readiness_change(self, _: Any) -> None:
+    def _on_message(self, row: int, message: Any) -> None:
+        """Note why a worker is not ready; it has nothing else to tell."""
+        self._reasons[row] = message[1]
+        self._on_readiness_change()
+
+    def _on_readiness_change(self) -> None:
         if self._nursery is not None:
-            self._nursery.start_soon(self._broadcast, CHANGED)
+            self._nursery.start_soon(self._broadcast, [CHANGED, self._unready_reason()])
         self._update_readiness()
 
-    async def _broadcast(self, value: str) -> None:
+    async def _broadcast(self, value: Any) -> None:
         # Concurrently, so that a stuck worker does not delay others.
         async with trio.open_nursery() as nursery:
             for kept in self._slots:
@@ -361,13 +368,20 @@ class _Parent:
         )
         is_ready = not self._draining.is_set() and self._has_been_ready and self._are_enough_ready()
         self._readiness.show(ready=is_ready)
-        self._plan.notifier.show(ready=is_ready, reason="no worker is ready")
+        self._plan.notifier.show(ready=is_ready, reason=self._unready_reason())
         self._changed.set()
         self._changed = trio.Event()
 
     def _are_enough_ready(self) -> bool:
         # A project is served by the remaining workers.
-        return any(kept.is_ready for kept in self._slots) if self._plan.root else self._state.all_ready()
+        if self._plan.root or self._plan.settings.ready_requires == "none":
+            return any(kept.is_ready for kept in self._slots)
+        return self._state.all_ready()
+
+    def _unready_reason(self) -> str:
+        """Return why the first worker that is not ready is not; empty if all are ready."""
+        rows = (row for row in range(self._state.rows) if row != self._state.replaced and not self._state.is_ready(row))
+        return next((f"worker {row}: {self._reasons.get(row) or 'starting'}" for row in rows), "")
 
 
 def _cause(code: int) -> str:

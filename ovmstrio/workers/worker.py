@@ -24,6 +24,7 @@ from ovmstrio.server.start_failures import log_failures
 from ovmstrio.server.worker_context import WorkerProcessContext
 from ovmstrio.serving.aggregate import save_final_metrics
 from ovmstrio.serving.kind import LoadContext
+from ovmstrio.serving.records import Readiness
 from ovmstrio.telemetry.log_levels import LOG_LEVEL, parse_log_levels
 from ovmstrio.telemetry.logs import configure_logs, set_worker_number
 from ovmstrio.transport.tls import TlsListener
@@ -67,6 +68,7 @@ async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
         await worker.follow(running.plane, first, requests)
 
     hosting = worker.hosting(requests)
+    trio.lowlevel.add_instrument(worker.calls)
     with LOG_LEVEL.shared(state), worker.wakeups.open():
         gently = await serve_in_own_process(worker.plan, hosting, show=answer, handle_signals=False)
     if not gently:
@@ -102,11 +104,12 @@ class _Worker:
         self._row = row = task.row
         self._drains_until = 0.0
         self._plane: DataPlane | None = None
+        self._server_reason = ""
         self._rpc = WorkerRpc(task.secret, task.rows, row)
         # Separate, as steps wait until their owner takes them, and other calls do not.
         self._step_rpc = WorkerRpc(task.secret, task.rows, row, "steps")
         wait = OwnerWait(state, settings.worker_wait_seconds)
-        self._calls = _CallsInFlight(state, row)
+        self.calls = _CallsInFlight(state, row)
         self._engines = WorkerEngines(self._rpc, wait)
         self._sequences = WorkerSequences(self._step_rpc, state, wait)
         self._group = WorkerGroup(self._rpc, self._engines, state.metrics)
@@ -120,7 +123,7 @@ class _Worker:
     def hosting(self, requests: WorkRequests) -> WorkerProcessContext:
         listeners = {name: [self._tls_listener(name, inbox)] for name, inbox in self._inboxes.items()}
         until = partial(self._handle_messages, requests)
-        observers, watches = (self._calls,), (self._certificates.look,)
+        observers, watches = (self.calls,), (self._certificates.look,)
         wait_drain_warning = self._warned.wait
         return WorkerProcessContext(
             listeners=listeners,
@@ -146,13 +149,14 @@ class _Worker:
             answer, wait_usable = partial(self._answer_step, plane.registry), plane.registry.wait_loaded
             await nursery.start(partial(self._step_rpc.run, answer, wait_usable=wait_usable))
             self._takes_steps.set()
+            plane.announce()
 
     async def _answer_step(self, registry: Registry, call: Sequence[Any]) -> Any:
-        self._calls.add(call)
+        self.calls.add(call)
         try:
             return await answer_step(registry, call)
         finally:
-            self._calls.discard(call)
+            self.calls.discard(call)
 
     def _limit(self, maximum: int, name: str) -> ConcurrencyLimit | None:
         return ServiceLimit(self._counters, name, maximum) if maximum else None
@@ -187,25 +191,30 @@ class _Worker:
         self._plane = plane
         if plane.registry.has_loaded:
             await self._takes_steps.wait()
-        is_ready = self._takes_steps.is_set() and plane.registry.readiness.ready
-        self._state.set_ready(self._row, ready=is_ready)
+        self._state.set_ready(self._row, ready=self._own_readiness(plane).ready)
         await first.answer(None)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._show_life)
-            await self._takes_steps.wait()
-            await self._report_readiness(plane, requests, was_ready=is_ready)
+            await self._report_readiness(plane, requests)
+
+    def _own_readiness(self, plane: DataPlane) -> Readiness:
+        readiness = plane.registry.readiness
+        if readiness.ready and not self._takes_steps.is_set():
+            return Readiness(ready=False, reason="the worker is starting")
+        return readiness
 
     async def _show_life(self) -> None:
         while True:
             self._state.show_life(self._row)
             await trio.sleep(_LIFE_SECONDS)
 
-    async def _report_readiness(self, plane: DataPlane, requests: WorkRequests, *, was_ready: bool) -> None:
+    async def _report_readiness(self, plane: DataPlane, requests: WorkRequests) -> None:
+        reported: Readiness | None = None
         while True:
-            while (is_ready := plane.registry.readiness.ready) is not was_ready:
-                was_ready = is_ready
-                self._state.set_ready(self._row, ready=is_ready)
-                await requests.tell(CHANGED)
+            while (readiness := self._own_readiness(plane)) != reported:
+                reported = readiness
+                self._state.set_ready(self._row, ready=readiness.ready)
+                await requests.tell([CHANGED, readiness.reason])
             await plane.wait_change()
 
     def _tls_listener(self, name: str, inbox: ConnectionInbox) -> Listener:
@@ -215,7 +224,8 @@ class _Worker:
     async def _handle_message(self, request: WorkRequest) -> None:
         if request.value == DRAIN:
             self._warned.set()
-        elif request.value == CHANGED:
+        elif request.value[0] == CHANGED:
+            self._server_reason = request.value[1]
             self._rpc.announce()
             # An exited worker has released its places.
             self._counters.notify((self._row,))
@@ -225,16 +235,22 @@ class _Worker:
             await self._inboxes[request.value[0]].put(request)
 
     def _unready_reason(self) -> str:
-        return "" if self._state.all_ready() else "not all workers are ready"
+        if self._state.all_ready() or self.plan.settings.ready_requires == "none":
+            return ""
+        return self._server_reason or "not all workers are ready"
 
 
-class _CallsInFlight(CallObserver):
-    """Calls in flight, whose number the parent logs if this worker dies; also follows the log level of all workers."""
+class _CallsInFlight(CallObserver, trio.abc.Instrument):
+    """Calls in flight, whose number the parent logs if this worker dies; also follows the log level of all workers.
+
+    A call that has ended counts until the event loop waits, because its response is sent after its end.
+    """
 
     def __init__(self, state: SharedState, row: int) -> None:
         self._state = state
         self._row = row
         self._calls: set[int] = set()
+        self._has_ended = False
 
     def call_started(self, event: CallEvent) -> None:
         LOG_LEVEL.follow()
@@ -250,7 +266,13 @@ class _CallsInFlight(CallObserver):
 
     def discard(self, call: object) -> None:
         self._calls.discard(id(call))
-        self._state.set_in_flight(self._row, len(self._calls))
+        self._has_ended = True
+
+    def before_io_wait(self, timeout: float) -> None:
+        del timeout
+        if self._has_ended:
+            self._has_ended = False
+            self._state.set_in_flight(self._row, len(self._calls))
 
 
 def main() -> int:

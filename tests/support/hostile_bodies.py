@@ -132,7 +132,7 @@ class Route:
 
     @property
     def paths(self) -> list[str]:
-        names = {"<model>": self.model, "<version>": "1", "<region>": "r", "<path>": "payload"}
+        names = {"<model>": self.model, "<version>": "1", "<label>": "stable", "<region>": "r", "<path>": "payload"}
         return [re.sub("<.+?>", lambda match: names[match[0]], pattern) for pattern in self.patterns]
 
 
@@ -142,6 +142,10 @@ def _openai(*paths: str) -> tuple[str, ...]:
 
 def _text_route(paths: tuple[str, ...], base: dict[str, Any], places: tuple[str, ...], status: int = 404) -> Route:
     return Route(_openai(*paths), {"model": "text", **base}, places, status=status)
+
+
+def _predict(verb: str) -> tuple[str, ...]:
+    return tuple(f"/v1/models/<model>{servable}:{verb}" for servable in ("", "/versions/<version>", "/labels/<label>"))
 
 
 ROUTES: Final[dict[str, Route]] = {
@@ -159,10 +163,11 @@ ROUTES: Final[dict[str, Route]] = {
         ("/v2/models/<model>/infer",), {"inputs": [_TENSOR | {"name": "in"}]}, ("inputs", "parameters"), "graph"
     ),
     "predict": Route(
-        ("/v1/models/<model>:predict", "/v1/models/<model>/versions/<version>:predict"),
+        _predict("predict"),
         {"inputs": {"b": [list(range(10))]}},
         ("", "inputs", "inputs.b", "inputs.x", "signature_name"),
     ),
+    "classify": Route((*_predict("classify"), *_predict("regress")), {}, ("x",), status=404),
     "predict rows": Route(("/v1/models/<model>:predict",), {"instances": [{"b": list(range(10))}]}, ("instances",)),
     "generate": Route(
         ("/v2/models/<model>/generate", "/v2/models/<model>/versions/<version>/generate"),

@@ -300,11 +300,13 @@ def _started(project: Path, *options: str) -> Iterator[ProjectProcess]:
 
 
 @contextlib.contextmanager
-def running_service(folder: Path, *arguments: str, config: str = "config.yml") -> Iterator[OvmsProcess]:
+def running_service(
+    folder: Path, *arguments: str, config: str = "config.yml", log: Path | None = None
+) -> Iterator[OvmsProcess]:
     """Run ``web_service.py`` of a folder until the block ends; gives the ports in its configuration others."""
     grpc, http = free_ports(2)
     file = folder / config
     text = re.sub(r"(?m)^rpc_port:.*$", f"rpc_port: {grpc}", file.read_text(encoding="utf-8"))
     file.write_text(re.sub(r"(?m)^http_port:.*$", f"http_port: {http}", text), encoding="utf-8")
-    with running("run", "web_service.py", *arguments, grpc=grpc, rest=http, folder=folder) as server:
+    with running("run", "web_service.py", *arguments, grpc=grpc, rest=http, folder=folder, log=log) as server:
         yield server

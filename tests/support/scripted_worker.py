@@ -15,6 +15,11 @@ from ovmstrio.isolation.worker_program import WorkRequest, WorkRequests, exit_no
 PROGRAM = "tests.support.scripted_worker"
 
 
+def _log(level: int, text: str, fields: dict[str, Any], count: int = 1) -> None:
+    for number in range(count):
+        logging.getLogger("worker.code").log(level, text.replace("NUMBER", str(number)), extra=fields, stacklevel=2)
+
+
 async def _handle(request: WorkRequest) -> None:
     match request.value:
         case ["echo", value]:
@@ -25,8 +30,8 @@ async def _handle(request: WorkRequest) -> None:
         case ["write", descriptor, text]:
             os.write(descriptor, text.encode())
             await request.answer(None)
-        case ["log", level, text, fields]:
-            logging.getLogger("worker.code").log(level, text, extra=fields)
+        case ["log", *arguments]:
+            _log(*arguments)
             await request.answer(None)
         case ["hang"]:
             await trio.sleep_forever()

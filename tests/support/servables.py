@@ -64,11 +64,11 @@ class RecordingHooks(ServableHooks):
     def set_pool(self, size: int, active: int) -> None:
         self.pools.append((size, active))
 
-    def placed(self, *, inline: bool, moved: bool) -> None:
-        self.places.append((inline, moved))
+    def placed(self, *, inline: bool, changed: bool) -> None:
+        self.places.append((inline, changed))
 
-    def bound(self, *, to_cores: bool, again: bool) -> None:
-        self.bounds.append((to_cores, again))
+    def bound(self, *, to_cores: bool, changed: bool) -> None:
+        self.bounds.append((to_cores, changed))
 
     def bucketed(self, fit: str, given: int, added: int) -> None:
         self.fits.append((fit, given, added))
@@ -197,7 +197,7 @@ def saved(model: ov.Model, repository: Path, name: str = "model", **settings: An
 async def load_saved(spec: ModelSpec) -> list[Problem]:
     remarks: list[Problem] = []
     probe = crash_probe_of_user_code()
-    servable = await load_model(spec, 1, spec.base_path / "1", remark=remarks.append, probe=probe)
+    servable = await load_model(spec, 1, spec.base_path / "1", warn=remarks.append, probe=probe)
     await servable.aclose()
     return remarks
 

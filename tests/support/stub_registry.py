@@ -375,7 +375,7 @@ async def open_plane_of(
         return service
 
     registry = registry_of(load, poll_seconds=0)
-    plane = DataPlane(registry, obstacle=obstacle)
+    plane = DataPlane(registry, unready_reason=obstacle)
     async with running(registry):
         await registry.apply([spec])
         plane.begin_serving()

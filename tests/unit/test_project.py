@@ -136,3 +136,10 @@ def test_no_modules_import_each_other() -> None:
         TopologicalSorter(_graph()).prepare()
     except CycleError as error:
         pytest.fail(f"modules import each other: {' -> '.join(error.args[1])}")
+
+
+def test_each_alert_has_an_entry_in_the_runbook() -> None:
+    alerts = set(re.findall(r"(?m)^ *- alert: (\w+)$", (ROOT / "deploy/grafana/alerts.yml").read_text()))
+    headings = set(re.findall(r"(?m)^### (\w+)$", (ROOT / "docs/sizing.md").read_text()))
+    assert alerts
+    assert alerts - headings == set()

@@ -157,9 +157,9 @@ class OpenStreams:
         silence_seconds: timeout without requests or heartbeats.
     """
 
-    def __init__(self, replica: str, most: int, *, silence_seconds: float = _SILENCE_SECONDS) -> None:
+    def __init__(self, replica: str, max_streams: int, *, silence_seconds: float = _SILENCE_SECONDS) -> None:
         self._replica = replica
-        self._most = most
+        self._most = max_streams
         self._silence_seconds = silence_seconds
         self._inboxes: dict[str, asyncio.Queue[tuple[bytes | None, bool]]] = {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import unquote
 
@@ -63,8 +64,12 @@ class HttpTarget(NamedTuple):
 
 
 def plain_path(request: HttpRequest) -> str:
-    """Return the decoded path of a request without trailing slash."""
-    return unquote(request.target.partition("?")[0]).rstrip("/") or "/"
+    """Return the decoded path of a request without doubled and trailing slashes."""
+    return unquote(_merged(request)).rstrip("/") or "/"
+
+
+def _merged(request: HttpRequest) -> str:
+    return re.sub("//+", "/", request.target.partition("?")[0])
 
 
 def is_openai(path: str) -> bool:
@@ -79,10 +84,20 @@ def http_target(request: HttpRequest, names: Collection[str]) -> HttpTarget:
         return HttpTarget(_openai_name(request, path, names), may_stream=True)
     for prefix in _BY_NAME:
         if path.startswith(prefix):
-            name = path.removeprefix(prefix).partition("/")[0]
-            return HttpTarget(name if name in names else name.partition(":")[0], path.endswith(_STREAMED))
+            name = _name_in(path.removeprefix(prefix), "".join(_merged(request).split("/")[3:4]), names)
+            return HttpTarget(name, path.endswith(_STREAMED))
     first = path.removeprefix("/").partition("/")[0]
     return HttpTarget(first, may_stream=True) if first in names else HttpTarget("", may_stream=False)
+
+
+def _name_in(rest: str, segment: str, names: Collection[str]) -> str:
+    """Return the name at the begin of the rest of a path; ``segment`` is its first segment, encoded."""
+    first = unquote(segment)
+    named = first.rpartition(":")[0] if first not in names else first
+    if named in names:
+        return named
+    with_slashes = (name for name in names if rest == name or rest.startswith((f"{name}/", f"{name}:")))
+    return max(with_slashes, key=len, default=first.partition(":")[0])
 
 
 def _openai_name(request: HttpRequest, path: str, names: Collection[str]) -> str:

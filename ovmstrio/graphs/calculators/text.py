@@ -200,6 +200,9 @@ def read_node_options(
     options = find_options(node, message)
     fields, problems = parse_text_options(task, {} if options is None else _given_options(options), directory)
     fields["path"] = directory / ("" if options is None else options.models_path)
+    if task is Task.EMBEDDINGS:
+        # A graph without the option has the vectors that it has in OVMS, whatever the model's files say.
+        fields.setdefault("pooling", "CLS")
     return fields, tuple(_placed(problem, node, message, findings) for problem in problems)
 
 

@@ -400,11 +400,11 @@ class _IsolatedNode:
         await self._tasks.start(self.code.run)
 
     async def _prepare(self, worker: CodeWorker) -> None:
-        made = await worker.call("make", None, is_limited=False)
+        made = await worker.call("make", None, has_time_limit=False)
         self.hooks = frozenset(made["hooks"])
         self._places = made["places"]
         try:
-            await worker.call("initialize", None, is_limited=False)
+            await worker.call("initialize", None, has_time_limit=False)
         except UserCodeRaisedError:
             await self._finalize(worker)  # release what initialize has acquired
             raise
@@ -422,7 +422,7 @@ class _IsolatedNode:
         patience = _CLOSE_SECONDS if worker.process.is_busy else math.inf
         with trio.move_on_after(patience) as scope:
             try:
-                await worker.call("finalize", None, is_limited=False)
+                await worker.call("finalize", None, has_time_limit=False)
             except UserCodeRaisedError as raised:
                 self._raised.append(raised.error)
             except WorkerExited as end:

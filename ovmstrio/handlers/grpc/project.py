@@ -44,14 +44,16 @@ async def open_rpc_handler(
     proto: UserProto,
     *,
     clients: Mapping[str, Any] | None = None,
-    is_alone: bool = False,
-    code: ErrorReporter | None = None,
+    is_only_service: bool = False,
+    error_reporter: ErrorReporter | None = None,
     queue_timeout: float = 0,
 ) -> AsyncIterator[LoadedHandler]:
     """Load a handler with a method for each RPC of its services; see ``open_handler``."""
     supplies = HandlerDependencies(clients or {}, proto.module, proto.modules, tuple(rpc.name for rpc in proto.rpcs))
-    code = code or ErrorReporter(project.name, project.directory, NON_FAILURES)
-    async with open_handler(project, supplies, is_alone=is_alone, code=code, queue_timeout=queue_timeout) as handler:
+    error_reporter = error_reporter or ErrorReporter(project.name, project.directory, NON_FAILURES)
+    async with open_handler(
+        project, supplies, is_only_service=is_only_service, error_reporter=error_reporter, queue_timeout=queue_timeout
+    ) as handler:
         yield handler
 
 

@@ -439,7 +439,7 @@ class ModelCache:
 
 
 def keep_latest(
-    keys: Iterable[ModelKey], count: int, *, broken: Collection[ModelKey], loaded: Collection[ModelKey]
+    keys: Iterable[ModelKey], count: int, *, failed: Collection[ModelKey], loaded: Collection[ModelKey]
 ) -> frozenset[ModelKey]:
     """Return the ``count`` highest versions of each model that are not known to fail.
 
@@ -450,7 +450,7 @@ def keep_latest(
     for ordered in versions_by_model(keys).values():
         # The policy gets ranks: version numbers may exceed the digits that int() accepts.
         ranked = dict(enumerate(reversed(ordered)))
-        _, wanted = choose_versions(policy, ranked, [rank for rank, key in ranked.items() if key in broken])
+        _, wanted = choose_versions(policy, ranked, [rank for rank, key in ranked.items() if key in failed])
         kept.update(ranked[rank] for rank in wanted)
         kept.update([key for key in ordered if key in loaded][:1])
     return frozenset(kept)
@@ -496,7 +496,7 @@ class StorageSync:
         self,
         sources: Sequence[ModelSource],
         cache: ModelCache,
-        maker: CopyMaker,
+        copy_maker: CopyMaker,
         *,
         spec: ModelsSpec,
         validate: Validate,
@@ -506,7 +506,7 @@ class StorageSync:
         self.synced = trio.Event()
         self._sources = sources
         self._cache = cache
-        self._maker = maker
+        self._maker = copy_maker
         self._spec = spec
         self._validate = validate
         self._options = options
@@ -561,7 +561,7 @@ class StorageSync:
         failed = self._cache.failed_versions()
         # A version that failed with other files may load now.
         broken = {key for key in failed.keys() & valid.keys() if valid[key].fingerprint == failed[key]}
-        kept = keep_latest(valid, latest, broken=broken, loaded=self._cache.loaded_keys())
+        kept = keep_latest(valid, latest, failed=broken, loaded=self._cache.loaded_keys())
         return {key: valid[key] for key in valid if key in kept}
 
     def _valid_versions(self, tree: VersionIndex) -> dict[ModelKey, VersionFiles]:

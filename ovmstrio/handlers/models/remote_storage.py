@@ -80,10 +80,10 @@ class FsspecStorage:
             if info.get("type") != "directory" and _is_file_below(root, path, relative)
         ]
 
-    def fetch(self, file: StoredFile, target: Path, moved: OnProgress) -> None:
+    def fetch(self, file: StoredFile, target: Path, on_progress: OnProgress) -> None:
         """Download a file; see :meth:`ModelStorage.fetch`."""
         try:
-            self._run("get_file", self._stall_seconds, file.location, str(target), callback=_Progress(moved))
+            self._run("get_file", self._stall_seconds, file.location, str(target), callback=_Progress(on_progress))
         except StorageFailure as error:
             raise StorageFailure(f"{file.location} cannot be downloaded: {error}") from error
         except Exception as error:  # as above

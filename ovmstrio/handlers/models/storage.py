@@ -50,8 +50,8 @@ class ModelStorage(Protocol):
         """
         ...
 
-    def fetch(self, file: StoredFile, target: Path, moved: OnProgress) -> None:
-        """Copy a file to ``target``, whose folder exists; call ``moved`` after each piece.
+    def fetch(self, file: StoredFile, target: Path, on_progress: OnProgress) -> None:
+        """Copy a file to ``target``, whose folder exists; call ``on_progress`` after each piece.
 
         Raises:
             StorageFailure: the file cannot be read or no longer exists.
@@ -84,13 +84,13 @@ class LocalStorage:
             raise StorageFailure(f"{location} cannot be read: {error}") from error
         return found
 
-    def fetch(self, file: StoredFile, target: Path, moved: OnProgress) -> None:
+    def fetch(self, file: StoredFile, target: Path, on_progress: OnProgress) -> None:
         """Copy a file; see :meth:`ModelStorage.fetch`."""
         try:
             with open_regular(file.location) as source, target.open("wb") as copy:
                 while piece := source.read(_PIECE_BYTES):
                     copy.write(piece)
-                    moved()
+                    on_progress()
         except OSError as error:
             raise StorageFailure(f"{file.location} cannot be copied: {error}") from error
 
@@ -191,7 +191,7 @@ class CopyMaker:
         self._sources = sources
         self._numbers = itertools.count(1)
 
-    def make(self, key: ModelKey, version: VersionFiles, moved: OnProgress = lambda: None) -> Copy:
+    def make(self, key: ModelKey, version: VersionFiles, on_progress: OnProgress = lambda: None) -> Copy:
         """Download all files of a version.
 
         Raises:
@@ -207,7 +207,7 @@ class CopyMaker:
             about = {"ovmstrio.model.name": key.name, "ovmstrio.model.version": key.version}
             with _storage_span("fetch model", source, about):
                 for target, file in targets.items():
-                    source.storage.fetch(file, target, moved)
+                    source.storage.fetch(file, target, on_progress)
             unfinished.rename(place)
         except OSError as error:
             raise StorageFailure(f"{key} cannot be stored in {self._root}: {error}") from error

@@ -48,11 +48,11 @@ class WindowTranscript:
 
 
 class SpeechRecognizer:
-    """Whisper model as exported by Optimum; ``tells_words`` enables word timestamps, which are slower."""
+    """Whisper model as exported by Optimum; ``has_word_timestamps`` enables word timestamps, which are slower."""
 
-    def __init__(self, folder: str, device: str, properties: dict[str, Any], *, tells_words: bool) -> None:
+    def __init__(self, folder: str, device: str, properties: dict[str, Any], *, has_word_timestamps: bool) -> None:
         self._make: Callable[[], Any] = lambda: genai.WhisperPipeline(
-            folder, device, **properties, **({"word_timestamps": True} if tells_words else {})
+            folder, device, **properties, **({"word_timestamps": True} if has_word_timestamps else {})
         )
         self._pipeline = self._make()
         config = self._pipeline.get_generation_config()

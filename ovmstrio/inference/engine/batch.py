@@ -201,9 +201,9 @@ class RunningSequence:
         self.is_newly_suspended = has_begun and not has_come and not self._is_suspended
         self._is_suspended = has_begun and not has_come
 
-    def record_prefill(self, most: int) -> int:
-        """Record at least how many prompt tokens of a beam search a step has processed, at most ``most``."""
-        taken = min(most, self._prompt_tokens_left)
+    def record_prefill(self, limit: int) -> int:
+        """Record at least how many prompt tokens of a beam search a step has processed, at most ``limit``."""
+        taken = min(limit, self._prompt_tokens_left)
         self._prompt_tokens_left -= taken
         self.is_reading = self._prompt_tokens_left > 0
         return taken
@@ -296,10 +296,10 @@ class PrefixCacheModel:
 
 
 class PartialBlocks:
-    """Ends of finished sequences; ``most`` limits how many are remembered."""
+    """Ends of finished sequences; ``limit`` limits how many are remembered."""
 
-    def __init__(self, most: int, block_tokens: int) -> None:
-        self._most = most
+    def __init__(self, limit: int, block_tokens: int) -> None:
+        self._most = limit
         self._block = block_tokens
         self._ends: OrderedDict[tuple[int, tuple[int, ...]], None] = OrderedDict()
         self._heads: Counter[int] = Counter()
@@ -684,9 +684,9 @@ class BlockAdmission(Generic[T]):
     Without a user limit, an answer reserves a margin over the recent average; the library suspends sequences if needed.
     """
 
-    def __init__(self, room: BlockCapacity, most_waiting: int) -> None:
+    def __init__(self, room: BlockCapacity, max_queue: int) -> None:
         self._room = room
-        self._most_waiting = most_waiting
+        self._most_waiting = max_queue
         self._queue: deque[tuple[T, BlockDemand]] = deque()
         self._reserved: dict[int, tuple[int, int]] = {}
         self._average_tokens = float(_INITIAL_ANSWER_TOKENS)

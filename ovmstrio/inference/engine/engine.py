@@ -14,6 +14,7 @@ A request passes template, grammar, admission and batch, and has rows in the out
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections import deque
 from pathlib import Path
@@ -52,10 +53,12 @@ from ovmstrio.inference.engine.prompts import (
     RenderQueue,
     choose_renderer,
     context_length,
+    read_architectures,
 )
+from ovmstrio.util.truncation import encode_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ovmstrio.core.generation import GenerationRequest
     from ovmstrio.inference.engine.prompts import TemplateProcess
@@ -114,11 +117,85 @@ def _stable_length(text: str) -> int:
     return length
 
 
+_BYTE_TOKEN: Final = re.compile(rb"<0x([0-9A-Fa-f]{2})>")
+_MAX_SKIPPED: Final = 16  # bytes of a text that may lie between two tokens, such as characters that were normalized
+
+
+class TokenBytes:
+    """Bytes of the tokens of texts, also of a token that is a part of a character.
+
+    Args:
+        tokenizer: the library's tokenizer.
+        decode: decodes rows of tokens; the second argument is whether special tokens are skipped.
+    """
+
+    def __init__(self, tokenizer: Any, decode: Callable[[list[list[int]], bool], list[str]]) -> None:
+        self._tokenizer = tokenizer
+        self._decode = decode
+        self._vocabulary: dict[int, bytes] = {}
+        self._anchor = 0  # an ordinary token, after which a token is decoded as within a text
+        self._known: dict[int, tuple[bytes, bytes]] = {}  # within a text, and at its beginning
+
+    def learn(self, tokens: Iterable[int]) -> None:
+        """Prepare :meth:`split` for texts of these tokens."""
+        unknown = sorted(set(tokens) - self._known.keys())
+        if not unknown:
+            return
+        if not self._vocabulary:
+            self._vocabulary = {number: stored for stored, number in self._tokenizer.get_vocab().items()}
+            self._anchor = int(self._tokenizer.encode("a", add_special_tokens=False).input_ids.data[0][-1])
+        first = self._decode([[token] for token in unknown], False)
+        anchor, *within = self._decode([[self._anchor], *([self._anchor, token] for token in unknown)], False)
+        for token, alone, text in zip(unknown, first, within, strict=True):
+            stored = self._vocabulary.get(token, b"")
+            self._known[token] = _forms(stored, alone, text.removeprefix(anchor))
+
+    def split(self, text: str, tokens: Sequence[int]) -> Iterator[tuple[bytes, int]]:
+        """Yield the bytes of each token, and the index of the character of the text that begins with it or has it.
+
+        A token that is not in the text, such as a special token, has the index of the character after it.
+        """
+        data, end, characters = encode_text(text), 0, 0
+        for token in tokens:
+            found, first = self._known[token]
+            if not data.startswith(found, end) and data.startswith(first, end):
+                found = first
+            begin = data.find(found, end, end + len(found) + _MAX_SKIPPED) if found else end
+            begin, stop = (end, end) if begin < 0 else (begin, begin + len(found))
+            characters += _count_characters(data[end:begin])
+            yield found, characters - (begin < len(data) and not _count_characters(data[begin : begin + 1]))
+            characters += _count_characters(data[begin:stop])
+            end = stop
+
+
+def _forms(stored: bytes, alone: str, within: str) -> tuple[bytes, bytes]:
+    """Return a token's bytes within a text and at its beginning, where some tokenizers drop a space.
+
+    The vocabulary has the bytes of parts of characters, which do not decode; its other tokens may be marked up.
+    """
+    byte = _BYTE_TOKEN.fullmatch(stored)
+    if byte is not None and alone.encode() != stored:
+        stored = bytes.fromhex(byte[1].decode())
+        return stored, stored
+    try:
+        if stored.decode() != alone:
+            return within.encode(), alone.encode()
+    except UnicodeDecodeError:
+        pass
+    return stored, stored
+
+
+def _count_characters(data: bytes) -> int:
+    """Return the number of characters that begin in UTF-8 data."""
+    return sum(byte & 0xC0 != 0x80 for byte in data)  # noqa: PLR2004 - the bits of a continuation byte
+
+
 class _Output:
-    __slots__ = ("echoes", "stops", "window")
+    __slots__ = ("characters", "echoes", "stops", "window")
 
     def __init__(self, queued: QueuedRequest) -> None:
         self.window = TokenWindow()
+        self.characters = 0  # of the text so far
         self.stops = StopStrings(queued.request.stop, keeps=queued.request.includes_stop)
         self.echoes = queued.request.echo
 
@@ -126,10 +203,10 @@ class _Output:
 class OutputRows:
     """Builds output rows: id, index, text, token count, log-probabilities and finish reason."""
 
-    def __init__(self, decode: Callable[[list[list[int]], bool], list[str]]) -> None:
+    def __init__(self, decode: Callable[[list[list[int]], bool], list[str]], token_bytes: TokenBytes) -> None:
         self._decode = decode
+        self._token_bytes = token_bytes
         self._outputs: dict[tuple[int, int], _Output] = {}
-        self._token_texts: dict[int, str] = {}
 
     def forget(self, queued: QueuedRequest) -> None:
         """Drop the state of a request."""
@@ -139,7 +216,7 @@ class OutputRows:
     def make(self, news: Sequence[SequenceOutput]) -> list[list[Any]]:
         """Return a row for each item, in order; a row ends at a stop string."""
         texts = self._texts(news)
-        self._decode_single_tokens(news)
+        self._learn_tokens(news)
         return [self._row(new, text) for new, text in zip(news, texts, strict=True)]
 
     def _output(self, new: SequenceOutput) -> _Output:
@@ -165,24 +242,21 @@ class OutputRows:
             texts.append(self._output(new).window.take(taken, is_last=new.finish is not None))
         return texts
 
-    def _decode_single_tokens(self, news: Sequence[SequenceOutput]) -> None:
+    def _learn_tokens(self, news: Sequence[SequenceOutput]) -> None:
         tokens = {token for new in news if new.asked.request.logprobs for token in new.tokens}
         for new in news:
             if new.asked.prompt_logprobs and self._output(new).echoes:
                 tokens.update(new.asked.prompt)
-        unknown = sorted(tokens - self._token_texts.keys())
-        if unknown:
-            shown = self._decode([[token] for token in unknown], False)
-            self._token_texts.update(zip(unknown, shown, strict=True))
+        self._token_bytes.learn(tokens)
 
-    def _row(self, new: SequenceOutput, text: str) -> list[Any]:
+    def _row(self, new: SequenceOutput, decoded: str) -> list[Any]:
         output, request, finish = self._output(new), new.asked.request, new.finish
-        text = output.stops.feed(text)
+        text = output.stops.feed(decoded)
         if output.stops.has_stopped:
             finish = Finish.STOP
         elif finish is not None:
             text += output.stops.finish()
-        logprobs = self._logprobs(_output_tokens(new), new.logprobs) if request.logprobs else None
+        logprobs: list[list[Any]] = []
         if output.echoes:
             output.echoes = False
             prompt = request.prompt
@@ -190,12 +264,20 @@ class OutputRows:
                 prompt = self._decode([new.asked.prompt], request.skips_special_tokens)[0]
             text = prompt + text
             if new.asked.prompt_logprobs:
-                logprobs = self._logprobs(new.asked.prompt, new.asked.prompt_logprobs) + (logprobs or [])
+                logprobs = self._logprobs(prompt, 0, new.asked.prompt, new.asked.prompt_logprobs)
+            output.characters = len(prompt)
+        if request.logprobs:
+            logprobs += self._logprobs(decoded, output.characters, _output_tokens(new), new.logprobs)
+            output.characters += len(decoded)
         position = None if finish is None else FINISH_REASONS.index(finish)
-        return [new.asked.id, new.index, text, len(new.tokens), logprobs, position]
+        return [new.asked.id, new.index, text, len(new.tokens), logprobs or None, position]
 
-    def _logprobs(self, tokens: Sequence[int], values: Sequence[float | None]) -> list[list[Any]]:
-        return [[self._token_texts[token], value, token] for token, value in zip(tokens, values, strict=False)]
+    def _logprobs(
+        self, text: str, start: int, tokens: Sequence[int], values: Sequence[float | None]
+    ) -> list[list[Any]]:
+        """Return bytes, log-probability, token and offset of each token of a text that begins at ``start``."""
+        parts = zip(self._token_bytes.split(text, tokens), tokens, values, strict=False)
+        return [[list(data), value, token, start + place] for (data, place), token, value in parts]
 
 
 def _output_tokens(new: SequenceOutput) -> list[int]:
@@ -223,6 +305,7 @@ class Limits(NamedTuple):
     answer: int | None = None  # tokens of an answer; None for as many as fit
     texts: int = 256  # concurrent sequences
     waiting: int = 256  # requests in the queue
+    queue_seconds: float | None = None  # longest wait of a request, as estimated on arrival; None for no limit
     overcommit: float = 1.0  # KV-cache overcommit factor; 1.0 admits a request only if its worst case fits
 
 
@@ -236,8 +319,8 @@ class Engine:
     """Requests of one model.
 
     Args:
-        answer: sends an answer to the message of a number.
-        forms: compiles grammars.
+        send_answer: sends an answer to the message of a number.
+        grammars: compiles grammars.
         templates: process that renders conversations; without it ``prompts`` renders them.
         caches_prefixes: whether the pipeline has a prefix cache.
     """
@@ -247,8 +330,8 @@ class Engine:
         pipeline: Pipeline,
         prompts: PromptTokenizer,
         limits: Limits,
-        answer: Callable[[int, Any], None],
-        forms: GrammarCompiler,
+        send_answer: Callable[[int, Any], None],
+        grammars: GrammarCompiler,
         *,
         templates: TemplateProcess | None = None,
         caches_prefixes: bool = True,
@@ -256,14 +339,14 @@ class Engine:
         self._pipeline = pipeline
         self._prompts = prompts
         self._limits = limits
-        self._answer = answer
+        self._answer = send_answer
         room = BlockCapacity(pipeline.blocks, pipeline.block_tokens, limits.texts, limits.overcommit, caches_prefixes)
         self._admission: BlockAdmission[QueuedRequest] = BlockAdmission(room, limits.waiting)
         self._batch = Batch(pipeline)
-        self._grammars = GrammarQueue(forms)
+        self._grammars = GrammarQueue(grammars)
         self._renderings = None if templates is None else RenderQueue[_AddedRequest](templates)
         self._scores = PromptScorer(pipeline, limits.tokens)
-        self._rows = OutputRows(self._decode)
+        self._rows = OutputRows(self._decode, TokenBytes(pipeline.tokenizer, self._decode))
         self._unrendered: dict[int, _AddedRequest] = {}
         self._requests: dict[int, QueuedRequest] = {}
         self._new_rows: list[list[Any]] = []
@@ -302,7 +385,7 @@ class Engine:
             waiting = self._admission.waiting if request.grammar is None else self._grammars.waiting
             if self._renderings is not None and isinstance(request.prompt, Conversation):
                 waiting += self._renderings.waiting
-            if waiting and self._waiting >= self._limits.waiting:
+            if waiting and (self._waiting >= self._limits.waiting or self._waits_too_long):
                 raise self._overloaded()
             added = _AddedRequest(message, number, request)
             if self._renderings is None or not isinstance(request.prompt, Conversation):
@@ -342,16 +425,22 @@ class Engine:
         rendered = 0 if self._renderings is None else self._renderings.waiting
         return self._admission.waiting + self._grammars.waiting + rendered
 
+    @property
+    def _waits_too_long(self) -> bool:
+        most = self._limits.queue_seconds
+        return most is not None and self._waiting * self._seconds_per_request > most
+
     def _overloaded(self) -> Overloaded:
         waiting = self._waiting
         seconds = min(max(1.0, waiting * self._seconds_per_request), _MAX_RETRY_SECONDS)
-        message = f"{waiting} requests are queued already (max_queue); try again in {seconds:.0f} s"
+        limit = "max_queue" if waiting >= self._limits.waiting else "max_queue_time"
+        message = f"{waiting} requests are queued already ({limit}); try again in {seconds:.0f} s"
         return Overloaded(message, retry_after_seconds=seconds)
 
     def _prepare(self, added: _AddedRequest, tokens: list[int]) -> QueuedRequest:
         request = added.request
         max_tokens = request.sampling.max_tokens
-        self._prompts.check_length(tokens, needs_answer=max_tokens != 0)
+        self._prompts.check_length(tokens, has_answer=max_tokens != 0)
         most = min(value for value in (max_tokens, self._limits.answer, self._limits.tokens) if value is not None)
         seed = request.sampling.seed
         return QueuedRequest(
@@ -360,7 +449,8 @@ class Engine:
             request=request,
             prompt=tokens,
             most=min(most, self._limits.tokens - len(tokens)),
-            seed=random.randrange(_SEEDS) if seed is None else seed,  # noqa: S311 - no secret
+            # The generation library has seeds of 32 bits; smaller seeds are kept.
+            seed=random.randrange(_SEEDS) if seed is None else (seed ^ seed >> 32) % _SEEDS,  # noqa: S311 - no secret
             is_open=max_tokens is None and self._limits.answer is None,
             is_grammar_proven=request.grammar is None,
         )
@@ -674,6 +764,7 @@ def _load(options: dict[str, Any], answer: Callable[[int, Any], None]) -> tuple[
         "blocks": pipeline.blocks,
         "block_tokens": pipeline.block_tokens,
         "chat_template": renderer.source,
+        "architectures": read_architectures(folder),
     }
     return engine, TokenizeQueue(prompts.tokenize_all, answer), facts
 

@@ -123,7 +123,9 @@ def _encode_prompt(prompt: Prompt) -> tuple[list[Any], list[str]]:
     texts = [str(message.get("content") or "") for message in prompt.messages]
     messages = [{**message, "content": ""} for message in prompt.messages]
     tools = [dict(tool) for tool in prompt.tools]
-    return [_CHAT, messages, tools, prompt.tool_choice, prompt.tool_name, dict(prompt.template_options)], texts
+    options = dict(prompt.template_options)
+    parts = [messages, tools, prompt.tool_choice, prompt.tool_name, options, prompt.continues_final_message]
+    return [_CHAT, *parts], texts
 
 
 def _decode_prompt(texts: Sequence[str], kind: str, *parts: Any) -> Prompt:
@@ -131,10 +133,10 @@ def _decode_prompt(texts: Sequence[str], kind: str, *parts: Any) -> Prompt:
         return texts[0]
     if kind == _IDS:
         return tuple(parts[0])
-    messages, tools, choice, name, options = parts
+    messages, tools, choice, name, options, continues = parts
     for message, text in zip(messages, texts, strict=True):
         message["content"] = text
-    return Conversation(tuple(messages), tuple(tools), choice, name, options)
+    return Conversation(tuple(messages), tuple(tools), choice, name, options, continues_final_message=continues)
 
 
 _FAILURES: Final[dict[str, type[ServerError]]] = {

@@ -51,6 +51,29 @@ _WALL_SECONDS: Final = 30.0  # wall-clock limit, for a process that gets no CPU 
 _END_SECONDS: Final = 1.0
 _CHUNK: Final = 1 << 20
 
+_FINAL_END: Final = "\ue0e0\ue0e1\ue0e2"
+"""End of a final message to be continued: characters without a meaning, which no template trims."""
+
+
+def _marked_messages(conversation: Conversation) -> Sequence[Mapping[str, Any]]:
+    """Return the messages, with the end of a final message to be continued marked."""
+    messages = conversation.messages
+    if not conversation.continues_final_message:
+        return messages
+    return [*messages[:-1], {**messages[-1], "content": f"{messages[-1].get('content') or ''}{_FINAL_END}"}]
+
+
+def _until_final_end(text: str, conversation: Conversation) -> str:
+    """Return a prompt, cut at the end of a final message to be continued."""
+    if not conversation.continues_final_message:
+        return text
+    end = text.rfind(_FINAL_END)
+    if end < 0:
+        message = "continue_final_message is not possible: the chat template leaves out the final message or its end"
+        raise InvalidField(message, field=_FIELD)
+    return text[:end]
+
+
 T = TypeVar("T")
 
 
@@ -65,6 +88,7 @@ class TemplateProcess:
         self._name = name
         self._cpu_seconds = cpu_seconds
         self._received = bytearray()
+        self._conversation = Conversation(())
         self._ends = 0.0
         self._status = 0
         self._process: subprocess.Popen[bytes] | None = None
@@ -88,7 +112,9 @@ class TemplateProcess:
     def begin(self, conversation: Conversation) -> None:
         """Start rendering a conversation."""
         tools = conversation.tools if conversation.tool_choice != "none" else ()
-        request = {"messages": conversation.messages, "tools": tools, "options": conversation.template_options}
+        messages = _marked_messages(conversation)
+        request = {"messages": messages, "tools": tools, "options": conversation.template_options}
+        self._conversation = conversation
         self._ends = time.monotonic() + _WALL_SECONDS
         try:
             data = _encode(request)
@@ -137,7 +163,7 @@ class TemplateProcess:
             raise InvalidField(f"{self._name} of the model is invalid: {answer['unusable']}", field=_FIELD)
         if "failed" in answer:
             raise InvalidField(f"{self._name} rejects the messages: {answer['failed']}", field=_FIELD)
-        return str(answer["text"])
+        return _until_final_end(str(answer["text"]), self._conversation)
 
     def close(self) -> None:
         """Kill the process."""
@@ -251,6 +277,7 @@ def _encode(value: Any) -> bytes:
 # Prompts
 # ----------------------------------------------------------------------
 
+_CONFIG: Final = "config.json"
 _CONTEXT_KEYS: Final = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "context_length")
 _DECODED_END_TOKENS: Final = 12
 _INNER_KEYS: Final = ("text_config", "llm_config", "language_config")
@@ -258,17 +285,27 @@ _INNER_KEYS: Final = ("text_config", "llm_config", "language_config")
 
 def context_length(folder: Path) -> int | None:
     """Return the context length from a model's folder; None if unknown."""
-    for file in ("config.json", CONTEXT_FILE):
-        try:
-            settings = json.loads(read_regular_bytes(folder / file))
-        except (OSError, ValueError):
-            continue
-        if not isinstance(settings, dict):
-            continue
+    for file in (_CONFIG, CONTEXT_FILE):
+        settings = _read_object(folder / file)
         found = _positive(settings, *(settings.get(key) for key in _INNER_KEYS))
         if found is not None:
             return found
     return None
+
+
+def read_architectures(folder: Path) -> list[str]:
+    """Return the architectures in ``config.json``, such as ``LlamaForCausalLM``."""
+    named = _read_object(folder / _CONFIG).get("architectures")
+    return [each for each in named if isinstance(each, str)] if isinstance(named, list) else []
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    """Read a JSON object; an absent or invalid file is an empty one."""
+    try:
+        read = json.loads(read_regular_bytes(file))
+    except (OSError, ValueError):
+        return {}
+    return read if isinstance(read, dict) else {}
 
 
 def _positive(*parts: Any) -> int | None:
@@ -281,16 +318,16 @@ def _positive(*parts: Any) -> int | None:
 
 
 class PromptTokenizer:
-    """Tokenizes prompts; ``most`` is the maximum of prompt and answer tokens together."""
+    """Tokenizes prompts; ``limit`` is the maximum of prompt and answer tokens together."""
 
-    def __init__(self, tokenizer: Any, render: Callable[[Conversation], str], most: int) -> None:
+    def __init__(self, tokenizer: Any, render: Callable[[Conversation], str], limit: int) -> None:
         self._tokenizer = tokenizer
         self._render = render
-        self._most = most
+        self._most = limit
         vocabulary = tokenizer.get_vocab()
         self.vocabulary_size = len(vocabulary)
         self.longest_token = max(map(len, vocabulary), default=1)
-        self._max_characters = max_characters(most, self.longest_token)
+        self._max_characters = max_characters(limit, self.longest_token)
 
     def tokenize_prompt(self, prompt: Prompt) -> list[int]:
         """Return the tokens of a prompt, at least one.
@@ -380,15 +417,15 @@ class PromptTokenizer:
         end: str = self._tokenizer.decode(list(tokens[-_DECODED_END_TOKENS:]), skip_special_tokens=False)
         return end
 
-    def check_length(self, tokens: Sequence[int], *, needs_answer: bool) -> None:
+    def check_length(self, tokens: Sequence[int], *, has_answer: bool) -> None:
         """Check that a prompt leaves room for an answer, if one is requested; raise ContextExceeded if it does not."""
-        most = self._most - needs_answer
+        most = self._most - has_answer
         if len(tokens) > most:
             raise self._exceeded(f"the prompt has {len(tokens)}, and at most {most} fit; shorten it")
 
-    def _exceeded(self, why: str) -> ContextExceeded:
+    def _exceeded(self, reason: str) -> ContextExceeded:
         most = f"This model's maximum context length is {self._most} tokens, its answer included"
-        return ContextExceeded(f"{most}; {why}", field=_FIELD)
+        return ContextExceeded(f"{most}; {reason}", field=_FIELD)
 
 
 def _without_surrogates(text: str) -> str:
@@ -429,8 +466,8 @@ def choose_renderer(tokenizer: Any, folder: Path, mode: str) -> PromptRenderer:
     return PromptRenderer(process.render, source, process)
 
 
-def _reject(why: str, _: Conversation) -> str:
-    raise InvalidField(why, field=_FIELD)
+def _reject(reason: str, _: Conversation) -> str:
+    raise InvalidField(reason, field=_FIELD)
 
 
 def _render_with_library(tokenizer: Any, conversation: Conversation) -> str:
@@ -441,7 +478,7 @@ def _render_with_library(tokenizer: Any, conversation: Conversation) -> str:
     tools = [dict(tool) for tool in conversation.tools] if conversation.tool_choice != "none" else []
     try:
         text: str = tokenizer.apply_chat_template(
-            [dict(message) for message in conversation.messages],
+            [dict(message) for message in _marked_messages(conversation)],
             wants_answer,
             tools=tools or None,
             extra_context=options or None,
@@ -449,7 +486,7 @@ def _render_with_library(tokenizer: Any, conversation: Conversation) -> str:
     except (RuntimeError, TypeError, ValueError) as error:
         message = f"the chat template rejects the messages: {library_error_message(error)}"
         raise InvalidField(message, field=_FIELD) from error
-    return text
+    return _until_final_end(text, conversation)
 
 
 class PromptScorer:

@@ -240,10 +240,10 @@ class PiperSpeaker:
         return [*found, *self._numbers[_END]]
 
 
-def _runs_of(phonemes: str, most: int) -> list[str]:
+def _runs_of(phonemes: str, limit: int) -> list[str]:
     runs = []
-    while len(phonemes) > most:
-        at = phonemes.rfind(" ", most // 2, most) + 1 or most
+    while len(phonemes) > limit:
+        at = phonemes.rfind(" ", limit // 2, limit) + 1 or limit
         runs.append(phonemes[:at])
         phonemes = phonemes[at:]
     return [*runs, phonemes]

@@ -82,7 +82,7 @@ def serve(channel: BlockingChannel, number: int, options: dict[str, Any]) -> Non
         return
     try:
         hearing = SpeechRecognizer(
-            options["folder"], options["device"], options["properties"], tells_words=options["tells_words"]
+            options["folder"], options["device"], options["properties"], has_word_timestamps=options["tells_words"]
         )
     except Exception as error:  # noqa: BLE001 - the server reports any reason
         channel.send([number, [FAILED, library_error_message(error)]])

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
-from ovmstrio.core.errors import SequenceEnding, SequenceExists, SequenceMissing, TooManySequences
+from ovmstrio.core.errors import SequenceEnding, SequenceExists, SequenceMissing, SequenceRestored, TooManySequences
 from ovmstrio.core.service import SequenceInfo
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ _ENDING: Final = "Sequence last request is being processed and it's not availabl
 TOO_MANY_SEQUENCES: Final = "Max sequence number has been reached. Could not create new sequence."
 
 _IDS: Final = 2**64
+_REFUSAL_SECONDS: Final = 0.1
+"""Time for steps that a client sent before it learns that its sequence was restored: they are refused as well."""
 
 
 class SequenceManager:
@@ -81,45 +83,58 @@ class SequenceManager:
     def __iter__(self) -> Iterator[Sequence]:
         return iter(tuple(self._sequences.values()))
 
-    def turn(self, control: SequenceControl, *, by_default: bool = True) -> SequenceTurn:
+    def turn(self, control: SequenceControl, *, is_default_version: bool = True) -> SequenceTurn:
         """Return a context manager that waits for the request's turn in its sequence."""
-        return SequenceTurn(self, control, by_default=by_default)
+        return SequenceTurn(self, control, is_default_version=is_default_version)
 
-    def admit(self, control: SequenceControl, *, by_default: bool) -> Sequence:
+    def admit(self, control: SequenceControl, *, is_default_version: bool) -> Sequence:
         """Find or create the sequence of a request, and mark it if this is its last request.
 
         Raises:
             SequenceMissing: the sequence does not exist or has received its last request.
             SequenceExists: the id of a new sequence is in use.
             SequenceEnding: the id of a new sequence is in use by a sequence that is ending.
+            SequenceRestored: the sequence may lack steps, and its client has not been informed.
             TooManySequences: the capacity is reached.
         """
         if control.start:
-            sequence = self._start(control.id, by_default=by_default)
+            sequence = self._start(control.id, is_default_version=is_default_version)
         else:
-            found = self._sequences.get(control.id) or self._find(control.id, by_default=by_default)
+            found = self._sequences.get(control.id) or self._find(control.id, is_default_version=is_default_version)
             if found is None or found.ending:
                 raise SequenceMissing(_MISSING)
+            if found.is_refused:
+                raise SequenceRestored.of(found.id, found.requests)
             sequence = found
         sequence.ending = control.end
         return sequence
 
-    def _start(self, number: int | str, *, by_default: bool) -> Sequence:
+    def accept(self, control: SequenceControl, *, is_default_version: bool) -> None:
+        """Accept further steps of a restored sequence, whose client has been informed."""
+        found = self._find(control.id, is_default_version=is_default_version)
+        if found is not None:
+            found.is_refused = False
+
+    def _start(self, number: int | str, *, is_default_version: bool) -> Sequence:
         owners = self.owners
+        taken = self._find_conflict(number, is_default_version=is_default_version) if number else None
+        if taken is not None and taken.lost_seconds and not taken.is_busy:
+            # The client does not continue the restored sequence.
+            taken.owner.remove(taken)
+            taken = None
         count = len(self._sequences) if owners is None else owners.count(self.name, self.version)
         if count >= self.capacity:
             raise TooManySequences(TOO_MANY_SEQUENCES)
         if not number:
-            return self._create(self._free_id(), by_default=by_default)
-        taken = self._find_conflict(number, by_default=by_default)
+            return self._create(self._free_id(), is_default_version=is_default_version)
         if taken is not None:
             raise SequenceEnding(_ENDING) if taken.ending else SequenceExists(SEQUENCE_EXISTS)
-        return self._create(number, by_default=by_default)
+        return self._create(number, is_default_version=is_default_version)
 
-    def _create(self, number: int | str, *, by_default: bool) -> Sequence:
+    def _create(self, number: int | str, *, is_default_version: bool) -> Sequence:
         if self.owners is not None:
             self.owners.begin(self.name, self.version, self.capacity)
-        sequence = self._sequences[number] = Sequence(number, self, by_default=by_default)
+        sequence = self._sequences[number] = Sequence(number, self, is_default_version=is_default_version)
         return sequence
 
     def _free_id(self) -> int:
@@ -136,21 +151,21 @@ class SequenceManager:
     def _owns(self, number: int) -> bool:
         return self.owners is None or self.owners.owner(self.name, number) is None
 
-    def _find_conflict(self, number: int | str, *, by_default: bool) -> Sequence | None:
-        found = self._find(number, by_default=by_default)
+    def _find_conflict(self, number: int | str, *, is_default_version: bool) -> Sequence | None:
+        found = self._find(number, is_default_version=is_default_version)
         if found is None:
             # Sequences that follow the default version will move here, so their ids are taken.
             older = (other for other in self.related_managers() if other.version < self.version)
             candidates = (other._sequences.get(number) for other in older)  # noqa: SLF001 - others of this class
-            found = next((each for each in candidates if each is not None and each.by_default), None)
+            found = next((each for each in candidates if each is not None and each.is_default_version), None)
         return found
 
-    def _find(self, number: int | str, *, by_default: bool) -> Sequence | None:
+    def _find(self, number: int | str, *, is_default_version: bool) -> Sequence | None:
         found = self._sequences.get(number)
-        if found is None and by_default:
+        if found is None and is_default_version:
             for other in self.related_managers():
                 candidate = other._sequences.get(number)  # noqa: SLF001 - another one of this class
-                if candidate is not None and candidate.by_default:
+                if candidate is not None and candidate.is_default_version:
                     self.take(candidate)
                     return candidate
         return found
@@ -190,12 +205,12 @@ class SequenceTurn:
     An error or cancellation in the block undoes the request. A class, since a generator would be much slower.
     """
 
-    __slots__ = ("_by_default", "_control", "_manager", "_sequence")
+    __slots__ = ("_control", "_is_default_version", "_manager", "_sequence")
 
-    def __init__(self, manager: SequenceManager, control: SequenceControl, *, by_default: bool) -> None:
+    def __init__(self, manager: SequenceManager, control: SequenceControl, *, is_default_version: bool) -> None:
         self._manager = manager
         self._control = control
-        self._by_default = by_default
+        self._is_default_version = is_default_version
         self._sequence: Sequence
 
     async def __aenter__(self) -> Sequence:
@@ -206,7 +221,12 @@ class SequenceTurn:
 
         Cancellation: only while another request has the turn; the request leaves the queue.
         """
-        sequence = self._sequence = self._manager.admit(self._control, by_default=self._by_default)
+        try:
+            sequence = self._sequence = self._manager.admit(self._control, is_default_version=self._is_default_version)
+        except SequenceRestored:
+            await trio.sleep(_REFUSAL_SECONDS)
+            self._manager.accept(self._control, is_default_version=self._is_default_version)
+            raise
         if sequence.is_busy:
             await self._wait(sequence)
         sequence.is_busy = True
@@ -240,7 +260,7 @@ class Sequence:
     Attributes:
         id: number, or text chosen by the client.
         owner: manager of the version that has the sequence.
-        by_default: whether its first request was for the default version, which the sequence then follows.
+        is_default_version: whether its first request was for the default version, which the sequence then follows.
         is_busy: whether a request has the turn; passed to the next waiting request without a gap.
         waiting: waiting requests, first in first out; created when the first request waits.
         state: model state; None before the first successful request.
@@ -250,12 +270,13 @@ class Sequence:
         idle: whether no request has succeeded since the last scan.
         started_at: start time by trio's clock.
         used_at: time of the last successful request by trio's clock.
-        lost_seconds: maximum age of steps lost when the server was killed; see the sequence store.
+        lost_seconds: maximum age of steps lost when the server was killed; 0 from the next successful request on.
+        is_refused: whether further steps are refused, as their client does not know of lost steps.
     """
 
     id: int | str
     owner: SequenceManager
-    by_default: bool = field(kw_only=True)
+    is_default_version: bool = field(kw_only=True)
     is_busy: bool = False
     waiting: trio.lowlevel.ParkingLot | None = None
     state: State | None = None
@@ -266,12 +287,14 @@ class Sequence:
     started_at: float = field(default_factory=trio.current_time)
     used_at: float = field(default_factory=trio.current_time)
     lost_seconds: float = 0.0
+    is_refused: bool = False
 
     def advance(self, state: State) -> None:
         """Store the state after a successful request."""
         self.state = state
         self.requests += 1
         self.idle = False
+        self.lost_seconds = 0.0
         self.used_at = trio.current_time()
         if self.owner.changes is not None:
             self.note()
@@ -404,7 +427,7 @@ class SequenceManagers:
         successor = max(loaded, key=lambda other: other.version, default=None)
         if successor is not None:
             for sequence in manager:
-                if sequence.by_default and sequence.id not in successor:
+                if sequence.is_default_version and sequence.id not in successor:
                     successor.take(sequence)
         manager.stop_counting()
 

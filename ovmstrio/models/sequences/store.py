@@ -190,7 +190,8 @@ def _sequence_entry(sequence: Sequence, state: State, variables: Many[TensorSpec
         "idle_seconds": info.idle_seconds,
         "requests": info.requests,
         "idle": sequence.idle,
-        "by_default": sequence.by_default,
+        "by_default": sequence.is_default_version,
+        "lost_seconds": sequence.lost_seconds,
         "shapes": [array.shape for array in arrays],
     }
 
@@ -263,10 +264,19 @@ class _StoredManager:
     sequences: dict[int | str, _Stored] = field(default_factory=dict)
 
 
-def restore_sequences(managers: SequenceManagers, stored: StoredSegments, *, now: float) -> int:
+def restore_sequences(
+    managers: SequenceManagers, stored: StoredSegments, *, now: float, is_strict: bool = False
+) -> int:
     """Restore sequences into managers, whose models are loaded later; return their number.
 
-    ``now`` is the wall-clock time; the time since the file was written counts as idle.
+    A sequence is complete if a drained server has written it last, and it was complete there. After a kill none is
+    known to be: a step may have followed the last write.
+
+    Args:
+        managers: managers to fill.
+        stored: contents of the file.
+        now: wall-clock time; the time since the file was written counts as idle.
+        is_strict: refuse the next step of sequences that may be incomplete.
     """
     count = others = 0
     owners = managers.owners
@@ -278,10 +288,12 @@ def restore_sequences(managers: SequenceManagers, stored: StoredSegments, *, now
                 others += 1
                 continue
             begin = trio.current_time() - max(0.0, now - written_at)
-            sequence = Sequence(entry["id"], manager, by_default=entry["by_default"])
+            sequence = Sequence(entry["id"], manager, is_default_version=entry["by_default"])
             sequence.started_at, sequence.used_at = begin - entry["age"], begin - entry["idle_seconds"]
             sequence.requests, sequence.idle = entry["requests"], entry["idle"]
-            sequence.lost_seconds = stored.lost_seconds
+            # Files of earlier releases do not have it.
+            sequence.lost_seconds = max(stored.lost_seconds, entry.get("lost_seconds", 0.0))
+            sequence.is_refused = is_strict and sequence.lost_seconds > 0
             sequence.state = _decode_state(found.variables, entry["shapes"], values)
             manager.take(sequence)
             count += 1
@@ -347,14 +359,16 @@ _Item = tuple["SequenceManager", int | str, "Sequence | None"]
 class SequenceStore:
     """Store of a server's sequences in an existing, exclusively locked folder.
 
-    A killed server loses the steps of at most ``seconds``; 0 writes only on shutdown.
+    A killed server loses the steps of at most ``seconds``; 0 writes only on shutdown. With ``is_strict`` the next step
+    of a sequence is refused if steps may be lost.
     """
 
-    def __init__(self, managers: SequenceManagers, folder: Path, seconds: float) -> None:
+    def __init__(self, managers: SequenceManagers, folder: Path, seconds: float, *, is_strict: bool = True) -> None:
         self._managers = managers
         self._changes = managers.changes = SequenceChanges()
         self._folder = folder
         self._seconds = seconds
+        self._is_strict = is_strict
         self._lock = trio.Lock()
         self._is_restored = False
         # Whether the file is complete, so that segments can be appended.
@@ -392,7 +406,7 @@ class SequenceStore:
 
     def _restore_managers(self, stored: StoredSegments) -> None:
         now = time.time()
-        count = restore_sequences(self._managers, stored, now=now)
+        count = restore_sequences(self._managers, stored, now=now, is_strict=self._is_strict)
         log.info(
             "sequences restored",
             folder=str(self._folder),

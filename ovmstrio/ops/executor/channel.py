@@ -191,12 +191,12 @@ class Channel:
 
     Args:
         capacity: most samples that wait for a slot; 0 for no limit.
-        seats: samples that the Op processes or collects for batches at the same time.
+        slots: samples that the Op processes or collects for batches at the same time.
     """
 
-    def __init__(self, capacity: int, seats: int) -> None:
+    def __init__(self, capacity: int, slots: int) -> None:
         self.capacity = capacity
-        self._free = seats
+        self._free = slots
         self._blocked = _Queue(_State.BLOCKED)
         self._waiting = _Queue(_State.WAITING)
 

@@ -360,8 +360,8 @@ MAX_JUMPS: Final = 1000
 class RequestRun:
     """One attempt to run a request: samples move from Op to Op as soon as all their inputs exist.
 
-    ``data_id`` is the server's number of the request, ``log_id`` the client's.  With ``takes_first`` an Op with several
-    inputs runs once, with the first input that arrives.
+    ``data_id`` is the server's number of the request, ``log_id`` the client's.  With ``runs_on_first_input`` an Op with
+    several inputs runs once, with the first input that arrives.
     """
 
     def __init__(
@@ -371,7 +371,7 @@ class RequestRun:
         data_id: int,
         log_id: int,
         *,
-        takes_first: bool,
+        runs_on_first_input: bool,
         stall_detector: StallDetector,
         copier: OutputCopier,
     ) -> None:
@@ -379,7 +379,7 @@ class RequestRun:
         self._runners = runners
         self._data_id = data_id
         self._log_id = log_id
-        self._takes_first = takes_first
+        self._takes_first = runs_on_first_input
         self._stall_detector = stall_detector
         self._copier = copier
         self._parts: dict[str, dict[str, Any]] = {}
@@ -786,7 +786,8 @@ class Executor:
     def _run(self, data_id: int, log_id: int) -> RequestRun:
         return RequestRun(
             self.graph, self._runners, data_id, log_id,
-            takes_first=self._dag.channel_recv_frist_arrive, stall_detector=self._stall_detector, copier=self._copier,
+            runs_on_first_input=self._dag.channel_recv_frist_arrive, stall_detector=self._stall_detector,
+            copier=self._copier,
         )  # fmt: skip
 
     async def _attempts(self, first: dict[str, Any], data_id: int, log_id: int) -> dict[str, Any]:
@@ -915,12 +916,14 @@ class _Opening:
         if self.source is None:
             raise AssertionError("pipeline with worker processes has no source")
 
-        def died(why: str) -> None:
-            self.hooks.worker_died(op.name, index, why)
+        def died(reason: str) -> None:
+            self.hooks.worker_died(op.name, index, reason)
             self.pools[op.name].notice(worker)
 
         report_stage = partial(self.hooks.stage, op.name, index)
-        worker = ProcessWorker(op.name, index, self.source, nursery=self.nursery, report_stage=report_stage, died=died)
+        worker = ProcessWorker(
+            op.name, index, self.source, nursery=self.nursery, report_stage=report_stage, on_exit=died
+        )
         return worker
 
     async def _start_recorded(self, start: Callable[[], Awaitable[None]]) -> None:

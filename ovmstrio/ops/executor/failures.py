@@ -33,9 +33,9 @@ class OpFailure(Exception):
         self.is_overload = is_overload
 
 
-def abandoned_call_limit(most: float, what: str) -> RefusalCheck:
-    """Return a function that rejects calls while ``most`` abandoned calls still run."""
-    return lambda left: TimeoutError(f"{left} {what} do not end") if left >= most else None
+def abandoned_call_limit(limit: float, what: str) -> RefusalCheck:
+    """Return a function that rejects calls while ``limit`` abandoned calls still run."""
+    return lambda left: TimeoutError(f"{left} {what} do not end") if left >= limit else None
 
 
 def product_failure(code: object, info: object) -> OpFailure:
@@ -126,8 +126,8 @@ def deadline_failure() -> OpFailure:
     return OpFailure(CustomExceptionCode.TIMEOUT.value, "the deadline passed before the request was answered")
 
 
-def worker_exited_failure(op: str, why: str) -> OpFailure:
+def worker_exited_failure(op: str, reason: str) -> OpFailure:
     """Return the failure of a sample whose worker process exited."""
     return OpFailure(
-        CustomExceptionCode.UNKNOW.value, f"[{op}] the worker process {why} while it worked on the request"
+        CustomExceptionCode.UNKNOW.value, f"[{op}] the worker process {reason} while it worked on the request"
     )

@@ -26,7 +26,7 @@ from ovmstrio.ops.executor.failures import OpFailure
 from ovmstrio.ops.observing.hooks import Span, Stage
 from ovmstrio.ops.observing.log_files import SAMPLES, current_samples, log_fields_of
 from ovmstrio.ops.op import Op
-from ovmstrio.ops.predictor.protocol import CreatePredictor, FeedTypeError
+from ovmstrio.ops.predictor.protocol import CreatePredictor, FeedTypeError, ModelClient, Predictor
 from ovmstrio.ops.settings import OpSettings
 from ovmstrio.ops.values import LOD_SUFFIX, ChannelData, ChannelDataType, CustomExceptionCode, holds_arrays
 from ovmstrio.util.truncation import format_error
@@ -121,6 +121,7 @@ class OpInstance:
     def __init__(self, op: Op, settings: OpSettings, nursery: trio.Nursery) -> None:
         self.op = op
         self.settings = settings
+        self.predictor: Predictor | None = None
         self.preprocess, self.process, self.postprocess = get_hooks(op)
         names = log_fields_of(op.name)
         self._calls = AbandonableLoopCalls(nursery, failures.closed_failure, names=names)
@@ -128,9 +129,9 @@ class OpInstance:
         # with very many attempts the last ones wait.
         attempts = settings.batch_size * max(1, settings.retry)
         self._attempts = WorkerThreads(
-            min(attempts, _MAX_ATTEMPT_THREADS) + _MAX_ABANDONED, is_strict=True, names=names
+            min(attempts, _MAX_ATTEMPT_THREADS) + _MAX_ABANDONED, is_strict=True, log_fields=names
         )
-        self._threads = WorkerThreads(2, is_strict=True, names=names)
+        self._threads = WorkerThreads(2, is_strict=True, log_fields=names)
         self._executors = self._threads, self._attempts, self._calls
 
     @property
@@ -175,7 +176,7 @@ class OpInstance:
 
         The feed may be in use after cancellation.
         """
-        if self.process.is_default:
+        if self.process.is_default and isinstance(self.op.client, ModelClient):
             return await self.on_loop(self.op.infer, feed)
         # Copied, because an abandoned attempt may modify its feed during the next attempt.
         call = partial(self.process.call, [dict(feed)], data_id, data_id)
@@ -198,8 +199,8 @@ class OpInstance:
         """Release the model and the threads."""
         self._threads.close()
         self._attempts.close()
-        if self.op.client is not None:
-            self.op.client.close()
+        if self.predictor is not None:
+            self.predictor.close()
 
 
 def get_hooks(op: Op) -> tuple[Hook, Hook, Hook]:
@@ -226,8 +227,12 @@ async def start_instance(
     try:
         await instance.start(nursery)
         if settings.has_model and make_predictor is not None:
-            op.client = await make_predictor(settings, index)
+            instance.predictor = await make_predictor(settings, index)
+            if op.packs_tensors and hasattr(instance.predictor, "packs_tensors"):  # that of another pipeline
+                instance.predictor.packs_tensors = True
+            op.client = ModelClient(instance.predictor)
             op.with_serving = True
+            op._fetch_names = settings.fetch_list or op.client.fetch_names_ or None  # noqa: SLF001 - as above
         await _init(instance)
     except BaseException:
         instance.close()
@@ -368,9 +373,10 @@ def _check(instance: OpInstance, data: Any) -> None:
     wrong = [type(one).__name__ for one in feeds if not isinstance(one, dict)]
     if wrong:
         raise FeedTypeError(f"preprocess should return a dict or a list of dicts, got {wrong[0]}")
-    if instance.op.client is not None:
+    # A process of the service may change the feed before it runs the model, which checks it.
+    if instance.predictor is not None and instance.process.is_default:
         for one in feeds:
-            instance.op.client.check(one)
+            instance.predictor.check(one)
 
 
 class _Run:

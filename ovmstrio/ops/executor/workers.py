@@ -19,7 +19,7 @@ from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.service import notify_readiness_changed
 from ovmstrio.core.tracing import child_span, current_span
 from ovmstrio.isolation.messages import MALFORMED_MESSAGE_ERRORS
-from ovmstrio.isolation.worker_process import WorkerExited, WorkerProcess
+from ovmstrio.isolation.worker_process import WorkerExited, WorkerProcess, call_headers
 from ovmstrio.ops.executor import failures
 from ovmstrio.ops.executor.channel import Result, Sample, StageCallback, Worker
 from ovmstrio.ops.executor.failures import OpFailure
@@ -236,8 +236,8 @@ class WorkerPool:
             log.error("worker restart timed out", op=self._name, worker=worker.index)
             self._fail(worker, f"worker {worker.index} has not started within {RECOVERY_TIMEOUT_SECONDS:g} s")
 
-    def _fail(self, worker: Worker, why: str) -> None:
-        self._failing[worker.index] = why
+    def _fail(self, worker: Worker, reason: str) -> None:
+        self._failing[worker.index] = reason
         if not self.is_working:
             self._lot.unpark_all()
             notify_readiness_changed()
@@ -251,7 +251,7 @@ _PROGRAM: Final = "ovmstrio.ops.executor.op_program"
 
 
 class ProcessWorker:
-    """Worker of an Op in a process, which is replaced when it exits; ``died`` receives the reason of an exit."""
+    """Worker of an Op in a process, which is replaced when it exits; ``on_exit`` receives the reason of an exit."""
 
     def __init__(
         self,
@@ -261,7 +261,7 @@ class ProcessWorker:
         *,
         nursery: trio.Nursery,
         report_stage: StageCallback,
-        died: Callable[[str], None],
+        on_exit: Callable[[str], None],
     ) -> None:
         self.index = index
         self._op = op
@@ -269,7 +269,7 @@ class ProcessWorker:
         self._source = source
         self._nursery = nursery
         self._report_stage = report_stage
-        self._died = died
+        self._died = on_exit
         self._process: WorkerProcess | None = None
         self._is_spoiled = False
         self._is_closed = False
@@ -290,10 +290,10 @@ class ProcessWorker:
 
         Raises ConfigError if the Op cannot be created or the process exits, OSError if the process cannot be started.
         """
-        process = WorkerProcess(_PROGRAM, names=self._names)
+        process = WorkerProcess(_PROGRAM, log_fields=self._names)
         buried = partial(self._process_exited, process)
         try:
-            problem = await process.start(self._nursery, self._first_request(), buried=buried)
+            problem = await process.start(self._nursery, self._first_request(), on_exit=buried)
         except WorkerExited as end:
             problem = f"its process {end.why}"
         if problem:
@@ -319,7 +319,7 @@ class ProcessWorker:
         if process is None:
             return self._lost("has ended", samples)
         try:
-            message = await process.call(encode_batch(samples, {} if span is None else dict(span.headers())))
+            message = await process.call(encode_batch(samples, call_headers()))
         except TypeError as error:
             if len(samples) == 1:
                 return [Result(failure=unsendable_failure(error))]
@@ -336,8 +336,8 @@ class ProcessWorker:
         report_stages(answer.stages, self._report_stage, span)
         return answer.results
 
-    def _lost(self, why: str, samples: Sequence[Sample]) -> list[Result]:
-        return [Result(failure=failures.worker_exited_failure(self._op, why))] * len(samples)
+    def _lost(self, reason: str, samples: Sequence[Sample]) -> list[Result]:
+        return [Result(failure=failures.worker_exited_failure(self._op, reason))] * len(samples)
 
     async def recover(self) -> None:
         """Wait until the process finishes cancelled work, or replace it; raises as :meth:`start`."""

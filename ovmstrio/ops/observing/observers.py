@@ -474,8 +474,8 @@ def _microseconds(seconds: float) -> float:
     return max(0.0, seconds) * _MICROSECONDS
 
 
-def _count_up_to(batches: Mapping[int, int], most: float) -> float:
-    return sum(count for size, count in batches.items() if size <= most)
+def _count_up_to(batches: Mapping[int, int], limit: float) -> float:
+    return sum(count for size, count in batches.items() if size <= limit)
 
 
 # Snapshot, log and tracer

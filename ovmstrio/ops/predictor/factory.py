@@ -33,6 +33,8 @@ from ovmstrio.inference.compiled import Compiled
 from ovmstrio.inference.crash_probe import CrashProbe
 from ovmstrio.inference.network import Network
 from ovmstrio.ops.predictor.local_model import (
+    TENSORRT,
+    TENSORRT_REPLACED,
     LocalModel,
     count_workers,
     load_local_model,
@@ -309,6 +311,7 @@ class WorkerPredictor:
     def __init__(self, shared: SharedModel, fetch: Sequence[str]) -> None:
         self._shared = shared
         self._default = shared.model.wanted(fetch)
+        self._default_names = [variable.alias for variable in self._default]
 
     @property
     def feed_names(self) -> list[str]:
@@ -323,7 +326,7 @@ class WorkerPredictor:
     async def predict(self, feed: Feed, fetch: Sequence[str] | None = None, *, batch: bool = True) -> dict[str, Array]:
         """Run the model, as :meth:`Predictor.predict`."""
         model = self._shared.model
-        wanted = model.wanted(fetch) if fetch else self._default
+        wanted = model.wanted(fetch) if fetch and [*fetch] != self._default_names else self._default
         outputs = await self._shared.network.infer(model.arrays(feed, batch=batch))
         return model.answer(outputs, wanted)
 
@@ -343,7 +346,6 @@ _KSERVE: Final = frozenset({"kserve", "grpc"})
 _PIPELINE: Final = "pipeline_grpc"
 _LOCAL: Final = "local_predictor"
 _REMOTE_KINDS: Final = "kserve (or grpc) for OpenVINO Model Server, Triton and other KServe servers, or pipeline_grpc"
-_TENSORRT: Final = 2
 
 
 class PredictorFactory:
@@ -424,8 +426,8 @@ def _check_supported(settings: OpSettings) -> None:
             problems.append(_unsupported(f"{prefix}local_service_conf.client_type", kind, _LOCAL, hint))
     if problems:
         raise ConfigError(problems)
-    if settings.local_service_conf.device_type == _TENSORRT:
-        log.warning("TensorRT is not supported, OpenVINO's GPU plugin takes its place", op=settings.name)
+    if settings.local_service_conf.device_type == TENSORRT:
+        log.warning(TENSORRT_REPLACED, op=settings.name)
 
 
 def _unsupported(path: str, kind: str | None, expected: str, hint: str) -> Problem:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -168,34 +168,62 @@ _CPU: Final = "CPU"
 _BY_DEVICES: Final = -1
 _ON_CPU: Final = frozenset({0, 3})
 _ON_GPU: Final = frozenset({1, 2})
+TENSORRT: Final = 2
+TENSORRT_REPLACED: Final = "TensorRT is not supported, OpenVINO's GPU plugin takes its place"
 _DEVICE_TYPES: Final = "-1 (as 'devices' says), 0 and 3 (CPU), 1 and 2 (GPU)"
 _PRECISIONS: Final = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
 
 
 def select_device(settings: LocalServiceConf, worker: int) -> str:
     """Return a worker's device, round-robin over ``available_devices``; the CPU if the GPU is missing."""
-    kind = settings.device_type
+    number = _gpu_number(settings, worker)
+    if number is None:
+        return _CPU
+    device = _find_gpu(number)
+    if device == _CPU:
+        log.warning("GPU not found, using CPU", wanted=f"GPU.{number}", devices=available_devices(), worker=worker)
+    return device
+
+
+def _gpu_number(settings: LocalServiceConf, worker: int) -> str | None:
+    """Return the number of the GPU that a worker should use; None for the CPU."""
+    kind, numbers = settings.device_type, settings.device_ids
     if kind not in {_BY_DEVICES, *_ON_CPU, *_ON_GPU}:
         message = "unsupported device type"
         raise ConfigError([Problem(message, path="device_type", expected=_DEVICE_TYPES, found=str(kind))])
-    numbers = _numbers(settings)
-    if kind in _ON_CPU or not (numbers or kind in _ON_GPU):
-        return _CPU
-    number = numbers[worker % len(numbers)] if numbers else "0"
-    available = available_devices()
-    for name in (f"GPU.{number}", *(["GPU"] if number == "0" else [])):
-        if name in available:
-            return name
-    log.warning("GPU not found, using CPU", wanted=f"GPU.{number}", devices=available, worker=worker)
-    return _CPU
-
-
-def _numbers(settings: LocalServiceConf) -> tuple[str, ...]:
-    numbers = settings.device_ids
     if not all(number.isdecimal() for number in numbers):
         expected, found = "comma-separated numbers", repr(settings.devices)
         raise ConfigError([Problem("malformed list of devices", path="devices", expected=expected, found=found)])
-    return numbers
+    if kind in _ON_CPU or not (numbers or kind in _ON_GPU):
+        return None
+    return numbers[worker % len(numbers)] if numbers else "0"
+
+
+def _find_gpu(number: str) -> str:
+    """Return OpenVINO's name of a GPU; the CPU if there is no such GPU."""
+    names = (f"GPU.{number}", *(["GPU"] if number == "0" else []))
+    return next((name for name in names if name in available_devices()), _CPU)
+
+
+def replaced_settings(settings: LocalServiceConf, workers: int) -> list[Problem]:
+    """Return a warning for each setting that others replace: TensorRT, missing GPUs and unsupported precisions.
+
+    Raises ConfigError for unsupported devices.
+    """
+    problems = []
+    wanted = {number for worker in range(workers) if (number := _gpu_number(settings, worker)) is not None}
+    missing = [number for number in sorted(wanted, key=int) if _find_gpu(number) == _CPU]
+    if settings.device_type == TENSORRT:
+        problems.append(Problem(TENSORRT_REPLACED, path="device_type", suggestion="write device_type: 1"))
+    if missing:
+        message = f"GPU {', '.join(missing)} not found, the CPU is used"
+        path = "devices" if settings.device_ids else "device_type"
+        problems.append(Problem(message, path=path, suggestion=f"available devices: {', '.join(available_devices())}"))
+    if settings.precision.lower() not in _PRECISIONS:
+        expected = ", ".join(_PRECISIONS)
+        message = "precision not supported, fp32 is used"
+        problems.append(Problem(message, path="precision", expected=expected, found=settings.precision))
+    return [replace(problem, severity="warning") for problem in problems]
 
 
 def count_workers(device: str, settings: LocalServiceConf, concurrency: int) -> int:

@@ -64,18 +64,18 @@ def _find_texts(scores: Array, geometry: Array, threshold: float) -> list[Detect
     ]
 
 
-def suppress_overlaps(texts: Sequence[DetectedText], threshold: float, limit: int) -> list[DetectedText]:
+def suppress_overlaps(texts: Sequence[DetectedText], threshold: float, max_texts: int) -> list[DetectedText]:
     """Return the best texts by non-maximum suppression.
 
     Args:
         texts: all found texts; ties go to the first.
         threshold: the largest allowed intersection over union.
-        limit: the largest number of results.
+        max_texts: the largest number of results.
     """
     edges = np.array([(text.box.left, text.box.top, text.box.right, text.box.bottom) for text in texts], np.float64)
     waiting = np.argsort([-text.score for text in texts], kind="stable")
     taken: list[DetectedText] = []
-    while waiting.size and len(taken) < limit:
+    while waiting.size and len(taken) < max_texts:
         best, waiting = waiting[0], waiting[1:]
         taken.append(texts[best])
         waiting = waiting[_overlaps(edges[best], edges[waiting]) <= threshold]

@@ -83,10 +83,9 @@ class IsolatedNode:
                 raise CustomNodeFailure(self._crashed(worker.why))
             return outputs
 
-    def _crashed(self, why: str) -> str:
-        return (
-            f"Custom node failed during execution; {self.identity}: its process {why} (NODE_LIBRARY_EXECUTION_FAILED)"
-        )
+    def _crashed(self, reason: str) -> str:
+        failure = f"{self.identity}: its process {reason}"
+        return f"Custom node failed during execution; {failure} (NODE_LIBRARY_EXECUTION_FAILED)"
 
     async def aclose(self) -> None:
         """Deinitialize the node and end its process, by force after ``grace_seconds``; shielded."""
@@ -135,15 +134,15 @@ class IsolatedNode:
 
         worker = WorkerProcess(
             _PROGRAM,
-            calls_at_once=MAX_CONCURRENT_CALLS,
+            max_concurrent_calls=MAX_CONCURRENT_CALLS,
             grace_seconds=self._grace_seconds,
-            stuck=stuck,
-            names={"node": self.identity.name},
+            on_stuck=stuck,
+            log_fields={"node": self.identity.name},
         )
         self._workers = {worker, *(one for one in self._workers if not one.ended.is_set())}
         first = {"path": str(self.identity.path), "name": self.identity.name, "params": dict(self._params)}
         try:
-            opened = await worker.start(self._nursery, first, buried=partial(self._replace, worker))
+            opened = await worker.start(self._nursery, first, on_exit=partial(self._replace, worker))
         except OSError as error:
             raise self.identity.unusable(
                 "NODE_LIBRARY_INITIALIZE_FAILED", f"its process cannot be started ({error})"

@@ -382,7 +382,7 @@ class NativeNode:
         check_dtypes(self.identity, inputs)
         if self._node.is_closing:
             raise self._closed()
-        return await self._threads.call(self._execute, dict(inputs), may_leave=True, discard=dict.clear)
+        return await self._threads.call(self._execute, dict(inputs), is_abandonable=True, discard=dict.clear)
 
     def _closed(self) -> CustomNodeFailure:
         return CustomNodeFailure(f"{self.identity} is closed")
@@ -432,7 +432,7 @@ async def open_native_node(
     try:
         await tasks.start(threads.run)
         opened = await threads.call(
-            _open, identity, dict(params), may_leave=True, discard=lambda opened: opened[0].close(0)
+            _open, identity, dict(params), is_abandonable=True, discard=lambda opened: opened[0].close(0)
         )
     except BaseException:
         threads.close()

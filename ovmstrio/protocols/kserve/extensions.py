@@ -147,6 +147,7 @@ _EXTENSIONS: Final = (
     "generate",
     "logging",
     "model_configuration",
+    "schedule_policy",
     "statistics",
 )
 
@@ -192,10 +193,18 @@ class IndexEntry:
 
 
 def repository_index(plane: DataPlane, *, only_ready: bool = False) -> list[IndexEntry]:
-    """List all versions, or the ready ones, by name and number; loadable names never loaded have no version."""
+    """List all versions, or the ready ones, by name and number.
+
+    Names that were never loaded and names whose versions cannot be listed have no version.
+    """
     statuses = plane.statuses()
     names = [] if only_ready or plane.control is None else plane.control.names
-    unloaded = [name for name in names if name not in statuses]
+    unloaded = {name: "" for name in names if name not in statuses}
+    if not only_ready:
+        versionless = (
+            name for name, versions in statuses.items() if not versions and plane.registry.is_configured(name)
+        )
+        unloaded |= {name: plane.registry.why_not(name) for name in versionless}
     entries = [
         IndexEntry(name, str(status.version), _STATES[status.state], status.reason)
         for name, versions in sorted(statuses.items())
@@ -203,7 +212,8 @@ def repository_index(plane: DataPlane, *, only_ready: bool = False) -> list[Inde
         if status.state is VersionState.AVAILABLE or not only_ready
     ]
     return sorted(
-        [*entries, *(IndexEntry(name, "", "UNAVAILABLE", "") for name in unloaded)], key=lambda each: each.name
+        [*entries, *(IndexEntry(name, "", "UNAVAILABLE", reason) for name, reason in unloaded.items())],
+        key=lambda each: each.name,
     )
 
 

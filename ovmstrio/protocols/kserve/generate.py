@@ -72,8 +72,8 @@ def _request_in_slices(
     yield
     specs = {spec.name: spec for spec in inputs}
     request = InferRequest(model, version, "" if _ID in specs else read_id(document))
-    nested = document.get(_PARAMETERS, {})
     if _PARAMETERS not in specs:
+        nested = {} if document.get(_PARAMETERS) is None else document[_PARAMETERS]
         if not isinstance(nested, dict):
             raise InvalidRequest(f"{_PARAMETERS}: expected an object, got {json_kind(nested)}")
         document = {name: value for name, value in document.items() if name != _PARAMETERS} | nested
@@ -82,7 +82,7 @@ def _request_in_slices(
         with errors:
             if name in specs:
                 _add_input(request, specs[name], value)
-            elif name != _ID:
+            elif name != _ID and value is not None:
                 _add_parameter(request, name, value, specs)
     errors.tell()
     with json_errors():
@@ -129,8 +129,6 @@ def _elements(name: str, value: Any) -> tuple[list[Any], tuple[int, ...]]:
         if len(shape) > _MAX_LEVELS:
             raise InvalidRequest(f"input {name}: expected lists of at most {_MAX_LEVELS} levels, got more")
         level = list(chain.from_iterable(level))
-    if not level:
-        raise InvalidRequest(f"input {name}: expected at least one element, got an empty list")
     if not kinds <= {str, int, float, bool}:
         found = json_kind({} if dict in kinds else None)
         raise InvalidRequest(f"input {name}: expected texts, numbers or booleans, got {found}")
@@ -161,6 +159,8 @@ def _infer_tensor(name: str, value: Any) -> Tensor:
         if numbers is not None and not is_too_wide:
             return Tensor(name, BY_NAME[datatype], numbers)
     elements, shape = _elements(name, value)
+    if not elements:
+        raise InvalidRequest(f"input {name}: expected at least one element, got an empty list")
     kinds = set(map(type, elements))
     if kinds == {str}:
         texts = np.empty(len(elements), object)

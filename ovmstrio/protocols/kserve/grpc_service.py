@@ -21,9 +21,24 @@ import trio
 from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 
-from ovmstrio.core.errors import InvalidRequest, NotFound, NotSupported, PayloadTooLarge, ServerError
+from ovmstrio.core.errors import (
+    InvalidRequest,
+    NotFound,
+    NotSupported,
+    PayloadTooLarge,
+    SequenceRestored,
+    ServerError,
+)
 from ovmstrio.core.events import CANCELLED
-from ovmstrio.core.request import ArrivalOrder, InferRequest, InferResponse, StreamProblem
+from ovmstrio.core.request import (
+    ENABLE_FINAL_RESPONSE,
+    FINAL_RESPONSE,
+    RESTORED_STEPS,
+    ArrivalOrder,
+    InferRequest,
+    InferResponse,
+    StreamProblem,
+)
 from ovmstrio.encoding.generated import inference as pb
 from ovmstrio.encoding.protobuf_wire import first_string_field
 from ovmstrio.protocols.admin.changes import AdminChanges
@@ -70,9 +85,6 @@ if TYPE_CHECKING:
 
 _MAX_IN_FLIGHT: Final = 16
 _MAX_QUEUED_BYTES: Final = 4 * 2**20  # Limit of the expected size of all responses that wait for their turn
-
-_ENABLE_FINAL_RESPONSE: Final = "triton_enable_empty_final_response"
-_FINAL_RESPONSE: Final = "triton_final_response"
 
 
 async def _answer_requests(call: Call, plane: DataPlane, first: bytes) -> None:
@@ -164,6 +176,8 @@ class _RequestStream:
             request = self._decode(message)
             release_unless_named(request.model_name, name)
             request.deadline, request.arrival = self._call.deadline, arrival
+            if request.parameters:
+                request.read_scheduling()
             return await self._plane.infer(request, KSERVE_GRPC, partial(_render_reply, request))
 
         try:
@@ -207,14 +221,16 @@ def _render_reply(request: InferRequest, response: InferResponse) -> tuple[Writt
 
 def _problem(request: InferRequest, error: ServerError) -> WrittenMessage:
     named = InferResponse(request.model_name, request.model_version, [], request.id)
+    if isinstance(error, SequenceRestored):
+        named.parameters[RESTORED_STEPS] = error.steps
     _mark_final(request, named)
     return encode_stream_response(StreamInferResponse(error.message, named))
 
 
 def _mark_final(request: InferRequest, response: InferResponse) -> None:
     """Set ``triton_final_response`` if the request enables it."""
-    if request.parameters.get(_ENABLE_FINAL_RESPONSE) is True:
-        response.parameters[_FINAL_RESPONSE] = True
+    if request.parameters.get(ENABLE_FINAL_RESPONSE) is True:
+        response.parameters[FINAL_RESPONSE] = True
 
 
 # Service
@@ -303,7 +319,7 @@ def _refusal(error: GRPCError) -> InvalidRequest:
 async def _send_replies(call: Call, stream: OpenStream) -> None:
     async for reply in stream:
         if isinstance(reply, StreamProblem):
-            data = encode_stream_response(StreamInferResponse(reply.message))
+            data = encode_stream_response(StreamInferResponse(reply.message, reply.response))
         else:
             data = encode_stream_response(StreamInferResponse("", reply))
         await call.send_message(data)
@@ -526,10 +542,14 @@ class InferenceService(pb.GrpcInferenceServiceBase):
 def _request_of(call: Call, data: bytes | memoryview) -> InferRequest:
     request = decode_request(data)
     request.deadline, request.arrival = call.deadline, call.arrival
+    if request.parameters:
+        request.read_scheduling()
     return request
 
 
 def _render(response: InferResponse) -> tuple[WrittenMessage, int]:
+    if response.parameters:
+        current_call().add_trailers(*response.headers)
     data = encode_response(response)
     return data, len(data)
 

@@ -46,8 +46,8 @@ class LargeData:
         except PARSER_ERRORS:
             return None
 
-    def nesting(self, most_lists: int) -> tuple[tuple[int, ...], int] | None:
-        """Return the shape and the number of lists; None if ragged, empty, mixed, or over ``most_lists``."""
+    def nesting(self, max_lists: int) -> tuple[tuple[int, ...], int] | None:
+        """Return the shape and the number of lists; None if ragged, empty, mixed, or over ``max_lists``."""
         shape: list[int] = []
         level, kind, lists = [self._elements], type(self._elements), 0
         while True:
@@ -58,7 +58,7 @@ class LargeData:
             shape.append(sizes.pop())
             if not isinstance(level[0][0], kind):
                 return tuple(shape), lists
-            if lists + len(level) * shape[-1] > most_lists:
+            if lists + len(level) * shape[-1] > max_lists:
                 return None
             level = [each for outer in level for each in outer]
             if set(map(type, level)) != {kind}:
@@ -78,14 +78,14 @@ class _LargeMember(NamedTuple):
     members: Mapping[str, LargeData] = {}
 
 
-def read_large_document(head: Buffer, most_levels: int) -> dict[str, Any] | None:
+def read_large_document(head: Buffer, max_levels: int) -> dict[str, Any] | None:
     """Parse a request; None if it is not an ordinary request, valid or not.
 
     The ``data`` of its ``inputs`` are :class:`LargeData`, which keep the parser's memory alive.
     """
     simdjson = simdjson_module()
     # The parser accepts a byte order mark, which JSON does not allow.
-    if simdjson is None or head[0] != _BRACE or _is_deeper(head, most_levels):
+    if simdjson is None or head[0] != _BRACE or _is_deeper(head, max_levels):
         return None
     try:
         return _document(simdjson.Parser().parse(head), simdjson)
@@ -93,10 +93,10 @@ def read_large_document(head: Buffer, most_levels: int) -> dict[str, Any] | None
         return None
 
 
-def read_large_member(head: Buffer, names: Collection[str], most_levels: int) -> _LargeMember | None:
+def read_large_member(head: Buffer, names: Collection[str], max_levels: int) -> _LargeMember | None:
     """Parse the single member among ``names``: a list, or an object of lists; None for any other document."""
     simdjson = simdjson_module()
-    if simdjson is None or head[0] != _BRACE or _is_deeper(head, most_levels):
+    if simdjson is None or head[0] != _BRACE or _is_deeper(head, max_levels):
         return None
     try:
         root = simdjson.Parser().parse(head)
@@ -117,15 +117,15 @@ def count_lists(head: Buffer) -> int:
     return int(np.count_nonzero(np.frombuffer(head, np.uint8) == _OPENING))
 
 
-def _is_deeper(head: Buffer, most_levels: int) -> bool:
+def _is_deeper(head: Buffer, max_levels: int) -> bool:
     """Return whether lists may nest deeper (brackets in strings count too)."""
     given = np.frombuffer(head, np.uint8)
     brackets = given == _OPENING
-    if np.count_nonzero(brackets) <= most_levels:
+    if np.count_nonzero(brackets) <= max_levels:
         return False
     brackets |= given == _CLOSING
     steps = np.where(given[brackets] == _OPENING, np.int32(1), np.int32(-1))
-    return bool(np.cumsum(steps).max() > most_levels)
+    return bool(np.cumsum(steps).max() > max_levels)
 
 
 def _document(root: Any, simdjson: Any) -> dict[str, Any] | None:

@@ -88,7 +88,7 @@ class RequestTemplateCache(Generic[_Key, _Layout]):
 # JSON with a single flat tensor
 
 _DATA_KEY: Final = b'"data":'
-_MAX_DIM: Final = 2**31 - 1  # Maximum size of a dimension
+MAX_DIM: Final = 2**31 - 1  # Maximum size of a dimension
 
 NUMBER_TYPES: Final[frozenset[type]] = frozenset({int, float})
 ELEMENT_TYPES: Final[Mapping[str, frozenset[type]]] = {
@@ -109,7 +109,7 @@ _MEMBERS: Final = 4  # Number of members of an input with only name, shape, data
 
 def are_dims(shape: Any) -> TypeGuard[list[int]]:
     """Return whether a JSON value is a list of dimensions."""
-    return type(shape) is list and all(type(size) is int and 0 <= size <= _MAX_DIM for size in shape)
+    return type(shape) is list and all(type(size) is int and 0 <= size <= MAX_DIM for size in shape)
 
 
 def read_plain_request(model: str, version: str, document: dict[str, Any]) -> InferRequest | None:
@@ -144,7 +144,7 @@ def _plain_input(given: Any) -> InferInput | None:
     if type(shape) is not list or type(data) is not list or not data:
         return None
     for size in shape:
-        if type(size) is not int or not 0 <= size <= _MAX_DIM:
+        if type(size) is not int or not 0 <= size <= MAX_DIM:
             return None
     field = _FIELDS.get(datatype)
     if field is None or not field[1].issuperset(map(type, data)):

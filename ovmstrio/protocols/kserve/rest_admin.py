@@ -78,10 +78,10 @@ async def _load_parameters(request: HttpRequest) -> tuple[str | None, dict[str, 
 
 
 async def _parameters(request: HttpRequest) -> dict[str, Any]:
-    given = (await _read(request)).get("parameters", {})
-    if not isinstance(given, dict):
+    given = (await _read(request)).get("parameters")
+    if given is not None and not isinstance(given, dict):
         raise InvalidRequest("parameters: expected an object")
-    return given
+    return {name: value for name, value in (given or {}).items() if value is not None}
 
 
 def _index(plane: DataPlane, *, only_ready: bool) -> list[dict[str, str]]:
@@ -190,7 +190,7 @@ def _cuda_rules() -> list[Rule]:
 
 
 def _number(document: dict[str, Any], key: str, default: int | None = None) -> int:
-    value = document.get(key, default)
+    value = default if document.get(key) is None else document[key]
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidRequest(f"{key}: expected an integer number of bytes, got {shown(value, 40)}")
     return value

@@ -12,6 +12,7 @@ from itertools import chain
 from math import inf, nan
 from typing import TYPE_CHECKING, Any, Final
 
+from ovmstrio.config.documents import to_short_json
 from ovmstrio.core.errors import ErrorList, InvalidRequest, MalformedJson, add_error
 from ovmstrio.core.request import Contents, InferInput, InferRequest, ParameterValue, RequestedOutput
 from ovmstrio.core.tensor import BY_NAME, BYTES
@@ -31,6 +32,7 @@ from ovmstrio.encoding.number_arrays import NumberArray
 from ovmstrio.protocols.kserve.large_document import LARGE_BYTES, LargeData, read_large_document
 from ovmstrio.protocols.kserve.request_templates import (
     ELEMENT_TYPES,
+    MAX_DIM,
     MAX_HEAD_BYTES,
     NUMBER_TYPES,
     are_dims,
@@ -83,23 +85,23 @@ NUMBER_KINDS: Final[dict[str, NumberKind]] = {
 
 
 def read_infer_request(
-    model: str, version: str, body: Buffer, head_length: str | None = None, known: RestTemplates | None = None
+    model: str, version: str, body: Buffer, head_length: str | None = None, cache: RestTemplates | None = None
 ) -> InferRequest:
     """Parse a body: JSON of ``head_length`` bytes (None: all), then the tensors of the binary extension.
 
-    ``known`` caches earlier documents.  Raises ``MalformedJson``, or ``InvalidRequest`` with all problems.
+    ``cache`` caches earlier documents.  Raises ``MalformedJson``, or ``InvalidRequest`` with all problems.
     """
     if head_length is None and len(body) < LARGE_BYTES:
-        if known is None or type(body) is not bytes:
+        if cache is None or type(body) is not bytes:
             return _read_small(model, version, body)
-        same = known.json.read(model, version, body)
+        same = cache.json.read(model, version, body)
         if same is None:
             same = _read_small(model, version, body)
-            known.json.note(body, same)
+            cache.json.note(body, same)
         return same
     head, tail = split_body(memoryview(body), head_length)
-    if known is not None and len(head) <= MAX_HEAD_BYTES:
-        return _read_known(model, version, bytes(head), tail, known.binary)
+    if cache is not None and len(head) <= MAX_HEAD_BYTES:
+        return _read_known(model, version, bytes(head), tail, cache.binary)
     if len(head) > AT_ONCE_BYTES:
         return run_to_end(read_large_infer_request(model, version, head, tail))
     large = read_large_document(head, _DATA_LEVELS) if len(head) >= LARGE_BYTES else None
@@ -238,28 +240,29 @@ def json_kind(value: Any) -> str:
 
 def read_id(document: dict[str, Any]) -> str:
     """Return the request id, or an empty string; raise ``InvalidRequest`` unless it is a string."""
-    given = document.get("id", "")
-    if not isinstance(given, str):
+    given = document.get("id")
+    if given is not None and not isinstance(given, str):
         raise _refuse(INPUT_UNREADABLE, f"id: expected a text, got {json_kind(given)}")
-    return given
+    return given or ""
 
 
 def _parameters(holder: dict[str, Any]) -> dict[str, ParameterValue]:
-    if "parameters" not in holder:
+    given = holder.get("parameters")
+    if given is None:
         return {}
-    given = holder["parameters"]
     if not isinstance(given, dict):
         raise _refuse(_PARAMETERS_UNREADABLE, f"expected an object, got {json_kind(given)}")
     for name, value in given.items():
-        if not isinstance(value, (str, bool, int)):
-            found = "a fraction" if isinstance(value, float) else json_kind(value)
-            detail = f"{cut(name, 80)}: expected a text, whole number or boolean, got {found}"
+        if value is not None and not isinstance(value, (str, bool, int, float)):
+            detail = f"{cut(name, 80)}: expected a text, number or boolean, got {json_kind(value)}"
             raise _refuse(_PARAMETERS_UNREADABLE, detail)
-    return given
+    return {name: value for name, value in given.items() if value is not None} if None in given.values() else given
 
 
 def _outputs(document: dict[str, Any]) -> list[RequestedOutput]:
-    given = document.get("outputs", [])
+    given = document.get("outputs")
+    if given is None:
+        return []
     if not isinstance(given, list):
         raise _refuse(INPUT_UNREADABLE, f"outputs: expected a list, got {json_kind(given)}")
     check_count("outputs", given)
@@ -312,11 +315,12 @@ def _input(given: Any) -> InferInput:
         raise _refuse(INPUT_UNREADABLE, "expected an object with a name for each input")
     name, shape, datatype = given["name"], given.get("shape"), given.get("datatype")
     if not are_dims(shape):
-        raise _refuse(INPUT_UNREADABLE, f"input {name}: shape must be a list of whole numbers, 0 or more")
+        detail = f"expected a list of whole numbers from 0 to {MAX_DIM}, got {to_short_json(shape)}"
+        raise _refuse(INPUT_UNREADABLE, f"input {name}: shape: {detail}")
     if not isinstance(datatype, str):
         raise _refuse(INPUT_UNREADABLE, f"input {name}: datatype must be a text such as FP32")
     read = InferInput(name, datatype, tuple(shape), None, _parameters(given))
-    if "data" in given:
+    if given.get("data") is not None:
         read.contents = read_contents(read, given["data"])
     return read
 
@@ -343,9 +347,9 @@ def read_contents(read: InferInput, data: Any) -> Contents | None:
         values = [_NOT_FINITE.get(value, value) for value in values]
     unexpected = set(map(type, values)) - allowed
     if unexpected:
-        detail = (
-            f"input {read.name}: {datatype.name} data holds {', '.join(sorted(each.__name__ for each in unexpected))}"
-        )
+        found = ", ".join(sorted(each.__name__ for each in unexpected))
+        example = to_short_json(next(value for value in values if type(value) in unexpected))
+        detail = f"input {read.name}: {datatype.name} data holds {found}, such as {example}"
         raise _refuse(INPUT_UNREADABLE, detail)
     return Contents(datatype.contents_field, values)
 
@@ -414,7 +418,7 @@ def _binary_size(given: InferInput, tail_length: int, *, sole: bool) -> int | No
         return size
     if given.contents is not None:
         return None
-    if given.datatype == BYTES.name:
+    if given.datatype == BYTES.name and 0 not in given.shape:
         if not sole or given.shape != (1,):
             detail = f"input {given.name}: BYTES needs data or binary_data_size"
             raise _refuse(INPUT_UNREADABLE, detail)

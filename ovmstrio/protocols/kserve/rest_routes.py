@@ -119,13 +119,14 @@ def _response_head(response: InferResponse) -> dict[str, Any]:
 
 
 def _answer(body: bytes, buffers: list[Any], response: InferResponse) -> HttpAnswer:
+    headers = (*JSON_TYPE, *response.headers) if response.parameters else JSON_TYPE
     if not buffers:
-        return HttpAnswer(200, JSON_TYPE, body)
+        return HttpAnswer(200, headers, body)
     parts = [body, *buffers]
     content = (
         PiecedMessage(parts) if response.nbytes > _MAX_JOINED_BYTES and response.lies_as_sent else join_buffers(parts)
     )
-    return HttpAnswer(200, (*JSON_TYPE, (HEAD_LENGTH, str(len(body)))), content)
+    return HttpAnswer(200, (*headers, (HEAD_LENGTH, str(len(body)))), content)
 
 
 def _render_in_pieces(wants_binary: Collection[str] | None, response: InferResponse) -> HttpAnswer:
@@ -187,7 +188,7 @@ class InferTarget(NamedTuple):
 
 
 def answer_infer(
-    plane: DataPlane, known: RestTemplates, head: InferTarget, body: Buffer
+    plane: DataPlane, cache: RestTemplates, head: InferTarget, body: Buffer
 ) -> Coroutine[Any, Any, HttpAnswer]:
     """Parse the body, immediately if its JSON is small; return a coroutine that infers and encodes the response.
 
@@ -197,7 +198,7 @@ def answer_infer(
     if len(body) > AT_ONCE_BYTES and (json_length is None or len(json_length) >= _MIN_LONG_DIGITS):
         return _answer_large(plane, head, memoryview(body))
     try:
-        request = read_infer_request(model, version, body, json_length, known)
+        request = read_infer_request(model, version, body, json_length, cache)
     except ServerError as error:
         plane.count_unreadable_call(model, version, error, KSERVE_REST, len(body))
         raise
@@ -217,6 +218,8 @@ async def _answer_large(plane: DataPlane, head: InferTarget, body: memoryview) -
 def _infer(plane: DataPlane, request: InferRequest, size: int) -> Coroutine[Any, Any, HttpAnswer]:
     if request.model_version:
         check_version(request.model_version)
+    if request.parameters:
+        request.read_scheduling()
     request.received = size
     return plane.infer(request, KSERVE_REST, partial(_render_sized, request))
 
@@ -255,7 +258,7 @@ def kserve_rules(plane: DataPlane, max_body_bytes: int) -> list[Rule]:
 
     admit = make_admission(plane, KSERVE_REST)
     options: dict[str, Any] = {"is_hot": True, "takes_views": True, "admit": admit, "need": Permission.INFER}
-    options["of_bodies"] = infer_bodies
+    options["body_view_factory"] = infer_bodies
     calls = [rule(path, "POST", infer, **options) for path in model_paths("/infer")]
     return [*calls, *_server_rules(plane), *_model_rules(plane)]
 
@@ -298,13 +301,13 @@ def health_rules(plane: DataPlane) -> list[Rule]:
     async def live(request: HttpRequest) -> HttpAnswer:
         if not plane.is_live():
             raise NotReady("Server is not live")
-        return _healthy(request, "live")
+        return _healthy(request, {"live": True})
 
     async def ready(request: HttpRequest) -> HttpAnswer:
         readiness = plane.readiness()
         if not readiness.ready:
             raise NotReady(f"Server is not ready - {readiness.reason}")
-        return _healthy(request, "ready")
+        return _healthy(request, {"ready": True})
 
     return [
         rule("/v2/health/live", "GET", live, is_hot=True, need=Permission.NOTHING),
@@ -319,10 +322,10 @@ def _model_rules(plane: DataPlane) -> list[Rule]:
         document |= {"inputs": _tensors(known.inputs), "outputs": _tensors(known.outputs), **known.extra}
         return json_response(document)
 
-    async def model_ready(_: HttpRequest, model: str, version: str = "") -> HttpAnswer:
+    async def model_ready(request: HttpRequest, model: str, version: str = "") -> HttpAnswer:
         if not plane.model_ready(model, check_version(version), KSERVE_REST):
             raise VersionLoading(NOT_LOADED)
-        return HttpAnswer(200)
+        return _healthy(request, {"name": model, "ready": True})
 
     async def config(_: HttpRequest, model: str, version: str = "") -> HttpAnswer:
         known = plane.model_metadata(model, check_version(version), KSERVE_REST)
@@ -349,9 +352,9 @@ def _model_rules(plane: DataPlane) -> list[Rule]:
     ]
 
 
-def _healthy(request: HttpRequest, state: str) -> HttpAnswer:
+def _healthy(request: HttpRequest, document: dict[str, Any]) -> HttpAnswer:
     """Return the document that KServe clients expect; an empty body for ``HEAD``."""
-    return HttpAnswer(200) if request.method == "HEAD" else json_response({state: True})
+    return HttpAnswer(200) if request.method == "HEAD" else json_response(document)
 
 
 async def _statistics(plane: DataPlane, model: str, version: str) -> HttpAnswer:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.generation import Task
     from ovmstrio.core.http_messages import HttpAnswer, HttpRequest
+    from ovmstrio.protocols.openai.known_fields import KnownFields
     from ovmstrio.serving.calls import ObservedCall
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.transport.http.router import Rule, View
@@ -55,7 +56,9 @@ _SERVER_ERROR: Final = "server_error"
 
 
 class ErrorFormat(ABC):
-    """Error format."""
+    """Error format; ``ignores_unknown_fields`` is whether unknown fields of bodies are no errors."""
+
+    ignores_unknown_fields = False
 
     @abstractmethod
     def refuse(self, error: Exception) -> HttpAnswer:
@@ -136,6 +139,8 @@ _PRECONDITION_FAILED: Final = 412
 class _OvmsErrors(ErrorFormat):
     """OVMS's format, ``{"error": text}``, with its texts and statuses."""
 
+    ignores_unknown_fields = True
+
     def refuse(self, error: Exception) -> HttpAnswer:
         match error:
             case ServiceMissing():
@@ -202,10 +207,12 @@ class OpenAIApi:
         options["need"] = Permission.GENERATE
         return [rule(prefix + path, method, view, **options) for prefix in prefixes]
 
-    async def body(self, request: HttpRequest) -> Body:
+    async def body(self, request: HttpRequest, known: KnownFields) -> Body:
         """Parse a JSON body; raise ``MalformedJson``, ``InvalidField`` (no model) or ``PayloadTooLarge``."""
         data = await decompressed_body(request, self.max_body_bytes)
         document = await read_document(data)
+        if self.form.ignores_unknown_fields:
+            document = known.without_unknown(document)
         return Body(document, model_name(document), len(data))
 
     async def call(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.core.errors import ErrorList
 from ovmstrio.core.generation import Conversation
@@ -16,11 +16,13 @@ from ovmstrio.protocols.openai.fields import (
     read_stream_options,
     read_tools,
 )
+from ovmstrio.protocols.openai.known_fields import CHAT
 from ovmstrio.protocols.openai.text_endpoint import (
     ChunkStream,
     ParsedRequest,
     ResponseBuilder,
     logprob_document,
+    reasoning_fields,
     response_head,
 )
 
@@ -83,7 +85,7 @@ def _delta(piece: GenerationChunk) -> dict[str, Any]:
     if piece.text:
         delta["content"] = piece.text
     if piece.reasoning:
-        delta["reasoning_content"] = piece.reasoning
+        delta |= reasoning_fields(piece.reasoning)
     if piece.calls:
         delta["tool_calls"] = [_call_delta(call) for call in piece.calls]
     return delta
@@ -106,6 +108,8 @@ def _logprobs(tokens: Sequence[TokenLogprob]) -> Mapping[str, Any]:
 class Chat:
     """Endpoint."""
 
+    known_fields = CHAT
+
     def read(
         self, document: Mapping[str, Any], limits: GenerationLimits, *, is_stream: bool, deadline: float
     ) -> ParsedRequest:
@@ -123,6 +127,7 @@ class Chat:
             logprobs=_read_logprobs(fields),
             deadline=deadline,
         )
+        CHAT.check(fields)
         errors.tell()
         return ParsedRequest((request,), options.includes_usage, options.has_continuous_usage)
 
@@ -138,15 +143,49 @@ class Chat:
 def _read_conversation(fields: Fields) -> Conversation:
     messages = read_messages(fields)
     tools = read_tools(fields)
-    options = fields.mapping("chat_template_kwargs", "chat_template_kwargs must be an object", is_prompt=True) or {}
-    effort = fields.name_text("reasoning_effort")
+    given = fields.mapping("chat_template_kwargs", "chat_template_kwargs must be an object", is_prompt=True) or {}
+    effort, verbosity = fields.name_text("reasoning_effort"), fields.name_text("verbosity")
     if effort is not None:
-        options = {"reasoning_effort": effort, **options}
+        given = {"enable_thinking": effort != "none", "reasoning_effort": effort, **given}
+    if verbosity is not None:
+        given = {"verbosity": verbosity, **given}
+    continues, options = _read_continuation(fields, messages, given)
     modalities = fields.items("modalities") or ["text"]
     if modalities != ["text"]:
         fields.refuse("modalities", "this model generates text only", code="unsupported_parameter")
     once = fields.flag("parallel_tool_calls") is False
-    return Conversation(messages, tools.tools, tools.choice, tools.name, options, returns_first_call_only=once)
+    return Conversation(
+        messages,
+        tools.tools,
+        tools.choice,
+        tools.name,
+        options,
+        returns_first_call_only=once,
+        continues_final_message=continues,
+    )
+
+
+_CONTINUE: Final = "continue_final_message"
+_BEGIN: Final = "add_generation_prompt"
+
+
+def _read_continuation(
+    fields: Fields, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+) -> tuple[bool, Mapping[str, Any]]:
+    """Return whether the answer continues the last message, and the template options.
+
+    Template options with the names of these fields take precedence, and the fields exclude each other, as in vLLM.
+    """
+    given = {name: fields.flag(name) for name in (_CONTINUE, _BEGIN)}
+    given |= {name: bool(options[name]) for name in given if options.get(name) is not None}
+    continues, begins = given[_CONTINUE], given[_BEGIN]
+    if begins is None and not continues:
+        return False, options
+    if continues and begins:
+        fields.refuse(_CONTINUE, f"{_CONTINUE} and {_BEGIN} cannot both be true")
+    elif continues and messages and messages[-1].get("tool_calls"):
+        fields.refuse(_CONTINUE, f"{_CONTINUE} is not possible: the final message calls tools")
+    return bool(continues), {**options, _BEGIN: bool(begins)}
 
 
 def _read_logprobs(fields: Fields) -> bool:

@@ -16,7 +16,14 @@ from ovmstrio.protocols.openai.fields import (
     read_stream_options,
     shown,
 )
-from ovmstrio.protocols.openai.text_endpoint import ChunkStream, ParsedRequest, ResponseBuilder, response_head
+from ovmstrio.protocols.openai.known_fields import COMPLETIONS
+from ovmstrio.protocols.openai.text_endpoint import (
+    ChunkStream,
+    ParsedRequest,
+    ResponseBuilder,
+    response_head,
+    token_text,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +42,7 @@ def _head(model: str) -> dict[str, Any]:
 class _CompletionBuilder(ResponseBuilder):
     def document(self, usage: Usage) -> Mapping[str, Any]:
         choices = [
-            _choice(index, "".join(text.text), _logprobs(text.logprobs, 0) if self._has_logprobs else None, text.finish)
+            _choice(index, "".join(text.text), _logprobs(text.logprobs) if self._has_logprobs else None, text.finish)
             for index, text in enumerate(self._texts)
         ]
         return {**_head(self._model), "choices": choices, "usage": usage.document()}
@@ -44,16 +51,11 @@ class _CompletionBuilder(ResponseBuilder):
 class _CompletionStream(ChunkStream):
     def __init__(self, model: str, parsed: ParsedRequest, write_error: Callable[[Exception], bytes]) -> None:
         super().__init__(_head(model), parsed, write_error)
-        self._lengths: dict[int, int] = {}
 
     def write(self, index: int, piece: GenerationChunk, usage: Usage) -> bytes:
         if not piece.text and not piece.finish and not piece.logprobs:
             return b""
-        logprobs = None
-        if self._has_logprobs and piece.logprobs:
-            offset = self._lengths.get(index, 0)
-            self._lengths[index] = offset + sum(len(token.text) for token in piece.logprobs)
-            logprobs = _logprobs(piece.logprobs, offset)
+        logprobs = _logprobs(piece.logprobs) if self._has_logprobs and piece.logprobs else None
         return self._event([_choice(index, piece.text, logprobs, piece.finish)], usage)
 
 
@@ -66,17 +68,15 @@ def _choice(index: int, text: str, logprobs: Any, finish: Finish | None) -> dict
     }
 
 
-def _logprobs(tokens: Sequence[TokenLogprob], offset: int) -> Mapping[str, Any]:
+def _logprobs(tokens: Sequence[TokenLogprob]) -> Mapping[str, Any]:
     """Return token log probabilities and text offsets; the first token of a prompt has no probability."""
-    offsets = []
-    for token in tokens:
-        offsets.append(offset)
-        offset += len(token.text)
+    texts = [token_text(token) for token in tokens]
+    pairs = zip(texts, tokens, strict=True)
     return {
-        "tokens": [token.text for token in tokens],
+        "tokens": texts,
         "token_logprobs": [token.logprob for token in tokens],
-        "top_logprobs": [None if token.logprob is None else {token.text: token.logprob} for token in tokens],
-        "text_offset": offsets,
+        "top_logprobs": [None if token.logprob is None else {text: token.logprob} for text, token in pairs],
+        "text_offset": [token.offset for token in tokens],
     }
 
 
@@ -88,6 +88,8 @@ _MAX_PROMPTS: Final = 1024
 class Completions:
     """Endpoint."""
 
+    known_fields = COMPLETIONS
+
     def read(
         self, document: Mapping[str, Any], limits: GenerationLimits, *, is_stream: bool, deadline: float
     ) -> ParsedRequest:
@@ -96,12 +98,8 @@ class Completions:
         fields = Fields(document, errors)
         options = read_stream_options(fields, is_stream=is_stream)
         echo = bool(fields.flag("echo"))
-        max_tokens = read_max_tokens(fields, limits, "max_tokens", least=0 if echo else 1)
+        max_tokens = read_max_tokens(fields, limits, "max_tokens", minimum=0 if echo else 1)
         prompts = _read_prompts(fields, limits, errors)
-        if fields.get("suffix"):
-            fields.refuse(
-                "suffix", "suffix is not supported: the model only appends text", code="unsupported_parameter"
-            )
         request = make_request(
             fields,
             limits,
@@ -112,6 +110,7 @@ class Completions:
             echo=echo,
             deadline=deadline,
         )
+        COMPLETIONS.check(fields)
         errors.tell()
         requests = tuple(replace(request, prompt=prompt) for prompt in prompts)
         return ParsedRequest(requests, options.includes_usage, options.has_continuous_usage)

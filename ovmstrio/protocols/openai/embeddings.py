@@ -14,9 +14,11 @@ from ovmstrio.core.generation import Task
 from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.encoding.json_output import array_pieces
 from ovmstrio.protocols.openai.fields import MAX_PROMPT_TOKENS, Fields, are_token_ids, shown
+from ovmstrio.protocols.openai.known_fields import EMBEDDINGS
 from ovmstrio.protocols.openai.text_endpoint import parse_off_loop
 from ovmstrio.serving.generation_calls import charge_tokens
 from ovmstrio.transport.http.responses import JSON_TYPE
+from ovmstrio.util.truncation import MAX_ITEMS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from ovmstrio.protocols.openai.api import OpenAIApi
     from ovmstrio.transport.http.router import Rule
 
-_MAX_INPUTS: Final = 500
 _TOKEN_ID_LIMIT: Final = 2**31
 _FORMATS: Final = ("float", "base64")
 _MAX_ONE_CALL_BYTES: Final = 256 * 1024  # Size of vectors that is encoded within one or two milliseconds
@@ -38,7 +39,7 @@ def embedding_rules(api: OpenAIApi) -> list[Rule]:
     """Return the routes."""
 
     async def embed(request: HttpRequest) -> HttpAnswer:
-        body = await api.body(request)
+        body = await api.body(request, EMBEDDINGS)
         inputs, is_base64, dimensions = await parse_off_loop(partial(_read, body.document), body)
         with await api.call(request, body.model, Task.EMBEDDINGS) as call:
             embeddings = await cast("Embedder", call.service).embed(inputs)
@@ -63,9 +64,9 @@ def _read(document: Mapping[str, Any]) -> tuple[Sequence[str | TokenIds], bool, 
     form = fields.get("encoding_format")
     if form is not None and form not in _FORMATS:
         fields.refuse("encoding_format", _INVALID_FORMAT, got=shown(form))
-    dimensions = fields.unsigned("dimensions", least=1)
-    fields.text("user")
+    dimensions = fields.unsigned("dimensions", minimum=1)
     inputs = _read_inputs(fields)
+    EMBEDDINGS.check(fields)
     errors.tell()
     return inputs, form == "base64", dimensions
 
@@ -80,14 +81,14 @@ def _read_inputs(fields: Fields) -> Sequence[str | TokenIds]:
             return [given]
         case [int(), *_]:
             return _read_tokens(fields, "input", given)
-        case list() if 1 <= len(given) <= _MAX_INPUTS:
+        case list() if 1 <= len(given) <= MAX_ITEMS:
             tokens = sum(len(each) for each in given if isinstance(each, list))
             if tokens > MAX_PROMPT_TOKENS:
                 fields.refuse("input", f"input: expected at most {MAX_PROMPT_TOKENS} tokens in all", got=str(tokens))
                 return []
             return [parsed for at, each in enumerate(given) for parsed in _read_one(fields, f"input[{at}]", each)]
         case list():
-            fields.refuse("input", f"input: expected 1 to {_MAX_INPUTS} items", got=str(len(given)))
+            fields.refuse("input", f"input: expected 1 to {MAX_ITEMS} items", got=str(len(given)))
         case _:
             fields.refuse("input", _INVALID_INPUT, got=shown(given))
     return []

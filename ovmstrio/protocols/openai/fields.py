@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # ----------------------------------------------------------------------
 
 _UNSIGNED: Final = range(2**32)  # OVMS's range of unsigned integers
+_INT32: Final = range(-(2**31), 2**31)
 
 _MAX_LEVELS: Final = 64  # Maximum nesting of values that are passed on unparsed
 
@@ -104,25 +105,25 @@ def check_length(text: str, limits: GenerationLimits, field: str, errors: ErrorL
         errors.add(prompt_too_long(limits, field, len(text)))
 
 
-def are_token_ids(values: list[Any], most: int) -> bool:
-    """Return whether a list is not empty and has only token ids below ``most``."""
-    return set(map(type, values)) == {int} and min(values) >= 0 and max(values) < most
+def are_token_ids(values: list[Any], limit: int) -> bool:
+    """Return whether a list is not empty and has only token ids below ``limit``."""
+    return set(map(type, values)) == {int} and min(values) >= 0 and max(values) < limit
 
 
 class Fields:
     """Reader of an object's fields.  Null counts as absent; invalid values are recorded in ``wrong`` and read as None.
 
-    ``at`` is the path of the object in the body; ``prompt`` counts prompt characters and list objects.
+    ``path`` is the path of the object in the body; ``prompt`` counts prompt characters and list objects.
     """
 
     __slots__ = ("_at", "_document", "_errors", "prompt")
 
     def __init__(
-        self, document: Mapping[str, Any], errors: ErrorList, at: str = "", prompt: PromptSize | None = None
+        self, document: Mapping[str, Any], errors: ErrorList, path: str = "", prompt: PromptSize | None = None
     ) -> None:
         self._document = document
         self._errors = errors
-        self._at = at
+        self._at = path
         self.prompt = prompt or PromptSize()
 
     def get(self, name: str) -> Any:
@@ -203,8 +204,8 @@ class Fields:
             return None
         return float(value)
 
-    def unsigned(self, name: str, *, least: int = 0, message: str = "") -> int | None:
-        """Return an unsigned integer of at least ``least``; ``message`` reports smaller values."""
+    def unsigned(self, name: str, *, minimum: int = 0, message: str = "") -> int | None:
+        """Return an unsigned integer of at least ``minimum``; ``message`` reports smaller values."""
         value: int | None = self._typed(name, int, f"{self.path(name)} is not an unsigned integer")
         if value is None:
             return None
@@ -212,15 +213,15 @@ class Fields:
             above = f"{self.path(name)} value can't be greater than {_UNSIGNED[-1]}"
             self.refuse(name, above if value > 0 else f"{self.path(name)} is not an unsigned integer", got=shown(value))
             return None
-        if value < least:
-            self.refuse(name, message or f"{self.path(name)} value should be at least {least}", got=shown(value))
+        if value < minimum:
+            self.refuse(name, message or f"{self.path(name)} value should be at least {minimum}", got=shown(value))
             return None
         return value
 
-    def whole(self, name: str, message: str) -> int | None:
-        """Return a 32-bit integer."""
+    def whole(self, name: str, message: str, allowed: range = _INT32) -> int | None:
+        """Return an integer of a range."""
         value: int | None = self._typed(name, int, message)
-        if value is not None and not -(2**31) <= value < 2**31:
+        if value is not None and value not in allowed:
             self.refuse(name, message, got=shown(value))
             return None
         return value
@@ -268,26 +269,14 @@ class Fields:
                 self._errors.add(InvalidField(inner or f"{path} is not an object", field=path, got=shown(value)))
 
 
-# Ignored fields: checked for their type, as OpenAI does
-
-_TEXT_FIELDS: Final = ("user", "safety_identifier", "prompt_cache_key", "service_tier", "verbosity")
-_OBJECT_FIELDS: Final = ("metadata", "prediction")
 _TRUNCATION: Final = "truncation"
 _DISABLED: Final = "disabled"
-
-
-def check_ignored_fields(fields: Fields) -> None:
-    """Check the types of ignored fields that all text endpoints accept."""
-    for name in _TEXT_FIELDS:
-        fields.text(name)
-    for name in _OBJECT_FIELDS:
-        fields.mapping(name)
 
 
 def check_ignored_responses_fields(fields: Fields) -> None:
     """Check the types of ignored fields of the Responses API, and refuse unsupported ones."""
     fields.mapping("stream_options")
-    fields.unsigned("max_tool_calls", least=1)
+    fields.unsigned("max_tool_calls", minimum=1)
     for each in fields.items("include") or ():
         if not isinstance(each, str):
             fields.refuse("include", "include contains a non string element")
@@ -311,26 +300,10 @@ _MAX_STOPS: Final = 16
 _MAX_STOP_CHARACTERS: Final = 1024  # Maximum length of a stop string, which is compared at every character
 _MAX_SPECULATIVE_TOKENS: Final = 100
 """Maximum number of speculative tokens per step, which are computed even if rejected."""
+_SEEDS: Final = range(-(2**63), 2**64)  # Integers of 64 bits, signed or not
+_RANDOM_SEED: Final = -1
+_AS_MANY_AS_FIT: Final = -1
 _MAX_PENALTY: Final = 1e6  # Limit of penalties without a specified range
-
-_UNSUPPORTED: Final[Mapping[str, str]] = {
-    "logit_bias": "the generation library has no logit bias",
-    "functions": "use tools",
-    "function_call": "use tool_choice",
-    "prompt_logprobs": "use echo and logprobs of /completions",
-    "audio": "this model generates text only",
-    "web_search_options": "this server has no web search",
-    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), "use response_format"),
-    "use_beam_search": "use best_of",
-    "no_repeat_ngram_size": "use repetition_penalty",
-    **dict.fromkeys(
-        ("bad_words", "allowed_token_ids"), "the generation library has no token filter; use response_format"
-    ),
-    "chat_template": "the server uses the model's template",
-    "truncate_prompt_tokens": "prompts are not truncated; shorten the prompt",
-    "store": "responses are not stored; omit it or send false",
-}
-"""Unsupported fields that would change the result, with a hint; null and false values are accepted."""
 
 
 def _read_sampling(fields: Fields, limits: GenerationLimits, *, max_tokens: int | None, is_stream: bool) -> Sampling:
@@ -355,11 +328,14 @@ def _read_sampling(fields: Fields, limits: GenerationLimits, *, max_tokens: int 
     )
 
 
-def read_max_tokens(fields: Fields, limits: GenerationLimits, *names: str, least: int = 1) -> int | None:
-    """Return the maximum number of tokens; of several field names the last present one counts."""
+def read_max_tokens(fields: Fields, limits: GenerationLimits, *names: str, minimum: int = 1) -> int | None:
+    """Return the maximum number of tokens, None for -1; of several field names the last present one counts."""
     found = None
     for name in names:
-        value = fields.unsigned(name, least=least, message=f"{name} value should be greater than 0")
+        if fields.get(name) == _AS_MANY_AS_FIT:
+            found = None
+            continue
+        value = fields.unsigned(name, minimum=minimum, message=f"{name} value should be greater than 0")
         most = limits.max_tokens_limit
         if value is not None and most is not None and value > most:
             fields.refuse(name, f"{name} exceeds limit provided in graph config: {most}", got=str(value))
@@ -368,7 +344,7 @@ def read_max_tokens(fields: Fields, limits: GenerationLimits, *names: str, least
 
 
 def _read_n(fields: Fields, limits: GenerationLimits, best_of: int) -> int:
-    n = fields.unsigned("n", least=1, message="n value should be greater than 0") or 1
+    n = fields.unsigned("n", minimum=1, message="n value should be greater than 0") or 1
     if n > limits.best_of_limit:
         fields.refuse("n", f"n exceeds limit provided in graph config: {limits.best_of_limit}", got=str(n))
     elif 1 < best_of < n:
@@ -400,12 +376,6 @@ def _read_stop(fields: Fields) -> tuple[str, ...]:
     return tuple(dict.fromkeys(texts))
 
 
-def _refuse_unsupported(fields: Fields) -> None:
-    for name, reason in _UNSUPPORTED.items():
-        if fields.get(name):
-            fields.refuse(name, f"{name} is not supported: {reason}", code="unsupported_parameter")
-
-
 def _read_min_tokens(fields: Fields, max_tokens: int | None) -> int | None:
     least = fields.unsigned("min_tokens")
     if least is not None and max_tokens is not None and least > max_tokens:
@@ -430,15 +400,13 @@ def _read_top_k(fields: Fields) -> int | None:
 
 
 def _read_seed(fields: Fields) -> int | None:
-    seed = fields.get("seed")
-    if isinstance(seed, int) and not isinstance(seed, bool) and not 0 <= seed < 2**32:
-        fields.refuse("seed", "seed out of range [0, 4294967295]", got=str(seed))
-        return None
-    return fields.unsigned("seed")
+    """Return the seed; None, which selects a random one, for -1."""
+    seed = fields.whole("seed", f"seed out of range [{_SEEDS[0]}, {_SEEDS[-1]}]", _SEEDS)
+    return None if seed == _RANDOM_SEED else seed
 
 
 def _read_best_of(fields: Fields, limits: GenerationLimits, *, is_stream: bool) -> int:
-    best_of = fields.unsigned("best_of", least=1, message="best_of value should be greater than 0") or 1
+    best_of = fields.unsigned("best_of", minimum=1, message="best_of value should be greater than 0") or 1
     if best_of > limits.best_of_limit:
         message = f"best_of exceeds limit provided in graph config: {limits.best_of_limit}"
         fields.refuse("best_of", message, got=str(best_of))
@@ -458,7 +426,7 @@ def _read_assistant_tokens(fields: Fields) -> int | None:
 
 
 def _read_speculative(fields: Fields, name: str) -> int | None:
-    number = fields.unsigned(name, least=1)
+    number = fields.unsigned(name, minimum=1)
     if number is not None and number > _MAX_SPECULATIVE_TOKENS:
         fields.refuse(name, f"{name} value can't be greater than {_MAX_SPECULATIVE_TOKENS}", got=str(number))
         return None
@@ -657,7 +625,14 @@ _TEXT_PARTS: Final[Mapping[str, str]] = {
 }
 """Text fields of content parts, by part type."""
 _MEDIA_PARTS: Final = frozenset({"image_url", "input_image", "input_audio", "video_url", "file", "input_file"})
-_PASSED_FIELDS: Final = ("name", "tool_call_id", "reasoning_content")
+_PASSED_FIELDS: Final = ("name", "tool_call_id")
+_REASONING_FIELDS: Final = ("reasoning_content", "reasoning")
+_REFUSED_IN_MESSAGES: Final[Mapping[str, str]] = {
+    "function_call": "use tool_calls",
+    "audio": "this model accepts text only",
+    **dict.fromkeys(("prefix", "partial"), "use continue_final_message"),
+}
+"""Fields of messages that would change the prompt, with a hint."""
 _ROLE_ALIASES: Final[Mapping[str, str]] = {"developer": "system"}
 """Roles that chat templates do not know, with replacements."""
 
@@ -691,6 +666,15 @@ def _read_chat_message(fields: Fields) -> dict[str, Any]:
         text = fields.prompt_text(name, "Invalid message structure")
         if text is not None:
             message[name] = text
+    # Chat templates use the one name or the other, so both have the text; a message may have both with equal texts.
+    if any(fields.get(name) is not None for name in _REASONING_FIELDS):
+        texts = [fields.text(name, "Invalid message structure") for name in _REASONING_FIELDS]
+        message |= dict.fromkeys(_REASONING_FIELDS, next((text for text in texts if text), ""))
+        fields.prompt.add(len(message["reasoning"]))
+    for name, reason in _REFUSED_IN_MESSAGES.items():
+        if fields.get(name):
+            text = f"{fields.path(name)} is not supported: {reason}"
+            fields.refuse(name, text, code="unsupported_parameter")
     calls = [_read_tool_call(call) for call in fields.objects("tool_calls", "", "Each tool_call must be an object")]
     if calls:
         message["tool_calls"] = calls
@@ -791,7 +775,7 @@ def make_request(
     """Return the request for one prompt, from the fields common to all endpoints."""
     sampling = _read_sampling(fields, limits, max_tokens=max_tokens, is_stream=is_stream)
     keeps_special = fields.flag("skip_special_tokens") is False
-    request = GenerationRequest(
+    return GenerationRequest(
         prompt,
         sampling,
         stop=_read_stop(fields),
@@ -805,6 +789,3 @@ def make_request(
         parses_output=not keeps_special,
         deadline=deadline,
     )
-    _refuse_unsupported(fields)
-    check_ignored_fields(fields)
-    return request

@@ -46,7 +46,8 @@ class OpenAITextApi:
     ) -> None:
         """Answer a request with a model; the path selects the endpoint.  The caller is charged for the tokens."""
         endpoint = _endpoint_of(request.path)
-        document = await read_document(request.body)
+        # Other fields may be those of the graph's other nodes.
+        document = endpoint.known_fields.without_unknown(await read_document(request.body))
         body = Body(document, model_name({"model": name, **document}), len(request.body))
         allowance = current_quota()
         if allowance is not None:

@@ -47,6 +47,8 @@ _TEXTS: Final = ("/chat/completions", "/completions")
 _NAMED: Final = "/responses"  # Path whose events have names
 _DONE: Final = frozenset({b"[DONE]", b"data: [DONE]", b"data:[DONE]"})
 """Last line of a stream that ends itself, as a document or as an encoded event."""
+_MAX_NAME_SEGMENTS: Final = 8
+"""Number of path segments up to which a service's name with slashes is searched."""
 _CHANGED_HEADERS: Final = frozenset({"content-encoding", "content-length"})
 
 
@@ -58,7 +60,9 @@ async def answer_raw_request(api: OpenAIApi, request: HttpRequest, path: str) ->
     """
     body = await decompressed_body(request, api.max_body_bytes)
     document = await _read_document(body)
-    name = _find_service(api.plane, (document.get("model"), path, path.partition("/")[0]))
+    segments = path.split("/", _MAX_NAME_SEGMENTS)
+    prefixes = ("/".join(segments[:count]) for count in range(len(segments), 0, -1))
+    name = _find_service(api.plane, (document.get("model"), *prefixes))
     if not name:
         return None
     headers = tuple(line for line in strip_credentials(request.headers) if line[0] not in _CHANGED_HEADERS)

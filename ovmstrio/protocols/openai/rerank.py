@@ -15,6 +15,7 @@ from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.encoding.json_output import text_pieces
 from ovmstrio.protocols.openai.api import PREFIXES
 from ovmstrio.protocols.openai.fields import Fields, shown
+from ovmstrio.protocols.openai.known_fields import RERANK
 from ovmstrio.protocols.openai.text_endpoint import parse_off_loop
 from ovmstrio.serving.generation_calls import charge_tokens
 from ovmstrio.transport.http.responses import JSON_TYPE
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from ovmstrio.protocols.openai.api import OpenAIApi
     from ovmstrio.transport.http.router import Rule
 
-_MAX_DOCUMENTS: Final = 500
 _VERSION: Final = "2"  # Version of Cohere's API
 
 
@@ -45,7 +45,7 @@ def rerank_rules(api: OpenAIApi) -> list[Rule]:
     """Return the routes."""
 
     async def rerank(request: HttpRequest) -> HttpAnswer:
-        body = await api.body(request)
+        body = await api.body(request, RERANK)
         parsed = await parse_off_loop(partial(_read, body.document), body)
         with await api.call(request, body.model, Task.RERANK) as call:
             scores, tokens = await cast("Reranker", call.service).rerank(parsed.query, parsed.documents)
@@ -67,11 +67,9 @@ def _read(document: Mapping[str, Any]) -> _RerankRequest:
     if document.get("query") is None:
         fields.refuse("query", "query is missing in request", code="missing_required_parameter")
     documents = _read_documents(fields)
-    top_n = fields.unsigned("top_n", least=1)
+    top_n = fields.unsigned("top_n", minimum=1)
     returns = fields.flag("return_documents")
-    for unknown in ("rank_fields", "max_chunks_per_doc", "max_tokens_per_doc"):
-        if fields.get(unknown) is not None:
-            fields.refuse(unknown, f"{unknown} is not supported: documents are not split", code="unsupported_parameter")
+    RERANK.check(fields)
     errors.tell()
     return _RerankRequest(query or "", documents, top_n, bool(returns))
 
@@ -82,9 +80,8 @@ def _read_documents(fields: Fields) -> list[str]:
         fields.refuse("documents", "documents is missing in request", code="missing_required_parameter")
     if given is None:
         return []
-    if not 1 <= len(given) <= _MAX_DOCUMENTS:
-        fields.refuse("documents", f"documents should be 1 to {_MAX_DOCUMENTS}", got=str(len(given)))
-        return []
+    if not given:
+        fields.refuse("documents", "documents: expected at least 1", got="0")
     texts = []
     for at, each in enumerate(given):
         # Earlier versions of Cohere's API sent documents as objects.

@@ -25,6 +25,7 @@ from ovmstrio.protocols.openai.fields import (
     read_tools,
     shown,
 )
+from ovmstrio.protocols.openai.known_fields import RESPONSES
 from ovmstrio.protocols.openai.text_endpoint import ParsedRequest, logprob_document
 
 if TYPE_CHECKING:
@@ -387,17 +388,13 @@ def _tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 # Endpoint
 
-_UNSUPPORTED: Final[Mapping[str, str]] = {
-    "previous_response_id": "responses are not stored; send the conversation as input",
-    "conversation": "responses are not stored; send the conversation as input",
-    "background": "responses are not stored; wait for the response",
-    "prompt": "this server has no prompt templates; send input",
-}
 _LOGPROBS: Final = "message.output_text.logprobs"
 
 
 class Responses:
     """Endpoint."""
+
+    known_fields = RESPONSES
 
     def read(
         self, document: Mapping[str, Any], limits: GenerationLimits, *, is_stream: bool, deadline: float
@@ -424,9 +421,7 @@ class Responses:
         grammar = None if text is None else read_response_format(text, "format")
         if request.n > 1:
             fields.refuse("n", "n greater than 1 is not supported for Responses API", got=str(request.n))
-        for name, reason in _UNSUPPORTED.items():
-            if fields.get(name):
-                fields.refuse(name, f"{name} is not supported: {reason}", code="unsupported_parameter")
+        RESPONSES.check(fields)
         check_ignored_responses_fields(fields)
         # The response repeats this object, so check its size.
         fields.mapping("text")

@@ -13,6 +13,7 @@ from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.core.speech import AudioFormat, SpeechRequest
 from ovmstrio.protocols.openai.api import encode_event
 from ovmstrio.protocols.openai.fields import Fields, shown
+from ovmstrio.protocols.openai.known_fields import SPEECH
 from ovmstrio.protocols.openai.raw_http_routes import answer_raw_request
 from ovmstrio.serving.generation_calls import open_speech
 from ovmstrio.transport.http.responses import request_deadline
@@ -57,7 +58,7 @@ def speech_rules(api: OpenAIApi) -> list[Rule]:
         answered = await answer_raw_request(api, request, _PATH.removeprefix("/"))
         if answered is not None:
             return answered
-        body = await api.body(request)
+        body = await api.body(request, SPEECH)
         parsed = _read(body.document, request_deadline(request))
         stream = partial(_stream, api, request, body, parsed)
         if parsed.has_events:
@@ -116,8 +117,7 @@ def _read(document: Mapping[str, Any], deadline: float) -> _ParsedRequest:
     voice = fields.name_text("voice", "voice field is not a string")
     language = fields.name_text("language", "language field is not a string")
     speed = _read_speed(fields)
-    if fields.text("instructions", "instructions field is not a string"):
-        fields.refuse("instructions", "instructions are not supported", code="unsupported_parameter")
+    SPEECH.check(fields)
     errors.tell()
     request = SpeechRequest(text, voice or "", language or "", speed, form, is_streamed, deadline)
     return _ParsedRequest(request, stream == _EVENTS)

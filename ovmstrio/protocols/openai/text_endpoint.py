@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     )
     from ovmstrio.core.http_messages import HttpAnswer, HttpRequest
     from ovmstrio.protocols.openai.api import Body, OpenAIApi
+    from ovmstrio.protocols.openai.known_fields import KnownFields
     from ovmstrio.serving.calls import ObservedCall
     from ovmstrio.transport.http.router import Rule
     from ovmstrio.transport.http.sse import EventSink
@@ -47,14 +48,27 @@ _MAX_INLINE_BYTES: Final = 2**18  # Maximum size of a body that is parsed on the
 _MAX_CONCURRENT_PROMPTS: Final = 32  # Maximum number of concurrent prompts of one body
 
 
+def token_text(token: TokenLogprob) -> str:
+    r"""Return the text of a token; a part of a character is written as ``bytes:\xe6\x97``, as by OpenAI."""
+    try:
+        return token.data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.data)
+
+
 def logprob_document(token: TokenLogprob) -> dict[str, Any]:
     """Return a token's log probability; alternatives are unknown."""
     return {
-        "token": token.text,
+        "token": token_text(token),
         "logprob": token.logprob if token.logprob is not None else 0.0,
-        "bytes": list(token.text.encode(errors="replace")),
+        "bytes": list(token.data),
         "top_logprobs": [],
     }
+
+
+def reasoning_fields(text: str) -> dict[str, str]:
+    """Return the reasoning under both names that clients know: DeepSeek's and that of later versions of vLLM."""
+    return {"reasoning_content": text, "reasoning": text}
 
 
 @dataclass(slots=True)
@@ -88,7 +102,7 @@ class ChoiceText:
             "refusal": None,
         }
         if reasoning:
-            message["reasoning_content"] = reasoning
+            message |= reasoning_fields(reasoning)
         if self.calls:
             message["tool_calls"] = [
                 {
@@ -154,6 +168,11 @@ class _ResponseStream(Protocol):
 class TextEndpoint(Protocol):
     """Text generation endpoint: format of bodies and responses."""
 
+    @property
+    def known_fields(self) -> KnownFields:
+        """Fields of bodies."""
+        ...
+
     def read(
         self, document: Mapping[str, Any], limits: GenerationLimits, *, is_stream: bool, deadline: float
     ) -> ParsedRequest:
@@ -173,7 +192,7 @@ def text_rules(api: OpenAIApi, path: str, endpoint: TextEndpoint) -> list[Rule]:
     """Return the routes of an endpoint."""
 
     async def answer(request: HttpRequest) -> HttpAnswer:
-        body = await api.body(request)
+        body = await api.body(request, endpoint.known_fields)
         if accepts_raw_requests(api.plane, body.model):
             answered = await answer_raw_request(api, request, path.removeprefix("/"))
             if answered is not None:

@@ -13,6 +13,7 @@ from ovmstrio.core.generation import Padding, Tokenizer
 from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.encoding.json_output import array_pieces
 from ovmstrio.protocols.openai.fields import Fields, shown
+from ovmstrio.protocols.openai.known_fields import TOKENIZE
 from ovmstrio.transport.http.responses import JSON_TYPE
 from ovmstrio.util.truncation import MAX_ITEMS, MAX_TOKENIZED_CHARACTERS, cut, weight_of
 
@@ -39,7 +40,7 @@ def tokenize_rules(api: OpenAIApi) -> list[Rule]:
     """Return the routes."""
 
     async def tokenize(request: HttpRequest) -> HttpAnswer:
-        body = await api.body(request)
+        body = await api.body(request, TOKENIZE)
         parsed = _read(body.document)
         with await api.call(request, body.model, None) as call:
             service = call.service
@@ -76,7 +77,7 @@ def _read(document: Mapping[str, Any]) -> _ParsedRequest:
     given = fields.get("text")
     texts = _read_texts(fields, given)
     adds = fields.flag("add_special_tokens")
-    max_length = fields.unsigned("max_length", least=1)
+    max_length = fields.unsigned("max_length", minimum=1)
     pads = fields.flag("pad_to_max_length")
     side = fields.name_text("padding_side")
     if side is not None and side not in {each.value for each in Padding}:
@@ -84,6 +85,7 @@ def _read(document: Mapping[str, Any]) -> _ParsedRequest:
     if pads and max_length is not None and max_length * len(texts) > MAX_TOKENIZED_CHARACTERS:
         message = f"max_length: expected at most {MAX_TOKENIZED_CHARACTERS} tokens per request, including padding"
         fields.refuse("max_length", message, got=str(max_length * len(texts)))
+    TOKENIZE.check(fields)
     errors.tell()
     padding = Padding(side or Padding.RIGHT.value) if pads else None
     return _ParsedRequest(texts, isinstance(given, list), adds is not False, max_length, padding)

@@ -15,6 +15,7 @@ from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.core.speech import TranscriptionRequest
 from ovmstrio.protocols.openai.api import encode_event, model_name
 from ovmstrio.protocols.openai.fields import Fields, shown
+from ovmstrio.protocols.openai.known_fields import TRANSCRIPTION
 from ovmstrio.protocols.openai.raw_http_routes import answer_raw_request
 from ovmstrio.serving.generation_calls import open_transcript
 from ovmstrio.serving.ovms_errors import decompressed_body
@@ -38,6 +39,7 @@ _MAX_INLINE_BYTES: Final = 2**18
 _FILE: Final = "file"
 _LISTS: Final = ("timestamp_granularities", "include")
 _NUMBERS: Final = ("temperature",)
+_TEXTS: Final = frozenset({"model", "prompt", "language", "response_format", "user"})
 _FLAGS: Final = {"true": True, "false": False}
 _FORMATS: Final = ("json", "text", "srt", "verbose_json", "vtt")
 _STREAMED: Final = ("json", "text")
@@ -71,6 +73,8 @@ async def _read_form(api: OpenAIApi, request: HttpRequest) -> _RecordingForm:
     body = await decompressed_body(request, api.max_body_bytes)
     read = partial(_read_parts, kind, body)
     document, files = read() if len(body) <= _MAX_INLINE_BYTES else await trio.to_thread.run_sync(read)
+    if api.form.ignores_unknown_fields:
+        document = TRANSCRIPTION.without_unknown(document)
     model = model_name(document)
     if _FILE not in files:
         message = f"{_FILE} is missing in request: send the recording as a part of this name, with a filename"
@@ -83,10 +87,12 @@ def _read_parts(kind: str, body: bytes) -> tuple[dict[str, Any], dict[str, bytes
 
     document: dict[str, Any] = {}
     files: dict[str, bytes] = {}
-    for part in form_parts(kind, body, most=_MAX_PARTS):
+    for part in form_parts(kind, body, limit=_MAX_PARTS):
         name = part.name.removesuffix("[]")
         if part.filename is not None:
             files[name] = part.content
+            if name not in TRANSCRIPTION.used:
+                document[name] = "a file"  # refused later
         elif name in _LISTS:
             document.setdefault(name, []).append(part.text)
         elif part.text:
@@ -103,7 +109,7 @@ def _value(name: str, text: str) -> Any:
             return float(text)
         except ValueError:
             return text
-    return _FLAGS.get(text.lower(), text) if name == "stream" else text
+    return text if name in _TEXTS else _FLAGS.get(text.lower(), text)
 
 
 def _read_request(form: _RecordingForm, *, translates: bool, deadline: float) -> _ParsedRequest:
@@ -129,6 +135,7 @@ def _read_request(form: _RecordingForm, *, translates: bool, deadline: float) ->
             "chunking_strategy", "chunking_strategy should be auto", got=shown(fields.get("chunking_strategy"))
         )
     language = fields.name_text("language") or ""
+    TRANSCRIPTION.check(fields)
     errors.tell()
     request = TranscriptionRequest(
         audio=form.audio,

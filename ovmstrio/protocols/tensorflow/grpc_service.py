@@ -25,7 +25,7 @@ from ovmstrio.protocols.kserve.grpc_messages import read_elements
 from ovmstrio.protocols.tensorflow.types import BY_DATATYPE, BY_NUMBER, describe_signature
 from ovmstrio.serving.admission import release_unless_named
 from ovmstrio.serving.interfaces import TENSORFLOW_GRPC
-from ovmstrio.transport.grpc.call import OrderedHandler
+from ovmstrio.transport.grpc.call import OrderedHandler, current_call
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -263,6 +263,8 @@ class ModelService(pb.ModelServiceBase):
 
 
 def _render(response: InferResponse) -> tuple[WrittenMessage, int]:
+    if response.parameters:
+        current_call().add_trailers(*response.headers)
     data = encode_predict(response)
     return data, len(data)
 

@@ -15,19 +15,18 @@ The rules are OVMS's, per its documentation of the TensorFlow Serving REST API.
 from __future__ import annotations
 
 import binascii
-import re
 from base64 import b64encode
 from dataclasses import dataclass, field
 from itertools import chain
 from math import prod
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import orjson
 
 from ovmstrio.core.callers import Permission
-from ovmstrio.core.errors import ErrorList, InvalidRequest, MethodNotAllowed, ModelFailure, NotFound, ServerError
+from ovmstrio.core.errors import ErrorList, InvalidRequest, ModelFailure, NotFound, ServerError
 from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.core.request import SEQUENCE_CONTROL, SEQUENCE_ID, Contents, InferInput, InferRequest
 from ovmstrio.core.tensor import BY_NAME, BYTES, INVALID, RawTensor, from_bf16, to_bf16
@@ -48,13 +47,7 @@ from ovmstrio.protocols.kserve.rest_requests import (
 from ovmstrio.protocols.kserve.rest_routes import check_version
 from ovmstrio.protocols.tensorflow.types import BY_DATATYPE
 from ovmstrio.serving.interfaces import MODEL_MISSING, TENSORFLOW_REST
-from ovmstrio.serving.ovms_errors import (
-    INVALID_URL,
-    UNSUPPORTED_METHOD,
-    decompressed_call_body,
-    make_admission,
-    status_document,
-)
+from ovmstrio.serving.ovms_errors import decompressed_call_body, make_admission, status_document
 from ovmstrio.transport.http.responses import JSON_TYPE, json_response
 from ovmstrio.transport.http.router import rule
 from ovmstrio.util.slices import run_in_slices, run_to_end
@@ -541,52 +534,15 @@ async def _answer_predict(plane: DataPlane, model: str, version: str, body: byte
 
     def render(response: InferResponse) -> tuple[HttpAnswer, int]:
         answer = encode_predict_response(response, by_rows=read.by_rows)
+        if response.parameters:
+            answer = answer.with_headers(response.headers)
         return answer, len(answer.content)
 
     request = InferRequest(model, version, inputs=read.inputs, received=len(body))
     return await plane.infer(request, TENSORFLOW_REST, render)
 
 
-_Operation = Literal["predict", "status", "metadata"]
-
 _NO_RESOURCE: Final = "Requested REST resource not found"
-
-_SERVABLE: Final = r"(?P<model>[^/]+?)(?:/versions/(?P<version>[0-9]+)|/labels/[^/:]+)?"
-_CALL: Final = re.compile(rf"{_SERVABLE}:(?P<verb>predict|classify|regress)")
-_INFO: Final = re.compile(rf"{_SERVABLE}(?P<metadata>/metadata)?/?")
-
-
-@dataclass(frozen=True, slots=True)
-class _ModelTarget:
-    """Operation and servable of a path; ``version`` is empty for the default version."""
-
-    operation: _Operation
-    model: str
-    version: str
-
-
-def _read_target(method: str, path: str) -> _ModelTarget:
-    """Parse the path after ``/v1/models/``."""
-    match, allowed_method = _CALL.fullmatch(path), "POST"
-    if match is None:
-        match, allowed_method = _INFO.fullmatch(path), "GET"
-    if match is None:
-        raise InvalidRequest(f"{INVALID_URL} - {method} /v1/models/{path}")
-    if (method == "POST") != (allowed_method == "POST"):
-        raise MethodNotAllowed(f"{UNSUPPORTED_METHOD} - {method} /v1/models/{path}; use {allowed_method}")
-    operation = _operation(match.groupdict())
-    return _ModelTarget(operation, match["model"], check_version(match["version"] or ""))
-
-
-def _operation(found: dict[str, str | None]) -> _Operation:
-    verb = found.get("verb")
-    if verb is None:
-        return "metadata" if found["metadata"] else "status"
-    if verb != "predict":
-        raise NotFound(f"{_NO_RESOURCE} - {verb} is not supported; use predict")
-    return "predict"
-
-
 _TYPE: Final = "type.googleapis.com/tensorflow.serving.SignatureDefMap"
 
 
@@ -612,44 +568,44 @@ def _tensor(spec: TensorSpec) -> dict[str, Any]:
 
 
 def tensorflow_rules(
-    plane: DataPlane, max_body_bytes: int, further: Callable[[str], Mapping[str, Any]] = lambda _: {}
+    plane: DataPlane, max_body_bytes: int, extra_status_fields: Callable[[str], Mapping[str, Any]] = lambda _: {}
 ) -> list[Rule]:
-    """Return the routes; paths other than the common predict paths are parsed here.
+    """Return the routes; labels are ignored.
 
-    A colon separates the operation, and OVMS reports a wrong method even for unknown servables.  ``further`` returns
-    additional status fields of a name, for another API that shares this path.
+    ``extra_status_fields`` returns additional status fields of a name, for another API that shares this path.
     """
 
-    async def predict(request: HttpRequest, model: str, version: str = "") -> HttpAnswer:
+    async def predict(request: HttpRequest, model: str, version: str = "", label: str = "") -> HttpAnswer:
+        del label
         body = await decompressed_call_body(plane, request, model, version, limit=max_body_bytes, door=TENSORFLOW_REST)
         return await _answer_predict(plane, model, version, body)
 
-    async def answer(request: HttpRequest, path: str) -> HttpAnswer:
-        target = _read_target(request.method, path)
-        if target.operation != "predict":
-            return _describe(plane, target, further)
-        return await predict(request, target.model, target.version)
+    async def unsupported(request: HttpRequest, model: str, version: str = "", label: str = "") -> HttpAnswer:
+        del model, version, label
+        verb = request.path.rpartition(":")[2]
+        raise NotFound(f"{_NO_RESOURCE} - {verb} is not supported; use predict")
 
-    admit = make_admission(plane, TENSORFLOW_REST)
+    async def status(_: HttpRequest, model: str, version: str = "", label: str = "") -> HttpAnswer:
+        del label
+        number = int(check_version(version) or 0)
+        document = status_document(plane.model_status(model, number, TENSORFLOW_REST))
+        return json_response(document if version else {**document, **extra_status_fields(model)})
+
+    async def metadata(_: HttpRequest, model: str, version: str = "", label: str = "") -> HttpAnswer:
+        del label
+        known = plane.model_metadata(model, check_version(version), TENSORFLOW_REST)
+        return json_response(_metadata_document(known, version.lstrip("0") or known.versions[-1]))
+
+    name = "/v1/models/<model>"
+    servables = (name, f"{name}/versions/<number:version>", f"{name}/labels/<label>")
+    call: dict[str, Any] = {"is_hot": True, "admit": make_admission(plane, TENSORFLOW_REST), "need": Permission.INFER}
     return [
-        rule("/v1/models/<model>:predict", "POST", predict, is_hot=True, admit=admit, need=Permission.INFER),
-        rule(
-            "/v1/models/<model>/versions/<number:version>:predict",
-            "POST",
-            predict,
-            is_hot=True,
-            admit=admit,
-            need=Permission.INFER,
+        *(rule(f"{each}:predict", "POST", predict, **call) for each in servables),
+        *(
+            rule(f"{each}:{verb}", "POST", unsupported, need=Permission.INFER)
+            for verb in ("classify", "regress")
+            for each in servables
         ),
-        rule("/v1/models/<path:path>", "GET", answer, is_hot=True, need=Permission.ABOUT),
-        rule("/v1/models/<path:path>", "POST", answer, need=Permission.INFER),
+        *(rule(each, "GET", status, is_hot=True, need=Permission.ABOUT) for each in servables),
+        *(rule(f"{each}/metadata", "GET", metadata, is_hot=True, need=Permission.ABOUT) for each in servables),
     ]
-
-
-def _describe(plane: DataPlane, target: _ModelTarget, further: Callable[[str], Mapping[str, Any]]) -> HttpAnswer:
-    if target.operation == "status":
-        status = status_document(plane.model_status(target.model, int(target.version or 0), TENSORFLOW_REST))
-        return json_response(status if target.version else {**status, **further(target.model)})
-    known = plane.model_metadata(target.model, target.version, TENSORFLOW_REST)
-    version = target.version.lstrip("0")
-    return json_response(_metadata_document(known, version or known.versions[-1]))

@@ -27,9 +27,9 @@ _NO_FRACTION: Final = '("." "0"{1,15})?'
 _SOME_FRACTION: Final = '"." [0-9]{0,14} [1-9]'
 
 
-def integer_range_rule(least: int | None, most: int | None) -> str:
-    """Return the rule for integers from ``least`` to ``most``; None means unbounded."""
-    low, high = _within(least, -_MAX_NUMBER, most), _within(most, _MAX_NUMBER, least)
+def integer_range_rule(minimum: int | None, maximum: int | None) -> str:
+    """Return the rule for integers from ``minimum`` to ``maximum``; None means unbounded."""
+    low, high = _within(minimum, -_MAX_NUMBER, maximum), _within(maximum, _MAX_NUMBER, minimum)
     if (low, high) == (-_MAX_NUMBER, _MAX_NUMBER):
         return INTEGER
     parts = []
@@ -40,9 +40,9 @@ def integer_range_rule(least: int | None, most: int | None) -> str:
     return " | ".join(parts)
 
 
-def number_range_rule(least: int | None, most: int | None, *, above: bool = False, below: bool = False) -> str:
-    """Return the rule for numbers from ``least`` to ``most``, exclusive with ``above`` or ``below``."""
-    low, high = _within(least, -_MAX_NUMBER, most), _within(most, _MAX_NUMBER, least)
+def number_range_rule(minimum: int | None, maximum: int | None, *, above: bool = False, below: bool = False) -> str:
+    """Return the rule for numbers from ``minimum`` to ``maximum``, exclusive with ``above`` or ``below``."""
+    low, high = _within(minimum, -_MAX_NUMBER, maximum), _within(maximum, _MAX_NUMBER, minimum)
     parts = []
     if low < 0:
         # Without its sign, a number above a negative bound is below it.
@@ -316,14 +316,14 @@ class _RuleWriter:
     def _joined(self, items: Sequence[str]) -> str:
         return f" {self._use_value_rule('comma')} ".join(items) if items else '""'
 
-    def _more_items(self, item: str, least: int, most: int | None, *, is_first: bool) -> str:
-        if most == 0:
+    def _more_items(self, item: str, minimum: int, maximum: int | None, *, is_first: bool) -> str:
+        if maximum == 0:
             return '""'
         comma = self._use_value_rule("comma")
         if not is_first:
-            return f"({comma} {item}){_count(least, most)}"
-        some = f"{item} ({comma} {item}){_count(max(least - 1, 0), None if most is None else most - 1)}"
-        return some if least else f"({some})?"
+            return f"({comma} {item}){_count(minimum, maximum)}"
+        some = f"{item} ({comma} {item}){_count(max(minimum - 1, 0), None if maximum is None else maximum - 1)}"
+        return some if minimum else f"({some})?"
 
     def _object(self, schema: Mapping[str, Any]) -> str:
         properties = schema.get("properties", {})
@@ -360,10 +360,10 @@ def _implied(schema: Mapping[str, Any]) -> str:
     return "array" if schema.keys() & {"items", "prefixItems"} else ""
 
 
-def _count(least: int, most: int | None) -> str:
-    if most is None:
-        return f"{{{least},}}" if least else "*"
-    return f"{{{least},{max(least, most)}}}"
+def _count(minimum: int, maximum: int | None) -> str:
+    if maximum is None:
+        return f"{{{minimum},}}" if minimum else "*"
+    return f"{{{minimum},{max(minimum, maximum)}}}"
 
 
 def _literal(value: Any) -> str:

@@ -101,14 +101,14 @@ def _count(digits: str) -> int:
     return int(significant or "0")
 
 
-def check_repetition(path: str, most: int, within: int = 1, where: str = "") -> int:
+def check_repetition(path: str, limit: int, within: int = 1, where: str = "") -> int:
     """Return the product of nested repetition counts.
 
     Raises:
         GrammarRefused: the product is too large to compile.
     """
-    together = max(most, 1) * within
-    if most > _MAX_REPETITIONS or (within > 1 and together > _MAX_NESTED_REPETITIONS):
+    together = max(limit, 1) * within
+    if limit > _MAX_REPETITIONS or (within > 1 and together > _MAX_NESTED_REPETITIONS):
         error = f"{together} repetitions are too many: at most {_MAX_REPETITIONS}, or {_MAX_NESTED_REPETITIONS} nested"
         raise GrammarRefused(path, f"{error} {where}".rstrip())
     return together

@@ -370,12 +370,12 @@ def _mapping(schema: Mapping[str, Any], keyword: str, path: str) -> Mapping[str,
     return found
 
 
-def _count(schema: Mapping[str, Any], keyword: str, path: str, most: int = 1 << 62) -> int | None:
+def _count(schema: Mapping[str, Any], keyword: str, path: str, maximum: int = 1 << 62) -> int | None:
     if keyword not in schema:
         return None
     found = schema[keyword]
-    if type(found) is not int or not 0 <= found <= most:
-        up_to = f" up to {most}" if most < 1 << 62 else ""
+    if type(found) is not int or not 0 <= found <= maximum:
+        up_to = f" up to {maximum}" if maximum < 1 << 62 else ""
         _refuse(f"{path}.{keyword}", f"expected an integer{up_to}, got {_shown(found)}")
     return found
 

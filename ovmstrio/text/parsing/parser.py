@@ -39,20 +39,23 @@ class Markers:
     def __init__(self, markers: Iterable[str]) -> None:
         self.all: Final = tuple(markers)
         self._pattern: Final = re.compile("|".join(map(re.escape, self.all))) if self.all else re.compile(r"(?!)")
-        self._firsts: Final = (
-            re.compile("[" + "".join(sorted({re.escape(m[0]) for m in self.all})) + "]") if self.all else None
-        )
-        self._longest: Final = max(map(len, self.all), default=0)
+        self.firsts: Final = frozenset(marker[0] for marker in self.all)
+        self._firsts: Final = re.compile(f"[{re.escape(''.join(sorted(self.firsts)))}]") if self.all else None
+        self.longest: Final = max(map(len, self.all), default=0)
 
     def find(self, text: str, start: int) -> re.Match[str] | None:
         """Return the first complete marker."""
         return self._pattern.search(text, start)
 
+    def is_next(self, text: str, start: int) -> bool:
+        """Return whether a complete marker begins at ``start``."""
+        return self._pattern.match(text, start) is not None
+
     def begun(self, text: str, start: int) -> int:
         """Return the position of an incomplete marker at the end of the text, or the text's length."""
         if self._firsts is None:
             return len(text)
-        at = max(start, len(text) - self._longest + 1)
+        at = max(start, len(text) - self.longest + 1)
         while (match := self._firsts.search(text, at)) is not None:
             at = match.start()
             if any(marker.startswith(text[at:]) for marker in self.all):
@@ -64,9 +67,9 @@ class Markers:
 class BoundedText:
     """Bounded text buffer."""
 
-    def __init__(self, most: int = 1 << 20) -> None:
+    def __init__(self, limit: int = 1 << 20) -> None:
         self._parts: Final[list[str]] = []
-        self._room = most
+        self._room = limit
 
     def __call__(self, text: str) -> None:
         """Append text.
@@ -83,16 +86,6 @@ class BoundedText:
     def text(self) -> str:
         """The buffered text."""
         return "".join(self._parts)
-
-
-class Brackets:
-    """Brackets and quotes of a notation, to find the end of a value."""
-
-    def __init__(self, opening: str, closing: str, quotes: tuple[str, ...], *, escapes: bool) -> None:
-        self.opening: Final = frozenset(opening)
-        self.closing: Final = frozenset(closing)
-        self.outside: Final = Markers((*opening, *closing, *quotes))
-        self.inside: Final = {quote: Markers((quote, "\\") if escapes else (quote,)) for quote in quotes}
 
 
 class Cursor:
@@ -134,6 +127,17 @@ class Cursor:
             yield
         return self._text[self._at : self._at + count]
 
+    def run(self, stops: re.Pattern[str], most: int) -> Steps[str]:
+        """Return the text before the first letter of ``stops`` without consuming it; at most about ``most`` letters."""
+        place = 0
+        while True:
+            if found := stops.search(self._text, self._at + place):
+                return self._text[self._at : found.start()]
+            place = len(self._text) - self._at
+            if self._ended or place > most:
+                return self._text[self._at :]
+            yield
+
     def take(self, count: int = 1) -> Steps[str]:
         """Consume the next characters."""
         letters = yield from self.peek(count)
@@ -151,6 +155,22 @@ class Cursor:
                 return False
             yield
 
+    def at(self, markers: Markers) -> Steps[bool]:
+        """Return whether a marker is next, without consuming it."""
+        while not markers.is_next(self._text, self._at):
+            have = self._text[self._at : self._at + markers.longest]
+            if self._ended or not any(marker.startswith(have) for marker in markers.all):
+                return False
+            yield
+        return True
+
+    def ahead(self, start: int = 0) -> Steps[int]:
+        """Return the offset of the first letter after blanks, without consuming them; at most 256 beyond ``start``."""
+        offset = start
+        while (letter := (yield from self.peek(offset + 1))[offset:]) and letter in WHITESPACE and offset < start + 256:
+            offset += 1
+        return offset
+
     def expect(self, literal: str) -> Steps[None]:
         """Consume a literal.
 
@@ -165,7 +185,7 @@ class Cursor:
         while (letter := (yield from self.peek())) and letter in WHITESPACE:
             self._at += 1
 
-    def until(self, markers: Markers, give: OnText) -> Steps[str]:
+    def until(self, markers: Markers, give: OnText, *, consume: bool = True) -> Steps[str]:
         """Pass text to ``give`` as it arrives, up to the first marker, and consume the marker.
 
         Returns:
@@ -176,14 +196,15 @@ class Cursor:
             begun = len(self._text) if self._ended else markers.begun(self._text, self._at)
             if found is not None and found.start() <= begun:
                 self._give(found.start(), give)
-                self._at = found.end()
+                if consume:
+                    self._at = found.end()
                 return found.group()
             self._give(begun, give)
             if self._ended:
                 return ""
             yield
 
-    def short(self, ends: Markers, most: int = 256) -> Steps[tuple[str, str]]:
+    def short(self, ends: Markers, limit: int = 256) -> Steps[tuple[str, str]]:
         """Consume a short text and the marker after it; return both.
 
         Raises:
@@ -192,37 +213,12 @@ class Cursor:
         while True:
             found = ends.find(self._text, self._at)
             begun = ends.begun(self._text, self._at)
-            if found is not None and found.start() <= min(begun, self._at + most):
+            if found is not None and found.start() <= min(begun, self._at + limit):
                 text, self._at = self._text[self._at : found.start()], found.end()
                 return text, found.group()
-            if self._ended or begun > self._at + most:
+            if self._ended or begun > self._at + limit:
                 raise MalformedText
             yield
-
-    def balanced(self, brackets: Brackets, give: OnText, *, depth: int = 0) -> Steps[bool]:
-        """Pass a bracketed value to ``give`` as it arrives; ``depth`` brackets are already consumed.
-
-        Returns:
-            Whether the value is complete.
-        """
-        while marker := (yield from self.until(brackets.outside, give)):
-            give(marker)
-            if marker in brackets.inside:
-                if not (yield from self._quoted(brackets.inside[marker], give)):
-                    return False
-                continue
-            depth += 1 if marker in brackets.opening else -1
-            if depth <= 0:
-                return True
-        return False
-
-    def _quoted(self, ends: Markers, give: OnText) -> Steps[bool]:
-        while marker := (yield from self.until(ends, give)):
-            give(marker)
-            if marker != "\\":
-                return True
-            give((yield from self.take()))
-        return False
 
     def _give(self, end: int, give: OnText) -> None:
         if end > self._at:
@@ -375,12 +371,15 @@ class StreamingParser:
     """Whether markers of this format are special tokens."""
     begins: ClassVar[tuple[str, ...]] = ()
     """Markers that begin a call."""
+    closes: ClassVar[tuple[str, ...]] = ()
+    """Markers that end a call; content unless there was a call."""
     dropped: ClassVar[tuple[str, ...]] = ()
     """Markers without meaning."""
 
     def __init__(self, reading: ParserInputs) -> None:
         self._thinking: Final = reading.thinking
-        self._markers = Markers((*self.begins, *self.dropped))
+        self._markers = Markers(dict.fromkeys((*self.begins, *self.closes, *self.dropped)))
+        self.ends: Final = Markers(marker for marker in self._markers.all if len(marker) > 1 and marker[0] in "<[")
         self._reread = 0
         self.marker = ""
         self.schemas: Final = reading.schemas
@@ -431,6 +430,11 @@ class StreamingParser:
         self.tape.release()
         self.out.begin_call(name)
 
+    def function_name(self, written: str) -> str:
+        """Return the function of the request that ``written`` names with a namespace; ``written`` if there is none."""
+        name = re.split(r"[.:/]", written)[-1]
+        return name if written not in self.schemas and name in self.schemas else written
+
     def end_call(self) -> None:
         """Mark a call as complete; the following text may be no call."""
         self.tape.hold()
@@ -454,11 +458,13 @@ class StreamingParser:
     def content(self) -> Steps[None]:
         """Parse content with its calls up to the end."""
         while marker := (yield from self.tape.until(self._markers, self.out.text)):
-            if marker in self.dropped:
-                self.out.part()
-            else:
+            if marker in self.begins:
                 self.marker = marker
-                yield from self.attempt(self.call, marker)
+                yield from self.attempt(self.call, "" if marker in self.dropped else marker)
+            elif marker in self.closes and not self.out.calls:
+                self.out.text(marker)
+            else:
+                self.out.part()
 
     def body(self) -> Steps[None]:
         """Parse everything after the reasoning."""
@@ -478,5 +484,18 @@ class StreamingParser:
             return
         self.tape.release()
         self.out.part()
-        yield from self.tape.until(Markers((thinking.end,)), self.out.reasoning)
+        end, has_end = Markers((thinking.end,)), None
+        markers = Markers((thinking.end, *(marker for marker in self.begins if marker in self.ends.all)))
+        while (marker := (yield from self.tape.until(markers, self.out.reasoning))) not in {thinking.end, ""}:
+            if has_end is None:
+                self.tape.hold()
+                has_end = bool((yield from self.tape.until(end, lambda _: None)))
+                self.tape.rewind()
+            # A call is a draft if the reasoning goes on to its end; otherwise the model forgot the end marker.
+            self.marker = marker
+            if not has_end and (yield from self.attempt(self.call)):
+                break
+            self.out.reasoning(marker)
+            if has_end or not self._markers.all:
+                markers = end
         self.out.part()

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-from ovmstrio.text.parsing.parser import MalformedText, Markers, OnText, ParserInputs, Steps, StreamingParser
+from ovmstrio.text.parsing.json_rewriter import JSON, PYTHON, JsonRewriter, rewrite
+from ovmstrio.text.parsing.parser import (
+    WHITESPACE,
+    MalformedText,
+    Markers,
+    OnText,
+    ParserInputs,
+    Steps,
+    StreamingParser,
+)
+
+_MAX_NAME: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +43,11 @@ class TaggedParser(StreamingParser):
 
     def __init__(self, reading: ParserInputs) -> None:
         super().__init__(reading)
-        self._name_end: Final = Markers((self.form.name_end,))
-        self._parameter_end: Final = Markers((self.form.parameter_end,))
+        form = self.form
+        ends = filter(None, (form.parameter_end, form.parameter, form.function_end, form.close))
+        self._name_end: Final = Markers((form.name_end,))
+        self._value_ends: Final = Markers((*ends, *_LITERAL[:1]))
+        self._outer: Final = Markers(filter(None, (form.function_end, form.close, form.function, *self.ends.all)))
 
     def call(self) -> Steps[None]:
         """Parse calls; the marker may be the function tag itself."""
@@ -48,46 +64,113 @@ class TaggedParser(StreamingParser):
 
     def _function(self) -> Steps[None]:
         tape, form = self.tape, self.form
-        name, _ = yield from tape.short(self._name_end)
-        name = name.strip()
+        name = yield from self._tag_name()
+        self.begin_call(name)
+        yield from tape.blanks()
+        if (yield from tape.peek()) == "{":
+            is_complete = yield from JsonRewriter(tape, JSON, self.out.arguments, self.ends).value()
+        else:
+            is_complete = yield from self._parameters(self.schemas.get(name, {}))
+        if not is_complete:
+            return
+        self.end_call()
+        yield from tape.blanks()
+        if not (yield from tape.accept(form.function_end)) and not (yield from tape.at(self.ends)):
+            raise MalformedText
+        self.end_call()
+        yield from tape.blanks()
+        while (yield from tape.accept(form.function_end)) or (yield from tape.accept(_OTHER_FUNCTION_END)):
+            self.end_call()
+            yield from tape.blanks()
+
+    def _tag_name(self) -> Steps[str]:
+        """Parse the rest of a tag.
+
+        Raises:
+            MalformedText: there is no name.
+        """
+        text, _ = yield from self.tape.short(self._name_end, _MAX_NAME)
+        name = text.strip().strip("\"'")
         if not name or any(letter in "<>\n" for letter in name):
             raise MalformedText
-        self.begin_call(name)
+        return name
+
+    def _parameters(self, schema: Mapping[str, Any]) -> Steps[bool]:
+        """Emit all parameters; return False if the text ended, which leaves the JSON incomplete."""
+        tape, form, properties = self.tape, self.form, _properties(schema, schema)
+        names: set[str] = set()
         self.out.arguments("{")
-        properties = _properties(self.schemas.get(name, {}))
-        separator = ""
         while True:
             self.end_call()
             yield from tape.blanks()
+            while (yield from tape.accept(form.parameter_end)):
+                yield from tape.blanks()
             if not (yield from tape.accept(form.parameter)):
                 break
-            key, _ = yield from tape.short(self._name_end)
+            try:
+                name = yield from self._tag_name()
+            except MalformedText:
+                self.out.arguments("}")
+                raise
             tape.release()
-            self.out.arguments(f"{separator}{_json_string(key)}: ")
-            separator = ", "
-            if not (yield from self._argument(_types(properties.get(key)))):
-                return
-        if (yield from tape.accept(form.function_end)):
-            self.out.arguments("}")
-            self.end_call()
-        elif (yield from tape.peek()):
-            self.out.arguments("}")
-            raise MalformedText
+            self.out.arguments(f"{', ' if names else ''}{_json_string(name)}: ")
+            names.add(name)
+            if not (yield from self._argument(_types(properties.get(name), schema), properties.keys() - names)):
+                return False
+        if not (yield from tape.peek()):
+            return False
+        self.out.arguments("}")
+        return True
 
-    def _argument(self, types: frozenset[str]) -> Steps[bool]:
+    def _argument(self, types: frozenset[str], others: AbstractSet[str]) -> Steps[bool]:
         """Emit a value as JSON; return False if the text ended within it, which leaves the JSON incomplete."""
+        trims, end = self.form.trims, self.form.parameter_end
         if types == _STRING:
-            text = _JsonStringWriter(self.out.arguments, trims=self.form.trims)
+            writer = _JsonStringWriter(self.out.arguments, trims=trims)
             self.out.arguments('"')
-            is_complete = bool((yield from self.tape.until(self._parameter_end, text.add)))
-            if is_complete:
+            tag = yield from self._tagged_text(writer.add, others)
+            if tag:
+                writer.end(strips=tag != end)
                 self.out.arguments('"')
-            return is_complete
+            return bool(tag)
         kept: list[str] = []
-        is_complete = bool((yield from self.tape.until(self._parameter_end, kept.append)))
-        shown = "".join(kept)
-        self.out.arguments(_to_json(shown, types, trims=self.form.trims) if is_complete else _json_string(shown)[:-1])
-        return is_complete
+        tag = yield from self._tagged_text(kept.append, others)
+        text = "".join(kept) if tag == end else "".join(kept).rstrip()
+        self.out.arguments(_to_json(text, types, trims=trims) if tag else _json_string(text)[:-1])
+        return bool(tag)
+
+    def _tagged_text(self, give: OnText, others: AbstractSet[str]) -> Steps[str]:
+        """Pass on the text of a parameter, which ``others`` may follow; return the tag at its end, if any."""
+        tape = self.tape
+        while tag := (yield from tape.until(self._value_ends, give, consume=False)):
+            if tag == self.form.parameter_end:
+                yield from tape.accept(tag)
+                return tag
+            if tag == _LITERAL[0]:
+                yield from tape.accept(tag)
+                yield from tape.until(_LITERAL_END, give)
+            elif (yield from self._is_missing_end(tag, others)):
+                return tag
+            else:
+                give((yield from tape.take(len(tag))))
+        return ""
+
+    def _is_missing_end(self, tag: str, others: AbstractSet[str]) -> Steps[bool]:
+        """Return whether a tag follows a value without a closing tag, and is no part of the value."""
+        tape, form = self.tape, self.form
+        if tag == form.parameter:
+            text = yield from tape.peek(len(tag) + _MAX_NAME)
+            name = text[len(tag) :].partition(form.name_end)[0].strip("\"'")
+            return name in others or (not others and _IS_NAME.fullmatch(name) is not None)
+        at = yield from tape.ahead(len(tag))
+        text = yield from tape.peek(at + self._outer.longest)
+        return len(text) == at or self._outer.is_next(text, at)
+
+
+_LITERAL: Final = ("<![CDATA[", "]]>")
+_LITERAL_END: Final = Markers(_LITERAL[1:])
+_IS_NAME: Final = re.compile(r"[\w.-]+")
+_OTHER_FUNCTION_END: Final = "</function_invocation>"  # Qwen 3.6
 
 
 class _JsonStringWriter:
@@ -97,15 +180,21 @@ class _JsonStringWriter:
         self._give: Final = give
         self._trims: Final = trims
         self._has_begun = False
-        self._line_end = ""
+        self._blanks = ""
 
     def add(self, text: str) -> None:
         if self._trims and not self._has_begun:
             text = text.removeprefix("\n")
         self._has_begun = True
-        text = self._line_end + text
-        self._line_end = "\n" if self._trims and text.endswith("\n") else ""
-        self._give(_json_string(text[: len(text) - len(self._line_end)])[1:-1])
+        text = self._blanks + text
+        shown = text.rstrip(WHITESPACE)
+        self._blanks = text[len(shown) :]
+        self._give(_json_string(shown)[1:-1])
+
+    def end(self, *, strips: bool) -> None:
+        """End the text; ``strips`` removes all whitespace at its end."""
+        if not strips:
+            self._give(_json_string(self._blanks.removesuffix("\n") if self._trims else self._blanks)[1:-1])
 
 
 _STRING: Final = frozenset({"string"})
@@ -116,23 +205,52 @@ def _json_string(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = schema.get("properties")
-    return found if isinstance(found, Mapping) else {}
+def _properties(schema: Any, root: Mapping[str, Any], depth: int = 0) -> Mapping[str, Any]:
+    """Return the properties of a schema, also those of its parts."""
+    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+        return {}
+    found: dict[str, Any] = {}
+    for part in (_referenced(schema, root), *_parts(schema, "allOf", "anyOf", "oneOf")):
+        found.update(_properties(part, root, depth + 1))
+    own = schema.get("properties")
+    return {**found, **own} if isinstance(own, Mapping) else found
 
 
-def _types(schema: Any) -> frozenset[str]:
+def _types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
     """Return the allowed JSON types of a schema; empty if any type is allowed."""
-    if not isinstance(schema, Mapping):
+    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return frozenset()
-    found = schema.get("type")
-    if isinstance(found, str):
-        return frozenset({found})
-    if isinstance(found, list):
-        return frozenset(name for name in found if isinstance(name, str))
-    choices = schema.get("anyOf", schema.get("oneOf"))
-    parts = [_types(choice) for choice in choices] if isinstance(choices, list) else []
-    return frozenset().union(*parts) if all(parts) else frozenset()
+    declared = schema.get("type")
+    named = [declared] if isinstance(declared, str) else declared if isinstance(declared, list) else []
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    rules = [frozenset(name for name in named if name in _ALL_TYPES)]
+    rules.append(frozenset().union(*(_TYPES.get(type(value), _STRING) for value in values or () if values)))
+    rules += [_types(part, root, depth + 1) for part in (_referenced(schema, root), *_parts(schema, "allOf"))]
+    for choice in ("anyOf", "oneOf"):
+        choices = [_types(part, root, depth + 1) for part in _parts(schema, choice)]
+        rules.append(frozenset().union(*choices) if all(choices) else frozenset())
+    if not any(rules):
+        implied = {"properties": "object", "additionalProperties": "object", "items": "array", "pattern": "string"}
+        return frozenset(kind for key, kind in implied.items() if key in schema)
+    found = _ALL_TYPES
+    for rule in rules:
+        found &= (rule | {"integer"} if "number" in rule else rule) or _ALL_TYPES
+    return found
+
+
+def _referenced(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Any:
+    """Return the schema that ``$ref`` names within the document; None if there is none."""
+    path = schema.get("$ref")
+    if not isinstance(path, str) or not path.startswith("#"):
+        return None
+    found: Any = root
+    for key in path[1:].strip("/").split("/") if path[1:] else ():
+        found = found.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+    return found
+
+
+def _parts(schema: Mapping[str, Any], *keys: str) -> list[Any]:
+    return [part for key in keys if isinstance(schema.get(key), list) for part in schema[key]]
 
 
 def _to_json(text: str, types: frozenset[str], *, trims: bool) -> str:
@@ -142,14 +260,22 @@ def _to_json(text: str, types: frozenset[str], *, trims: bool) -> str:
     if kind is not None and (not types or kind in types):
         return "null" if kind == "null" else bare.lower()
     try:
-        looks = _TYPES[type(json.loads(bare, parse_constant=_refuse))]
+        value = json.loads(bare, parse_constant=_refuse)
+        looks = _TYPES[type(value)]
     except (ValueError, RecursionError):
-        looks = _STRING
+        value, looks = None, _STRING
     if looks != _STRING and (not types or looks & types):
         return bare
+    if isinstance(value, float) and "integer" in types and value.is_integer():
+        return str(int(value))
+    if bare[:1] in {"{", "["} and types & {"object", "array"}:
+        shown = rewrite(bare, PYTHON) or (None if "string" in types else rewrite(bare, JSON))
+        if shown is not None:
+            return shown
     return _json_string(text.removeprefix("\n").removesuffix("\n") if trims else text)
 
 
+_MAX_DEPTH: Final = 16
 _TYPES: Final[Mapping[type, frozenset[str]]] = {
     int: frozenset({"integer", "number"}),
     float: frozenset({"number"}),
@@ -165,6 +291,9 @@ def _refuse(constant: str) -> None:
     raise ValueError(constant)
 
 
+_ALL_TYPES: Final = frozenset().union(*_TYPES.values())
+
+
 class QwenCoderParser(TaggedParser):
     """``<tool_call><function=name><parameter=key>value</parameter></function></tool_call>``: Qwen 3 Coder."""
 
@@ -172,10 +301,14 @@ class QwenCoderParser(TaggedParser):
         "<function=", "</function>", "<parameter=", "</parameter>", ">", close="</tool_call>"
     )
     begins: ClassVar[tuple[str, ...]] = ("<tool_call>", "<function=")
+    closes: ClassVar[tuple[str, ...]] = ("</tool_call>",)
 
 
 class MiniCpmParser(TaggedParser):
     """``<function name="name"><param name="key">value</param></function>``: MiniCPM 5."""
 
-    form: ClassVar[TagFormat] = TagFormat('<function name="', "</function>", '<param name="', "</param>", '">')
-    begins: ClassVar[tuple[str, ...]] = ('<function name="',)
+    special: ClassVar[bool] = True
+    form: ClassVar[TagFormat] = TagFormat("<function name=", "</function>", "<param name=", "</param>", ">")
+    begins: ClassVar[tuple[str, ...]] = ("<function name=",)
+    closes: ClassVar[tuple[str, ...]] = ("</function>",)
+    dropped: ClassVar[tuple[str, ...]] = ("<|im_end|>", "</s>")

@@ -504,6 +504,10 @@ class Call:
         if metadata:
             self._trailing_metadata = metadata_block(encode_metadata(metadata))
 
+    def add_trailers(self, *pairs: tuple[str, str]) -> None:
+        """Add trailers (name, value) to the status that is sent when the handler returns."""
+        self._trailing_metadata += metadata_block(pairs)
+
     def _check_open(self) -> None:
         if self.state.is_local_closed:
             raise StreamTerminatedError(f"{self.path}: the call has ended")

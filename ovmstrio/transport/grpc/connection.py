@@ -150,12 +150,12 @@ class Connection:
     Attributes:
         arrivals: order of complete unary requests.
         calls: running calls by stream id.
-        faults: rate-limited log of peer faults.
+        fault_log: rate-limited log of peer faults.
         inflater: message decompressor.
         observer: notified of every call; None for none.
         count_oversized: counts a request message above the size limit.
         senders: messages that wait for the peer.
-        share: send budget of the connection.
+        budget: send budget of the connection.
         closed: set when ``run`` has ended.
     """
 
@@ -165,12 +165,12 @@ class Connection:
         routes: Mapping[str, Handler],
         codec: CodecBase,
         *,
-        further: Routes = NO_ROUTES,
+        fallback_routes: Routes = NO_ROUTES,
         limits: TransportLimits,
         failures: FailureTranslator,
-        faults: LogRateLimiter,
-        endings: CancelPacer,
-        share: ConnectionBudget,
+        fault_log: LogRateLimiter,
+        cancel_pacer: CancelPacer,
+        budget: ConnectionBudget,
         peer: Peer,
         observer: RequestObserver | None = None,
         count_oversized: Callable[[], object] = lambda: None,
@@ -185,11 +185,11 @@ class Connection:
         self.failures = failures
         self.peer = peer
         self.calls: dict[int, Call] = {}
-        self.faults = faults
-        self._endings = endings
+        self.faults = fault_log
+        self._endings = cancel_pacer
         self._stream = stream
         self._routes = routes
-        self._fallback_routes = further
+        self._fallback_routes = fallback_routes
         self._read_bytes = _READ_BYTES
         self._read_to_end = trio.Event()
         self._is_reading_stopped = False
@@ -200,9 +200,9 @@ class Connection:
         self._is_answering = False
         self._is_flushing = False
         self._write_wakeup = Wakeup()
-        self.share = share
+        self.share = budget
         self.inflater = Inflater(limits.max_receive_message_bytes)
-        self.senders = BlockedSenders(self.core, share, limits.write_high_water_bytes, self.wake_writer)
+        self.senders = BlockedSenders(self.core, budget, limits.write_high_water_bytes, self.wake_writer)
         self._stall = StallWatch(self.core, self.senders, stream)
         self._is_closing = False
         self._is_broken = False

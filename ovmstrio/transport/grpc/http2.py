@@ -736,13 +736,13 @@ class Http2Core:
             stream.is_local_closed = True
 
     def send_answer(
-        self, stream: StreamState, headers: bytes, prefix: bytes, payload: bytes | memoryview, most_waiting: int
+        self, stream: StreamState, headers: bytes, prefix: bytes, payload: bytes | memoryview, max_unsent_bytes: int
     ) -> bool:
         """Send response headers (unless empty) and a message in one DATA frame, or send nothing and return False.
 
-        Nothing is sent if ``most_waiting`` bytes are already queued, or if a window is too small.
+        Nothing is sent if ``max_unsent_bytes`` bytes are already queued, or if a window is too small.
         """
-        if len(prefix) + len(payload) > self.sendable(stream) or self.unsent_bytes >= most_waiting:
+        if len(prefix) + len(payload) > self.sendable(stream) or self.unsent_bytes >= max_unsent_bytes:
             return False
         if headers:
             self.send_headers(stream, headers)

@@ -43,9 +43,9 @@ class GrpcServer:
     Args:
         services: objects whose ``__mapping__()`` returns handlers by path.
         codec: message codec.
-        further: lookup of paths that no service has; called for every request.
+        fallback_routes: lookup of paths that no service has; called for every request.
         limits: transport limits.
-        pending: send budget; unlimited by default.
+        send_budget: send budget; unlimited by default.
         observer: notified of every call.
         trusted_proxies: proxies whose headers name the client.
         revocable_streams: open streams of authenticated callers; None without authentication.
@@ -58,9 +58,9 @@ class GrpcServer:
         services: Sequence[GrpclibService],
         codec: CodecBase,
         *,
-        further: Routes = NO_ROUTES,
+        fallback_routes: Routes = NO_ROUTES,
         limits: TransportLimits | None = None,
-        pending: SendBudget | None = None,
+        send_budget: SendBudget | None = None,
         observer: RequestObserver | None = None,
         trusted_proxies: TrustedProxies = NO_PROXIES,
         revocable_streams: set[Any] | None = None,
@@ -73,10 +73,10 @@ class GrpcServer:
                 if path in self._routes:
                     raise ValueError(f"two services have the path {path}")
                 self._routes[path] = handler
-        self._fallback_routes = further
+        self._fallback_routes = fallback_routes
         self._codec = codec
         self._limits = limits or TransportLimits()
-        self._pending = pending or SendBudget()
+        self._pending = send_budget or SendBudget()
         self._observer = observer
         self._count_oversized = count_oversized
         self._trusted_proxies = trusted_proxies
@@ -167,12 +167,12 @@ class GrpcServer:
             stream,
             self._routes,
             self._codec,
-            further=self._fallback_routes,
+            fallback_routes=self._fallback_routes,
             limits=self._limits,
             failures=self._failures,
-            faults=self._faults,
-            endings=self._endings,
-            share=self._pending.share(),
+            fault_log=self._faults,
+            cancel_pacer=self._endings,
+            budget=self._pending.share(),
             peer=Peer(
                 address,
                 client_certificate(stream),

@@ -391,9 +391,9 @@ class _Connection(TCPServer):
 class ApplicationServer:
     """Runs the Quart application on accepted connections."""
 
-    def __init__(self, app: QuartTrio, ending: ShutdownState, receive_seconds: float) -> None:
+    def __init__(self, app: QuartTrio, shutdown: ShutdownState, receive_seconds: float) -> None:
         self._app: Any = ASGIWrapper(app)
-        self._ending = ending
+        self._ending = shutdown
         self._receive_seconds = receive_seconds
         self._config = Config()
         self._config.include_server_header = False
@@ -423,7 +423,7 @@ _CALLER: Final = "ovmstrio.caller"
 
 
 def create_application_server(
-    router: Router, ending: ShutdownState, max_body_bytes: int, receive_seconds: float
+    router: Router, shutdown: ShutdownState, max_body_bytes: int, receive_seconds: float
 ) -> ApplicationServer:
     """Create the application server of a front end.
 
@@ -434,7 +434,7 @@ def create_application_server(
     app.receive_seconds = receive_seconds
     # No response timeout: the connection detects stalled clients.
     app.config |= {"MAX_CONTENT_LENGTH": max_body_bytes, "RESPONSE_TIMEOUT": None}
-    return ApplicationServer(app, ending, receive_seconds)
+    return ApplicationServer(app, shutdown, receive_seconds)
 
 
 class _Application(QuartTrio):

@@ -161,7 +161,7 @@ class FastPathConnection:
         stream: trio.abc.Stream,
         max_body_bytes: int,
         *,
-        ending: ShutdownState | None = None,
+        shutdown: ShutdownState | None = None,
         receive_seconds: float = RECEIVE_SECONDS,
         peer: Peer = UNKNOWN_PEER,
     ) -> None:
@@ -172,7 +172,7 @@ class FastPathConnection:
         self._now: Callable[[], float] = trio.current_time
         self._peer = peer
         self._max_body_bytes = max_body_bytes
-        self._ending = ending or ShutdownState()
+        self._ending = shutdown or ShutdownState()
         self._receive_seconds = receive_seconds
         self._buffer = bytearray()
         self._received: bytes | bytearray = b""

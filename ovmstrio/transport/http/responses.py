@@ -19,11 +19,13 @@ from ovmstrio.core.errors import (
     Overloaded,
     PayloadTooLarge,
     RequestTooSlow,
+    SequenceRestored,
     ServerError,
     WorkerRestarting,
 )
 from ovmstrio.core.events import REQUEST_ID_HEADER, RequestId
 from ovmstrio.core.http_messages import HttpAnswer
+from ovmstrio.core.request import RESTORED_STEPS
 from ovmstrio.transport.statuses import error_status, www_authenticate_value
 from ovmstrio.util.truncation import shown
 
@@ -93,6 +95,8 @@ def error_response(error: Exception) -> HttpAnswer:
     if len(text) > _MAX_TEXT:
         text = f"{text[:_MAX_TEXT]}..."
     answer = json_response({"error": text}, error_status(error).http)
+    if isinstance(error, SequenceRestored):
+        return answer.with_headers(((RESTORED_STEPS, str(error.steps)),))
     return answer.with_headers(retry_after_headers(error))
 
 

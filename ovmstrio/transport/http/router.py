@@ -8,6 +8,10 @@
 
 Paths whose first segment is one of the server's belong to the server. Other paths belong to the service mounted under
 the first segment, or else to the service mounted at the root.
+
+An encoded slash belongs to a name (``/v2/models/org%2Fmodel``). Clients that leave it as it is
+(``/v2/models/org/model``) reach a served name if no other path matches. Doubled slashes count as one, except in paths
+that proxies restrict.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ from ovmstrio.core.limits import AdmissionTicket, current_ticket
 from ovmstrio.transport.http.responses import error_response, with_auth_challenge
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from ovmstrio.auth.gate import Gate
     from ovmstrio.core.events import RequestObserver
@@ -92,11 +96,19 @@ log = structlog.get_logger(__name__)
 
 _ABSOLUTE: Final = re.compile(r"https?://[^/?#]+", re.IGNORECASE)
 """Scheme and authority of a request target in absolute form."""
-_ENCODED_SLASH: Final = re.compile("%2f", re.IGNORECASE)
+_KEPT_ESCAPES: Final = re.compile("%(2f|25)", re.IGNORECASE)
+"""Escapes of slashes and percent signs, which stay encoded until a name has been separated from its path."""
+_SLASHES: Final = re.compile("//+")
+_RESTRICTED: Final = frozenset({Permission.ADMIN, Permission.METRICS, Permission.READ})
+"""Needs of paths that must be written exactly, so that access rules of proxies apply."""
+_PREFLIGHT: Final = "access-control-request-method"
+"""Header of a browser's request for permission to call another origin."""
 _METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "POST"})
 _PLACE: Final = re.compile(r"<(number:|path:)?(\w+)>")
 _VERB: Final = re.compile(r":\w+$")
-_PATTERNS: Final = {None: "[^/]+?", "number:": "[0-9]{1,19}", "path:": ".+"}
+_PATTERNS: Final = {None: "[^/]+?", "number:": "[0-9]+", "path:": "(?s:.+)"}
+_MODEL: Final = "(?P<model>[^/]+?)"
+_MODEL_WITH_SLASHES: Final = "(?P<model>(?s:.+?))"
 _MAX_CACHED_ROUTES: Final = 1024
 """Maximum number of cached routes; clients repeat a few paths."""
 
@@ -116,7 +128,8 @@ class Route(NamedTuple):
     Attributes:
         view: the handler.
         refuse: creates the error response in the format of the path's API.
-        path: path below the mount, decoded except for encoded slashes (``%2F``).
+        path: path below the mount, decoded except for encoded slashes (``%2F``), without doubled slashes if it is the
+            server's.
         mount: name of the mounted service; empty at the root.
         places: path parameters by name, for the log.
         is_hot: served by the fast path.
@@ -145,9 +158,17 @@ class Route(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """One path of the server; handlers of ``route`` also get the path parameters by name."""
+    """One path of the server; handlers of ``route`` also get the path parameters by name.
+
+    Attributes:
+        pattern: matches the path.
+        loose: also matches model names with slashes that are not encoded; None for paths without a model.
+        has_verb: the path ends with a verb, so that it is no name of another rule.
+    """
 
     pattern: re.Pattern[str]
+    loose: re.Pattern[str] | None
+    has_verb: bool
     first: str
     methods: frozenset[str]
     route: Route
@@ -160,8 +181,8 @@ class MissingRouteResponses(Protocol):
         """Return the response to an unknown path."""
         ...
 
-    def no_method(self, method: str, path: str) -> HttpAnswer:
-        """Return the response to an unknown method, or one that the path does not support."""
+    def no_method(self, method: str, path: str, allowed: Collection[str] = ()) -> HttpAnswer:
+        """Return the response to an unknown method, or one other than the ``allowed`` methods of the path."""
         ...
 
 
@@ -176,7 +197,7 @@ def rule(
     takes_views: bool = False,
     admit: Admit | None = None,
     refuse: Callable[[Exception], HttpAnswer] = error_response,
-    of_bodies: Callable[..., BodyView | None] | None = None,
+    body_view_factory: Callable[..., BodyView | None] | None = None,
 ) -> Rule:
     """Create a rule from a path template such as ``/v2/models/<model>``.
 
@@ -189,10 +210,12 @@ def rule(
         for literal, kind, name in zip(parts[::3], [*parts[1::3], None], [*parts[2::3], ""], strict=True)
     )
     methods = frozenset({method, "HEAD"} if method == "GET" else {method})
-    pattern += "" if _VERB.search(template) else "/?"
+    has_verb = _VERB.search(template) is not None
+    pattern += "" if has_verb else "/?"
+    loose = re.compile(pattern.replace(_MODEL, _MODEL_WITH_SLASHES)) if _MODEL in pattern else None
     shown = _PLACE.sub(r"{\2}", template)
-    route = Route(view, refuse, "", "", {}, is_hot, has_tasks, takes_views, admit, need, "", of_bodies, shown)
-    return Rule(re.compile(pattern), template.split("/")[1], methods, route)
+    route = Route(view, refuse, "", "", {}, is_hot, has_tasks, takes_views, admit, need, "", body_view_factory, shown)
+    return Rule(re.compile(pattern), loose, has_verb, template.split("/")[1], methods, route)
 
 
 class Router:
@@ -203,6 +226,7 @@ class Router:
         refusals: responses to requests without a route.
         find_mounted: returns the route of a service with its own paths for a method and path, or None; call
             :meth:`forget` when the services change.
+        has_service: returns whether a name is served; call :meth:`forget` when the names change.
         cors: CORS settings; None to disable CORS.
         has_limits: returns whether routes with ``admit`` need admission.
         gate: authenticates callers; None for open access.
@@ -223,6 +247,7 @@ class Router:
         find_mounted: Callable[[str, str], Route | None] = lambda _method, _path: None,
         cors: Cors | None = None,
         *,
+        has_service: Callable[[str], bool] = lambda _name: False,
         has_limits: Callable[[], bool] = bool,
         gate: Gate | None = None,
         count_rejected: Callable[[ServerError, str], object] = lambda _error, _service: None,
@@ -237,6 +262,8 @@ class Router:
         self._refusals = refusals
         self._find_mounted = find_mounted
         self._cors = cors
+        self._has_service = has_service
+        self._has_refused_preflight = False
         self._has_limits = has_limits
         self._gate = gate
         self.revocable_streams = None if gate is None else gate.revocable_streams
@@ -293,6 +320,11 @@ class Router:
     async def refuse(self, refusal: HttpAnswer, request: HttpRequest) -> HttpAnswer:
         """Refuse a request without a route; with a gate for all requests, unknown callers get 401 instead of 404."""
         is_guarded = self._gate is not None and self._gate.guards_everything and request.method != "OPTIONS"
+        if request.method == "OPTIONS" and self._cors is None and not self._has_refused_preflight:
+            self._has_refused_preflight = any(name == _PREFLIGHT for name, _ in request.headers)
+            if self._has_refused_preflight:
+                hint = "set --allowed_origins to the origins of your pages, or to *"
+                log.warning("cross-origin requests refused", origin=_origin(request.headers), hint=hint)
         unknown = Route(_unanswered, error_response, "", need=Permission.CALLER)
         admission_refusal = await self.admit(unknown, request) if is_guarded else None
         try:
@@ -351,40 +383,76 @@ class Router:
         if raw is None:
             refuse = self._refusals.no_path if method in _METHODS else self._refusals.no_method
             return refuse(method, unquote(target))
-        # An encoded slash is part of a segment; decoded, it would bypass path rules of proxies.
-        path = unquote(_ENCODED_SLASH.sub("%252F", raw))
-        if path.split("/", 2)[1] not in self._own_segments:
+        # Decoded, an encoded slash would separate segments and bypass path rules of proxies.
+        kept = unquote(_KEPT_ESCAPES.sub(lambda escape: "%25" + escape[1].upper(), raw))
+        path, merged = kept.replace("%25", "%"), _SLASHES.sub("/", kept)
+        if merged.split("/", 2)[1] not in self._own_segments:
             found = self._find_mounted(method, path)
             if found is not None:
                 return found
         if method not in _METHODS:
             return self._refusals.no_method(method, path)
-        if ".." in path or _ENCODED_SLASH.search(raw):
+        if ".." in re.split("[/:]|%2F", merged):
             return self._refusals.no_path(method, path)
         if method == "OPTIONS" and self._cors is not None:
             return HttpAnswer(200)
-        return self._match(method, path)
+        route = self._match(method, merged) or self._match_loosely(method, merged)
+        if route is None or (merged != kept and isinstance(route, Route) and route.need in _RESTRICTED):
+            return self._refusals.no_path(method, path)
+        return route
 
-    def _match(self, method: str, path: str) -> Route | HttpAnswer:
-        is_known = False
+    def _match(self, method: str, kept: str) -> Route | HttpAnswer | None:
+        """Return the route of a path, in which slashes and percent signs of names are encoded; None if unknown."""
+        allowed: set[str] = set()
         for each in self.rules:
-            match = each.pattern.fullmatch(path)
+            match = each.pattern.fullmatch(kept)
             if match is None:
                 continue
-            if method not in each.methods:
-                is_known = True
-                continue
-            route, places = each.route._replace(path=path), match.groupdict()
-            if not places:
-                return route
-            return route._replace(
-                view=partial(route.view, **places),
-                places=places,
-                admit=partial(route.admit, **places) if route.admit is not None else None,
-                service=places.get("model") or "",
-                of_bodies=partial(route.of_bodies, **places) if route.of_bodies is not None else None,
-            )
-        return self._refusals.no_method(method, path) if is_known else self._refusals.no_path(method, path)
+            if method in each.methods:
+                return _bind(each.route, match, kept)
+            allowed |= each.methods
+            if each.has_verb:
+                break
+        path = kept.replace("%25", "%")
+        return self._refusals.no_method(method, path, allowed - {"HEAD"}) if allowed else None
+
+    def _match_loosely(self, method: str, kept: str) -> Route | None:
+        """Return the route of a model whose name has slashes that are not encoded, for the shortest possible name.
+
+        With a gate, the name of a model that is not served has a route too: whether it is served must not decide
+        between 401 and 400.
+        """
+        rules = (each for each in self.rules if each.loose is not None and method in each.methods)
+        found = [(match, each) for each in rules if (match := each.loose and each.loose.fullmatch(kept))]
+        if not found:
+            return None
+        match, each = min(found, key=lambda pair: len(pair[0]["model"]))
+        route = _bind(each.route, match, kept)
+        if self._has_service(route.service):
+            return route
+        if self._gate is None:
+            return None
+        refusal = self._refusals.no_path(method, route.path)
+
+        async def refuse(_: HttpRequest) -> HttpAnswer:
+            return refusal
+
+        return route._replace(view=refuse, admit=None, of_bodies=None)
+
+
+def _bind(route: Route, match: re.Match[str], kept: str) -> Route:
+    """Return a route with the path and the path parameters of a match."""
+    route = route._replace(path=kept.replace("%25", "%"))
+    places = {name: given.replace("%2F", "/").replace("%25", "%") for name, given in match.groupdict().items()}
+    if not places:
+        return route
+    return route._replace(
+        view=partial(route.view, **places),
+        places=places,
+        admit=partial(route.admit, **places) if route.admit is not None else None,
+        service=places.get("model") or "",
+        of_bodies=partial(route.of_bodies, **places) if route.of_bodies is not None else None,
+    )
 
 
 def _raw_path(target: str) -> str | None:
@@ -428,6 +496,6 @@ def _leaves(error: Exception) -> list[Exception]:
 
 def _path_pattern(route: Route, request: HttpRequest) -> str:
     """Return the request line with the path parameters replaced by their names, for a bounded number of log keys."""
-    names = {given: f"<{name}>" for name, given in route.places.items()}
+    names = {given.replace("/", "%2F"): f"<{name}>" for name, given in route.places.items()}
     path = "/".join(names.get(segment, segment) for segment in request.path.split("/"))
     return f"{request.method} {path}"

@@ -173,7 +173,7 @@ class HttpFrontEnd(AddressFrontEnd):
                 self._router,
                 stream,
                 self._max_body_bytes,
-                ending=self._ending,
+                shutdown=self._ending,
                 receive_seconds=self._receive_seconds,
                 peer=peer,
             )

@@ -56,9 +56,9 @@ class Handshake:
 
     has_request = False
 
-    def __init__(self, ending: ShutdownState, seconds: float) -> None:
+    def __init__(self, shutdown: ShutdownState, seconds: float) -> None:
         now = trio.current_time()
-        self._ending = ending
+        self._ending = shutdown
         self._grace_until = now + IDLE_GRACE_SECONDS
         self._scope = trio.CancelScope(deadline=now + seconds)
         self.apply_shutdown_deadline()

@@ -13,6 +13,7 @@ import pytest
 from tests.support import ir
 from tests.support.commands import CommandResult, run_command
 from tests.support.graphs import graph_text, python_node
+from tests.support.paddle_files import layers, write_described
 from tests.support.pipelines import write_library
 from tests.support.projects import PYTHON, write
 
@@ -404,3 +405,39 @@ def test_check_without_a_script_covers_the_configuration(project: Path) -> None:
 @pytest.mark.parametrize("line", ["check none.yml", "check config.yml uci", "show none.yml"])
 def test_usage_errors_of_op_pipelines(line: str) -> None:
     assert pipeline(*line.split()).exit_code == 64
+
+
+def test_check_reports_the_problems_of_a_pipeline_of_ops(project: Path) -> None:
+    for path in ("config.yml", "."):
+        checked = check(path)
+        assert (checked.exit_code, checked.stdout) == (
+            0,
+            "loads  uci version 1\nok: 1 version loaded, no problem found\n",
+        )
+    (project / "config.yml").write_text("http_port: 1\nrcp_port: 18083\n")
+    facts = json.loads(check("config.yml", "--json", "--no_import").stdout)
+    assert (facts["errors"], facts["warnings"], facts["loaded"]) == (1, 1, [])
+    assert [(each["path"], each["line"]) for each in facts["problems"]] == [("http_port", 1), ("rcp_port", 2)]
+    (project / "config.yml").write_text(_CONFIG)
+    (project / "keys.yaml").write_text("keys: 5\n")
+    assert check("config.yml", "--keys_file", "keys.yaml").exit_code == 1
+    (project / "web_service.py").unlink()
+    unscripted = check("config.yml")
+    assert (unscripted.exit_code, "there is no web_service.py" in unscripted.stdout) == (0, True)
+    assert check("config.yml", "--strict").exit_code == 1
+
+
+def test_check_reports_the_settings_of_a_model_that_others_replace(project: Path) -> None:
+    model = write_described(project / "model", *layers())
+    settings = "{model_config: model, precision: int8, device_type: 2, devices: '7'}"
+    (project / "config.yml").write_text(f"{_CONFIG}    local_service_conf: {settings}\n")
+    facts = json.loads(pipeline("check", "config.yml", "--json").stdout)
+    found = {each["path"].rpartition(".")[2]: (each["line"], each["message"]) for each in facts["problems"]}
+    assert model.is_dir()
+    assert (facts["errors"], facts["warnings"]) == (0, 3), facts
+    assert found == {
+        "device_type": (5, "TensorRT is not supported, OpenVINO's GPU plugin takes its place"),
+        "devices": (5, "GPU 7 not found, the CPU is used"),
+        "precision": (5, "precision not supported, fp32 is used"),
+    }
+    assert pipeline("check", "config.yml", "--strict").exit_code == 1

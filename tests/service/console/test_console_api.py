@@ -38,22 +38,22 @@ CHANGE = {CHANGE_HEADER: "1"}
 
 @asynccontextmanager
 async def _console(
-    folder: Path, mode: str = "local", *, past: RecentHistory | None = None, **options: Any
+    folder: Path, mode: str = "local", *, history: RecentHistory | None = None, **options: Any
 ) -> AsyncIterator[Serving]:
-    past = past or RecentHistory()
-    front_end = {"console": mode, "past": past, **options.pop("front_end", {})}
-    async with serving_rest(folder, front_end=front_end, observers=(past.failures,), **options) as server:
+    history = history or RecentHistory()
+    front_end = {"console": mode, "history": history, **options.pop("front_end", {})}
+    async with serving_rest(folder, front_end=front_end, observers=(history.failures,), **options) as server:
         yield server
 
 
 @pytest.fixture
-def past() -> RecentHistory:
+def history() -> RecentHistory:
     return RecentHistory()
 
 
 @pytest.fixture
-async def server(tmp_path: Path, past: RecentHistory) -> AsyncIterator[Serving]:
-    async with _console(tmp_path, past=past) as serving:
+async def server(tmp_path: Path, history: RecentHistory) -> AsyncIterator[Serving]:
+    async with _console(tmp_path, history=history) as serving:
         yield serving
 
 
@@ -169,9 +169,9 @@ async def test_an_unloaded_service_keeps_its_row_in_the_stream(server: Serving) 
     assert {each["state"] for each in row["versions"]} == {"END"}
 
 
-async def test_the_log_is_sent_from_the_requested_level(server: Serving, past: RecentHistory) -> None:
+async def test_the_log_is_sent_from_the_requested_level(server: Serving, history: RecentHistory) -> None:
     log = logging.getLogger("user.code")
-    with past.log.listening():
+    with history.log.listening():
         log.error("wrong: %s", "<script>")
         log.warning("odd")
     async with _live(server, "?log=error") as events:
@@ -189,9 +189,9 @@ async def test_the_stream_ends_when_a_drain_begins(server: Serving) -> None:
         assert b"event: " not in (await events.until(rb".*\r\n0\r\n\r\n"))[0]
 
 
-async def test_texts_that_are_not_utf_8_do_not_end_the_stream(server: Serving, past: RecentHistory) -> None:
+async def test_texts_that_are_not_utf_8_do_not_end_the_stream(server: Serving, history: RecentHistory) -> None:
     body = b'{"id":"\\ud800","inputs":[{"name":"x","shape":[1,3],"datatype":"FP32","data":[NaN,1]}]}'
-    past.log.handle(logging.makeLogRecord({"levelno": logging.ERROR, "msg": "no such file: a\udcff"}))
+    history.log.handle(logging.makeLogRecord({"levelno": logging.ERROR, "msg": "no such file: a\udcff"}))
     assert (await server.post(INFER, content=body)).status_code == 400
     async with _live(server, "?log=error&failures=1") as events:
         (failed,) = await events.next("failures")
@@ -284,22 +284,22 @@ async def test_known_callers_need_read_to_look_and_admin_to_change(
     assert (document.get("caller"), document.get("may_change")) == (caller if status == 200 else None, may_change)
 
 
-def _fail(past: RecentHistory) -> None:
+def _fail(history: RecentHistory) -> None:
     request = WireRequest("HTTP", "POST", "/", (), LOCAL)
     request.body = b"mine"
     event = CallEvent(
         "echo", "1", "model", ApiInterface("KServe", "REST"), "ModelInfer", code="InvalidRequest", request=request
     )
-    past.failures.call_failed(event)
+    history.failures.call_failed(event)
 
 
 @pytest.mark.parametrize(("caller", "body"), [("reader", ""), ("admin", "mine")])
 async def test_known_callers_need_admin_to_see_bodies(
-    tmp_path: Path, past: RecentHistory, caller: str, body: str
+    tmp_path: Path, history: RecentHistory, caller: str, body: str
 ) -> None:
     gate = gate_of({"reader": "read", "admin": "admin infer:*"})
-    async with _console(tmp_path, past=past, **_guarded(gate)) as server:
-        _fail(past)
+    async with _console(tmp_path, history=history, **_guarded(gate)) as server:
+        _fail(history)
         listed = (await server.get(FAILURES, headers=bearer(caller))).json()["failures"]
         async with _live(server, "?failures=1", caller) as events:
             streamed = await events.next("failures")
@@ -308,7 +308,7 @@ async def test_known_callers_need_admin_to_see_bodies(
 
 
 async def test_a_viewer_that_is_no_administrator_any_more_sees_no_more_bodies(
-    tmp_path: Path, past: RecentHistory
+    tmp_path: Path, history: RecentHistory
 ) -> None:
     directory = CallerDirectory()
     authentication = Authentication(directory)
@@ -319,23 +319,23 @@ async def test_a_viewer_that_is_no_administrator_any_more_sees_no_more_bodies(
 
     set_scopes("admin", "read")
     async with (
-        _console(tmp_path, past=past, **_guarded(Gate(authentication))) as server,
+        _console(tmp_path, history=history, **_guarded(Gate(authentication))) as server,
         _live(server, "?failures=1", "admin") as events,
     ):
-        _fail(past)
+        _fail(history)
         (before,) = await events.next("failures")
         set_scopes("read")
-        _fail(past)
+        _fail(history)
         (after,) = await events.next("failures")
     assert [(each["body"], each["body_bytes"]) for each in (before, after)] == [("mine", 4), ("", 4)]
 
 
 @pytest.mark.parametrize(("host", "body"), [("models.example.org", ""), ("localhost", "mine")])
 async def test_unknown_callers_see_bodies_locally_only(
-    tmp_path: Path, past: RecentHistory, host: str, body: str
+    tmp_path: Path, history: RecentHistory, host: str, body: str
 ) -> None:
-    async with _console(tmp_path, "on", past=past) as server:
-        _fail(past)
+    async with _console(tmp_path, "on", history=history) as server:
+        _fail(history)
         answer = await server.get(FAILURES, headers={"host": host})
     assert [each["body"] for each in answer.json()["failures"]] == [body]
 
@@ -404,7 +404,7 @@ async def test_may_change_is_accurate(
     tmp_path: Path, client: str, host: str, *, allows_remote: bool, may: bool
 ) -> None:
     async with stack(tmp_path) as (plane, _, _):
-        router = make_rest_router(plane, allows_remote_admin=allows_remote, console="on", past=RecentHistory())
+        router = make_rest_router(plane, allows_remote_admin=allows_remote, console="on", history=RecentHistory())
 
         async def send(method: str, path: str, *headers: tuple[str, str]) -> HttpAnswer:
             route = router.find(method, path)

@@ -23,6 +23,8 @@ def test_units_fit_the_server(unit: str) -> None:
         service = parser["Service"]
         assert (service["Type"], service["KillMode"]) == ("notify", "mixed")
         assert int(service["WatchdogSec"]) > 0
+        # The last of several lines.
+        assert service["ExecReload"] == "/bin/kill -HUP $MAINPID"
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here to check its units")

@@ -117,7 +117,7 @@ def test_model_that_openvino_does_not_bind_is_never_compiled_again(
 def test_network_that_does_not_fill_cores_is_not_counted(cores: CoreShare, tmp_path: Path) -> None:
     repository = ir.save(ir.dummy(), tmp_path, "model")
     compiled = compile_model(ModelFile(repository / "1" / "model.xml", ModelSpec(name="model", base_path=repository)))
-    tokenizer = Network(compiled, fills_cores=False)
+    tokenizer = Network(compiled, uses_all_cores=False)
     assert (list(cores.users), cores.is_shared, tokenizer.tuner.is_pinned) == ([], False, None)
 
 

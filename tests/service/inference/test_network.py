@@ -112,7 +112,7 @@ async def test_outputs_of_each_datatype_are_exact_inline_bounded_and_pooled(data
     dtype = BY_NAME[datatype].numpy
     values = np.arange(6).reshape(2, 3).astype(np.float32)
     array = to_bf16(values) if datatype == "BF16" else values.astype(dtype)
-    outputs = await running.infer([array]) + await running.infer([array], most_bytes=array.nbytes)
+    outputs = await running.infer([array]) + await running.infer([array], max_output_bytes=array.nbytes)
     for each in outputs + await send_away(running).infer([array]):
         assert each.dtype == dtype
         np.testing.assert_array_equal(each, array)
@@ -507,13 +507,13 @@ async def test_too_large_outputs_are_refused_before_they_are_copied(
     place: Callable[[Network], Network], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = place(network(ir.dynamic(), tmp_path))
-    await running.infer([ONES], most_bytes=40)
+    await running.infer([ONES], max_output_bytes=40)
     with monkeypatch.context() as patched:
         patched.setattr(slot_module, "from_tensor", None)
         for _ in range(2 * running.pool.size):
             with pytest.raises(PayloadTooLarge, match=r"outputs have 80 bytes, the limit is 79 \(--max_message_size\)"):
-                await running.infer([np.ones((2, 10), np.float32)], most_bytes=79)
-    (answer,) = await running.infer([ONES], most_bytes=40)
+                await running.infer([np.ones((2, 10), np.float32)], max_output_bytes=79)
+    (answer,) = await running.infer([ONES], max_output_bytes=40)
     np.testing.assert_array_equal(answer, ONES + 1)
 
 

@@ -268,7 +268,7 @@ async def remarks(model: ov.Model, path: Path, **buckets: Any) -> list[Problem]:
     spec = ModelSpec(
         name="m", base_path=ir.save(model, path, "m"), plugin_config=EXACT, shape_buckets=parse_shape_buckets(buckets)
     )
-    await load_model(spec, 1, spec.base_path / "1", remark=found.append)
+    await load_model(spec, 1, spec.base_path / "1", warn=found.append)
     return found
 
 

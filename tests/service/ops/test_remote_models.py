@@ -15,7 +15,9 @@ from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ConfigError, DeadlineExceeded, InvalidRequest, ModelFailure, NotFound
 from ovmstrio.encoding.messages import message_class
 from ovmstrio.encoding.status_errors import Unreachable
+from ovmstrio.ext.ops import Op
 from ovmstrio.models.loading import load_model
+from ovmstrio.ops.executor import open_executor
 from ovmstrio.ops.predictor.factory import PipelinePredictor, PredictorFactory
 from ovmstrio.ops.predictor.protocol import FeedMismatch, FeedTypeError, Predictor
 from ovmstrio.ops.settings import OpSettings
@@ -24,6 +26,7 @@ from ovmstrio.serving.data_plane import DataPlane
 from ovmstrio.telemetry.spans import RecordedSpan, UnrecordedSpan
 from tests.support import ir
 from tests.support.op_pipelines import EchoExecutor, serving_pipeline
+from tests.support.ops import asking, settings, single
 from tests.support.paddle_files import write_prototxt
 from tests.support.stub_registry import registry_of
 from tests.support.waits import WAIT_SECONDS
@@ -173,6 +176,26 @@ async def test_a_pipeline_of_tensors() -> None:
             await predictor.predict({"x": np.array([1j])})
     np.testing.assert_array_equal(answer["x"], ROW)
     assert (answer["n"].dtype, answer["n"].tolist(), answer["name"]) == (np.int64, [3], "a")
+
+
+@pytest.mark.parametrize(("packs", "expected"), [(False, "['array([1])']"), (True, "array([1])")])
+async def test_an_op_calls_another_pipeline_with_text_or_tensors(packs: bool, expected: str) -> None:
+    class Caller(Op):
+        def preprocess(self, input_dicts: Any, data_id: int = 0, log_id: int = 0) -> Any:
+            return {"x": np.array([1])}
+
+        def process(self, feed_batch: Any, typical_logid: int = 0) -> Any:
+            (answer,) = [self.client.predict(feed=one, log_id=typical_logid) for one in feed_batch]
+            return {"x": repr(answer["x"])}
+
+    graph = single(Caller)
+    graph.ops["op"].set_pack_tensor_format(packs)
+    with served(echo) as endpoint:
+        calling = {"op": OpSettings("op", server_endpoints=(endpoint,), client_type="pipeline_grpc")}
+        make = PredictorFactory(is_thread_op=True)
+        async with open_executor(graph, settings(ops=calling), make_predictor=make) as executor:
+            response = await executor.infer(asking())
+    assert (response.err_no, response.values) == (0, [expected])
 
 
 async def test_an_error_of_a_pipeline_is_raised() -> None:

@@ -270,6 +270,93 @@ async def test_classification_of_a_stream_is_refused(both: BothInterfaces) -> No
     assert "output word: classification needs numbers" in error
 
 
+_FINAL = "triton_enable_empty_final_response"
+
+
+def _stream_request(model: str, id_: str, text: str, **options: Any) -> Any:
+    from tritonclient.grpc import service_pb2
+
+    request = service_pb2.ModelInferRequest(model_name=model, id=id_, raw_input_contents=[text.encode()])
+    request.inputs.add(name="in", datatype="BYTES", shape=[len(text)])
+    for name in options.pop("outputs", []):
+        request.outputs.add(name=name)
+    for name, value in options.items():
+        setattr(request.parameters[name], "bool_param" if isinstance(value, bool) else "int64_param", value)
+    return request
+
+
+async def _replies(both: BothInterfaces, *requests: Any, waits: bool = True) -> list[tuple[str, str, bool | None]]:
+    """Stream requests, each after the final response of the last if ``waits``; return ids, texts and marks."""
+
+    def work(channel: Any) -> list[tuple[str, str, bool | None]]:
+        from tritonclient.grpc import service_pb2_grpc
+
+        sent: SimpleQueue[Any] = SimpleQueue()
+        left = list(requests)
+        for request in left[:1] if waits else left:
+            sent.put(request)
+        if not waits:
+            sent.put(None)
+        found: list[tuple[str, str, bool | None]] = []
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        for reply in stub.ModelStreamInfer(iter(sent.get, None), timeout=60):
+            answer = reply.infer_response
+            marks = answer.parameters
+            mark = marks["triton_final_response"].bool_param if "triton_final_response" in marks else None
+            text = reply.error_message or b"".join(answer.raw_output_contents).decode()
+            found.append((answer.id, text, mark))
+            if waits and mark:
+                left.pop(0)
+                sent.put(left[0] if left else None)
+        return found
+
+    return await with_channel(both.grpc, work)
+
+
+async def test_the_last_response_of_a_request_in_a_stream_is_marked(both: BothInterfaces) -> None:
+    options = {_FINAL: True}
+    requests = [
+        _stream_request("words", id_, text, **options) for id_, text in (("a", "one two"), ("b", "y"), ("c", "x"))
+    ]
+    assert await _replies(both, *requests) == [
+        *(("a", "one", False), ("a", "two", False), ("a", "", True)),
+        *(("b", "y", False), ("b", "", True)),
+        *(("c", "x", False), ("c", "", True)),
+    ]
+
+
+async def test_requests_sent_at_once_have_their_own_last_responses(both: BothInterfaces) -> None:
+    requests = [_stream_request("upper", str(number), f"x{number}", **{_FINAL: True}) for number in range(20)]
+    expected = [each for number in map(str, range(20)) for each in ((number, f"X{number}", False), (number, "", True))]
+    assert await _replies(both, *requests, waits=False) == expected
+
+
+async def test_responses_of_a_stream_have_the_ids_of_their_requests_without_marks(both: BothInterfaces) -> None:
+    requests = [
+        _stream_request("words", id_, text, OVMS_MP_TIMESTAMP=at)
+        for id_, text, at in (("a", "one two", 10), ("", "three", 20), ("c", "four five", 30))
+    ]
+    assert await _replies(both, *requests, waits=False) == [
+        *(("a", "one", None), ("a", "two", None), ("", "three", None), ("c", "four", None), ("c", "five", None)),
+    ]
+
+
+async def test_an_invalid_request_of_a_stream_is_answered_with_its_id_and_mark(both: BothInterfaces) -> None:
+    bad = _stream_request("upper", "bad", "x", **{_FINAL: True})
+    bad.inputs[0].name = "nothing"
+    good = _stream_request("upper", "good", "y", **{_FINAL: True})
+    first, *others = await _replies(both, bad, good)
+    assert (first[0], first[1].startswith("Unexpected input"), first[2]) == ("bad", True, True)
+    assert others == [("good", "Y", False), ("good", "", True)]
+
+
+async def test_a_request_without_selected_outputs_has_only_its_last_response(both: BothInterfaces) -> None:
+    requests = [
+        _stream_request("either", text, f"\0\0\0\0{text}", outputs=["word"], **{_FINAL: True}) for text in ("a", "1")
+    ]
+    assert await _replies(both, *requests) == [("a", "a", False), ("a", "", True), ("1", "", True)]
+
+
 async def test_only_requested_outputs_of_a_call_are_required(both: BothInterfaces) -> None:
     requested = {"outputs": [{"name": "word"}]}
     assert (await _infer(both, "either", "one", **requested))["outputs"][0]["name"] == "word"

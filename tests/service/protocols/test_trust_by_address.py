@@ -90,7 +90,7 @@ async def _front_ends(
     trusted = TrustedProxies.parse(proxies)
     async with stack(folder, regions=ClientRegions(is_allowed=True, folder=folder)) as (plane, _, _):
         yield ServedInterfaces(
-            RestFrontEnd(plane, past=RecentHistory(), trusted_proxies=trusted, observer=observer),
+            RestFrontEnd(plane, history=RecentHistory(), trusted_proxies=trusted, observer=observer),
             GrpcFrontEnd(plane, trusted_proxies=trusted, observer=observer),
         )
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +9,15 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from ovmstrio.core.errors import Overloaded
+from ovmstrio.core.errors import Overloaded, QueueTimeExceeded
 from ovmstrio.serving.interfaces import KSERVE_REST
 from tests.support import ir
+from tests.support.all_kinds import write_all_kinds
 from tests.support.pipelines import pipeline_entry
 from tests.support.servables import raw_request
 from tests.support.system_servers import write_config
 from tests.support.traced_servers import serving
+from tests.support.waits import WAIT_SECONDS
 
 
 async def test_limits_of_server_and_model_apply_to_calls_of_model_and_pipeline(tmp_path: Path) -> None:
@@ -44,3 +47,31 @@ async def test_limits_of_server_and_model_apply_to_calls_of_model_and_pipeline(t
                 await call("p")
             place.release()
         assert sums == [20.0] * 50
+
+
+@pytest.mark.parametrize("place", ["entry", "option"])
+async def test_queued_calls_of_every_kind_are_refused_after_the_queue_time(tmp_path: Path, place: str) -> None:
+    write_all_kinds(tmp_path)
+    file = tmp_path / "config.json"
+    document = json.loads(file.read_text())
+    limits = {"max_concurrency": 1} | ({"max_queue_time": 0.1} if place == "entry" else {})
+    entries = [each["config"] for each in document["model_config_list"]]
+    entries += [
+        entry
+        for key in ("mediapipe_config_list", "pipeline_config_list", "handler_config_list", "op_pipeline_config_list")
+        for entry in document[key]
+    ]
+    for entry in entries:
+        entry.update(limits)
+    file.write_text(json.dumps(document))
+    async with serving(file, **({} if place == "entry" else {"max_queue_time": 0.1})) as server:
+        for entry in entries:
+            name = entry["name"]
+            held = await server.plane.admit(name, "", KSERVE_REST)
+            assert held is not None
+            with trio.fail_after(WAIT_SECONDS), pytest.raises(QueueTimeExceeded, match=r"0\.1 s \(max_queue_time\)"):
+                await server.plane.admit(name, "", KSERVE_REST)
+            held.release()
+            again = await server.plane.admit(name, "", KSERVE_REST)
+            assert again is not None
+            again.release()

@@ -17,7 +17,7 @@ from ovmstrio.server.settings import ServerSettings
 from ovmstrio.server.systemd import Notifier
 from ovmstrio.serving.records import Readiness
 from ovmstrio.transport.accept_loop import AcceptLoop
-from ovmstrio.transport.listeners import bound_address, is_inherited
+from ovmstrio.transport.listeners import bound_address, is_shared
 from tests.support.waits import WAIT_SECONDS
 
 # Inherited sockets
@@ -46,7 +46,7 @@ async def test_inherited_socket_is_used_and_stays_open() -> None:
     with socket.create_server(("127.0.0.1", 0)) as kept:
         port = kept.getsockname()[1]
         async with open_server_listeners([f"fd:{os.dup(kept.fileno())}"], None, "") as (listener,):
-            assert is_inherited(listener)
+            assert is_shared(listener)
             assert bound_address(listener) == f"127.0.0.1:{port}"
             async with await trio.open_tcp_stream("127.0.0.1", port) as client:
                 await _answer_one(listener)

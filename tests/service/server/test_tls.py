@@ -183,6 +183,6 @@ async def test_probe_port_serves_health_only_and_needs_no_certificate(tmp_path: 
             assert "Invalid request URL" in refused.json()["error"]
             with pytest.raises(httpx.TransportError):
                 await probe.get(f"http://127.0.0.1:{rest}/v2/health/live")
-            write_config(tmp_path, {"name": "x", "base_path": "nowhere"})
+            (base / "1").rename(tmp_path / "removed")
             assert "Server is not ready" in (await _until(probe, 503)).json()["error"]
         nursery.cancel_scope.cancel()

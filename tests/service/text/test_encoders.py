@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 import trio
 
 from ovmstrio.config.specs import TextModelSpec
-from ovmstrio.core.errors import ConfigError, ContextExceeded, InvalidField, Overloaded, Problem
+from ovmstrio.core.errors import ConfigError, ContextExceeded, InvalidField, Overloaded, Problem, QueueTimeExceeded
 from ovmstrio.core.generation import Padding, Task
 from ovmstrio.core.hooks import NULL_METERS, Meters
 from ovmstrio.inference.network import Network
@@ -124,6 +125,76 @@ async def test_tokens_of_the_caller_are_embedded_unchanged(embedder: Any) -> Non
     assert made.tokens == 4 + 3 + LONGEST
 
 
+@pytest.mark.parametrize(
+    ("config", "pooling_config", "expected"),
+    [
+        ({}, {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False, "include_prompt": True}, "MEAN"),
+        ({}, {"pooling_mode_lasttoken": True}, "LAST"),
+        ({}, {"pooling_mode_cls_token": True}, "CLS"),
+        ({}, {"pooling_mode": "mean"}, "MEAN"),
+        ({"architectures": ["Qwen3ForCausalLM"]}, None, "LAST"),
+        ({"architectures": ["Qwen3Model"]}, {"pooling_mode_mean_tokens": True}, "MEAN"),
+        ({"architectures": ["BertModel"]}, None, "CLS"),
+        ({}, None, "CLS"),
+    ],
+)
+async def test_pooling_is_that_of_the_files(
+    load: Load, copied_folder: Path, config: Any, pooling_config: Any, expected: str
+) -> None:
+    (copied_folder / "config.json").write_text(json.dumps(config))
+    if pooling_config is not None:
+        (copied_folder / "1_Pooling").mkdir()
+        (copied_folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling_config))
+    async with load(copied_folder) as service:
+        made = await service.embed(["the cat sat"])
+    async with load(copied_folder, pooling="MEAN") as service:
+        overridden = await service.embed(["the cat sat"])
+    assert np.allclose(made.vectors, [pooled("the cat sat", expected)], atol=1e-5)
+    assert np.allclose(overridden.vectors, [pooled("the cat sat", "MEAN")], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("pooling_config", "found"),
+    [
+        ({"pooling_mode_max_tokens": True}, "max_tokens"),
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, "CLS and MEAN"),
+        ({"pooling_mode": "weightedmean"}, "weightedmean"),
+    ],
+)
+async def test_unsupported_pooling_of_the_files_is_refused(
+    load: Load, copied_folder: Path, pooling_config: Any, found: str
+) -> None:
+    (copied_folder / "1_Pooling").mkdir()
+    (copied_folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling_config))
+    (problem,) = await problems_of(copied_folder)
+    assert (problem.path, problem.found, problem.expected) == ("pooling", found, "CLS or LAST or MEAN")
+    async with load(copied_folder, pooling="CLS") as service:
+        assert len((await service.embed(["the cat"])).vectors) == 1
+
+
+@pytest.mark.parametrize("count", [501, 2048])
+async def test_hundreds_of_inputs_have_the_vectors_of_each_alone(embedder: Any, count: int) -> None:
+    inputs = [
+        f"the {'cat ' * (number % 7)}{number}" if number % 3 else (5, 6, 7 + number % 9) for number in range(count)
+    ]
+    made = await embedder.embed(inputs)
+    expected = [pooled(each if isinstance(each, str) else list(each)) for each in inputs]
+    assert np.allclose(made.vectors, expected, atol=1e-5)
+
+
+async def test_number_of_inputs_is_limited_by_the_settings(
+    load: Load, embedder_folder: Path, reranker_folder: Path
+) -> None:
+    async with load(embedder_folder, max_inputs=3) as service:
+        assert len((await service.embed(["the"] * 3)).vectors) == 3
+        with pytest.raises(InvalidField, match="input: expected 1 to 3 items"):
+            await service.embed(["the"] * 4)
+    async with load(reranker_folder, Task.RERANK, max_inputs=2) as service:
+        assert len((await service.rerank("cat", ["the"] * 2))[0]) == 2
+        with pytest.raises(InvalidField, match="documents: expected 1 to 2 items"):
+            await service.rerank("cat", ["the"] * 3)
+
+
 async def test_concurrent_requests_share_batches(load: Load, embedder_folder: Path) -> None:
     made: dict[int, Any] = {}
     hooks = RecordingHooks()
@@ -163,8 +234,8 @@ async def test_too_long_input_is_truncated_if_configured(load: Load, embedder_fo
     [
         # OpenVINO would read outside of its table for unknown tokens.
         *(([(5, number)], f"token {number} is none of the model's") for number in (-1, len(VOCABULARY), 2**40)),
-        ([], "input must have 1 to 500 texts; got 0"),
-        (["a"] * 501, "input must have 1 to 500 texts; got 501"),
+        ([], "input: expected 1 to 2048 items .max_inputs.; got 0"),
+        (["a"] * 2049, "input: expected 1 to 2048 items .max_inputs.; got 2049"),
         ([()], "input has no tokens"),
     ],
 )
@@ -172,6 +243,26 @@ async def test_invalid_inputs_are_refused(embedder: Any, inputs: Any, message: s
     with pytest.raises(InvalidField, match=message) as caught:
         await embedder.embed(inputs)
     assert caught.value.field == "input"
+
+
+async def test_requests_that_cannot_start_within_the_queue_time_are_refused(load: Load, embedder_folder: Path) -> None:
+    outcomes: Counter[str] = Counter()
+
+    async def embed(rows: int) -> None:
+        try:
+            await service.embed([(5, 6)] * rows)
+            outcomes["answered"] += 1
+        except QueueTimeExceeded:
+            outcomes["refused"] += 1
+
+    async with load(embedder_folder, max_queue_time=0, plugin_config={"NUM_STREAMS": 1}) as service:
+        async with trio.open_nursery() as nursery:
+            for _ in range(30):
+                nursery.start_soon(embed, 500)
+        assert outcomes["answered"] + outcomes["refused"] == 30
+        assert outcomes["refused"] > 0
+        assert outcomes["answered"] > 0
+        await service.embed(["the cat"])
 
 
 async def test_requests_beyond_the_queue_are_refused(load: Load, embedder_folder: Path) -> None:
@@ -396,8 +487,8 @@ async def test_long_document_has_the_score_of_its_best_part(reranker: Any) -> No
     ("query", "documents", "message"),
     [
         ("the " * 9, ["cat"], "the query may have 8 tokens, half of what the model reads at once; got 9"),
-        (QUERY, [], "documents must be 1 to 500; got 0"),
-        (QUERY, ["the"] * 501, "documents must be 1 to 500; got 501"),
+        (QUERY, [], "documents: expected 1 to 2048 items .max_inputs.; got 0"),
+        (QUERY, ["the"] * 2049, "documents: expected 1 to 2048 items .max_inputs.; got 2049"),
         (QUERY, ["the " * 20, "cat", "dog"], "the documents have more than 3 parts of 15 tokens together"),
     ],
 )

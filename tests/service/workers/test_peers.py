@@ -395,7 +395,7 @@ async def test_workers_of_a_stopping_server_wait_for_each_other() -> None:
 
 
 class _Reloading:
-    reload_here = rollback_here = staticmethod(_echo)
+    reload_for_peer = rollback_here = staticmethod(_echo)
 
 
 async def test_end_of_an_asking_peer_does_not_end_the_answering_peer() -> None:
@@ -603,13 +603,14 @@ async def test_step_is_answered_by_the_owner_of_its_sequence(array: Any, is_pack
             heads, tail = call[-2:]
             packed = encode_arrays((name, "FP32", found + 1) for name, _, found in decode_arrays(heads, tail))
             assert packed is not None
-            return PackedMessage([packed[0]], packed[1])
-        return [["x", "BYTES", call[-2]["x"]]]
+            return PackedMessage([7, packed[0]], packed[1])
+        return [[["x", "BYTES", call[-2]["x"]]], 7]
 
     step = ForwardedStep("acc", "3", identity, False, True, {"x": array}, math.inf if is_packed else 1e9)
     async with _owners(_nothing, answer) as (_, sequences):
         with trio.fail_after(WAIT_SECONDS):
-            (output,) = await sequences.run_step(1, step)
+            (output,), restored_steps = await sequences.run_step(1, step)
+    assert restored_steps == 7
     assert isinstance(output, Tensor)
     np.testing.assert_array_equal(output.array, array + 1 if is_packed else array)
     assert calls[0][1:6] == ["acc", "3", identity, False, True]

@@ -15,6 +15,7 @@ import pytest
 
 from ovmstrio.ops.process_info import FILE_NAME, record_process
 from paddle_serving_server.serve import main, stop_serving
+from tests.support.paddle_files import layers, write_described
 from tests.support.processes import running_service
 
 WITHOUT_OPENCV = """
@@ -118,3 +119,101 @@ def test_a_service_for_numpy_one_reads_images_in_worker_processes(tmp_path: Path
     with running_service(tmp_path) as server:
         answer = httpx.post(f"{server.rest}/mean/prediction", json=body, timeout=60, trust_env=False).json()
     assert (answer["err_no"], answer["value"]) == (0, ["[0.2, 0.0, 1.0]"])
+
+
+PROCESSES = """
+import numpy as np
+from paddle_serving_server.pipeline import LocalServiceHandler
+from paddle_serving_server.pipeline.channel import ChannelData
+from paddle_serving_server.web_service import WebService, Op
+
+
+class Base(Op):
+    def preprocess(self, input_dicts, data_id, log_id):
+        (_, request), = input_dicts.items()
+        return {"feed": np.array([request["x"].split(",")], "float32")}, False, None, ""
+
+    def postprocess(self, input_dicts, fetch_dict, data_id, log_id):
+        return {self.name: str(fetch_dict["first"].round(1).tolist())}, None, ""
+
+
+class Printed(Base):
+    def process(self, feed_dict_list, typical_logid):
+        err, err_info = ChannelData.check_batch_npdata(feed_dict_list)
+        if err != 0:
+            raise NotImplementedError("{} Please override preprocess func.".format(err_info))
+        return self.client.predict(feed=feed_dict_list, fetch=self._fetch_names, log_id=typical_logid)
+
+
+class Sample(Printed):
+    def preprocess(self, input_dicts, data_id, log_id):
+        feed, *others = super().preprocess(input_dicts, data_id, log_id)
+        return {"feed": feed["feed"][0]}, *others
+
+
+class Release(Base):
+    def init_op(self):
+        assert self.client.predict(feed={"feed": np.zeros((1, 3))}, batch=True)["first"].shape == (1, 2)
+
+    def process(self, feed_batch, typical_logid=0):
+        assert self._fetch_names == self.client.fetch_names_ == ["first"], self._fetch_names
+        return self.client.predict(
+            feed=feed_batch[0], fetch=self._fetch_names, batch=True, log_id=typical_logid), 0, ""
+
+
+class Inherited(Base):
+    def process(self, feed_batch, typical_logid=0):
+        return super().process(feed_batch, typical_logid)
+
+
+class OnLoop(Base):
+    async def process(self, feed_batch, typical_logid=0):
+        return await self.client.predict(feed_batch[0])
+
+
+class Created(Base):
+    def init_op(self):
+        self.client = LocalServiceHandler("model").get_client(self.concurrency_idx)
+
+
+class PipelineService(WebService):
+    def get_pipeline_response(self, read_op):
+        ops = [make(name=make.__name__, input_ops=[read_op]) for make in (Printed, Sample, Release, Inherited, OnLoop)]
+        ops.append(Base(name="Handler", input_ops=[read_op], local_service_handler=LocalServiceHandler("model")))
+        ops.append(Created(name="Created", input_ops=[read_op]))
+        return Joined(name="joined", input_ops=ops)
+
+
+class Joined(Op):
+    def preprocess(self, input_dicts, data_id, log_id):
+        return {key: value for one in input_dicts.values() for key, value in one.items()}, False, None, ""
+
+
+service = PipelineService(name="all")
+service.prepare_pipeline_config("config.yml")
+service.run_service()
+"""
+"""Ops that run their model in each way that scripts for Paddle Serving do."""
+
+WAYS = ["Printed", "Sample", "Release", "Inherited", "OnLoop", "Handler", "Created"]
+MODEL = "local_service_conf: {model_config: model, client_type: local_predictor}"
+
+
+@pytest.mark.parametrize("is_thread_op", ["true", "false"], ids=["threads", "processes"])
+def test_a_process_of_a_script_runs_the_model_with_a_client(tmp_path: Path, is_thread_op: str) -> None:
+    (layer,) = layers(1)
+    write_described(tmp_path / "model", layer)
+    (tmp_path / "web_service.py").write_text(PROCESSES)
+    ops = "".join(f"  {name}: {{{MODEL}}}\n" for name in WAYS[:5])
+    (tmp_path / "config.yml").write_text(
+        f"rpc_port: 1\nhttp_port: 2\nworker_num: 4\ndag: {{is_thread_op: {is_thread_op}}}\nop:\n{ops}"
+    )
+    with running_service(tmp_path) as server:
+        body = {"key": ["x"], "value": ["1,2,3"]}
+        answer = httpx.post(f"{server.rest}/all/prediction", json=body, timeout=60, trust_env=False).json()
+        wrong = {"key": ["x"], "value": ["1,2"]}
+        refused = httpx.post(f"{server.rest}/all/prediction", json=wrong, timeout=60, trust_env=False).json()
+    expected = str(layer.of(np.array([[1, 2, 3]])).round(1).tolist())
+    assert (answer["err_no"], answer["err_msg"]) == (0, "")
+    assert dict(zip(answer["key"], answer["value"], strict=True)) == dict.fromkeys(WAYS, expected)
+    assert refused["err_no"] == 5000, refused

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -49,7 +50,7 @@ def _signal(process: WorkerProcess, number: int) -> None:
 
 
 async def test_answers_arrive_in_any_order() -> None:
-    async with _started_worker(calls_at_once=3) as process:
+    async with _started_worker(max_concurrent_calls=3) as process:
         answers: list[str] = []
 
         async def ask(seconds: float, text: str) -> None:
@@ -103,7 +104,7 @@ async def test_call_that_cannot_be_sent_raises_and_the_next_is_answered() -> Non
     ],
 )
 async def test_end_of_a_process_fails_calls_and_profiles(deed: list[Any], why: str) -> None:
-    async with _started_worker(calls_at_once=2) as process:
+    async with _started_worker(max_concurrent_calls=2) as process:
         calls, profiles = list[WorkerExited](), list[WorkerExited]()
 
         async def run(ends: list[WorkerExited], operation: Callable[[], Awaitable[Any]]) -> None:
@@ -140,7 +141,7 @@ async def test_end_during_the_start_is_raised_once_the_end_was_handled(mode: str
     async with trio.open_nursery() as nursery:
         process = WorkerProcess(PROGRAM)
         with pytest.raises(WorkerExited, match=f"ended with status {status}"):
-            await process.start(nursery, mode, buried=bury)
+            await process.start(nursery, mode, on_exit=bury)
         assert process.status == status
     assert buried.is_set()
 
@@ -148,7 +149,7 @@ async def test_end_during_the_start_is_raised_once_the_end_was_handled(mode: str
 async def test_process_with_an_abandoned_call_is_killed_after_the_grace_period() -> None:
     stuck = trio.Event()
     async with (
-        _started_worker(calls_at_once=2, grace_seconds=0.05, stuck=stuck.set) as process,
+        _started_worker(max_concurrent_calls=2, grace_seconds=0.05, on_stuck=stuck.set) as process,
         trio.open_nursery() as nursery,
     ):
         with trio.move_on_after(0.01):
@@ -164,7 +165,7 @@ async def test_process_with_an_abandoned_call_is_killed_after_the_grace_period()
 
 
 async def test_process_ends_with_its_nursery() -> None:
-    process = WorkerProcess(PROGRAM, own_group=True)
+    process = WorkerProcess(PROGRAM, has_own_group=True)
     async with trio.open_nursery() as nursery:
         _, pid, group = await process.start(nursery, "work")
         assert group == pid
@@ -187,7 +188,7 @@ async def test_callers_may_be_cancelled_with_the_process(_: int) -> None:
 
 async def test_kept_process_is_restarted_until_it_stops() -> None:
     stopping, ends = trio.Event(), list[str]()
-    make = partial(WorkerProcess, PROGRAM, own_group=True)
+    make = partial(WorkerProcess, PROGRAM, has_own_group=True)
     reader, writer = os.pipe()
     kept = RestartedProcess(
         0, make, "work", writer, backoff=Backoff(0, 0), stopping=stopping,
@@ -322,7 +323,7 @@ def _open_files() -> int:
 async def _log_of(*requests: list[Any]) -> list[Any]:
     with capture_logs() as logged, trio.fail_after(WAIT_SECONDS):
         async with trio.open_nursery() as nursery:
-            process = WorkerProcess(PROGRAM, names=NAMES)
+            process = WorkerProcess(PROGRAM, log_fields=NAMES)
             await process.start(nursery, "work")
             try:
                 for request in requests:
@@ -384,7 +385,7 @@ async def test_a_log_record_larger_than_a_packet_loses_its_fields(records: list[
 
 
 async def test_log_levels_of_the_server_apply_to_running_processes(records: list[logging.LogRecord]) -> None:
-    async with _started_worker(names=NAMES) as process:
+    async with _started_worker(log_fields=NAMES) as process:
         for level in (logging.INFO, logging.DEBUG, logging.ERROR):
             LOG_LEVEL.set(level)
             for number in (logging.DEBUG, logging.WARNING):
@@ -392,11 +393,34 @@ async def test_log_levels_of_the_server_apply_to_running_processes(records: list
     assert [record.getMessage() for record in records] == ["30 at 20", "10 at 10", "30 at 10"]
 
 
+async def test_a_process_whose_server_does_not_read_continues_and_counts_dropped_records(
+    records: list[logging.LogRecord],
+) -> None:
+    """The test blocks the loop, so that the server reads nothing, until the process has logged 100 MB."""
+    async with _started_worker(log_fields=NAMES) as process:
+        read, write = os.pipe()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(process.call, ["log", logging.INFO, "NUMBER " + "x" * 2000, {}, 50_000])
+            await trio.testing.wait_all_tasks_blocked()
+            await process.tell(None, write)
+            os.close(write)
+            assert select.select([read], [], [], WAIT_SECONDS)[0], "the process waits for its server"
+            assert int(os.read(read, 100)) == process.pid
+            os.close(read)
+        await until_async(lambda: bool(records) and records[-1].getMessage() == "log records dropped")
+        await process.call(["log", logging.INFO, "after", {}])
+    *arrived, dropped, last = records
+    numbers = [int(record.getMessage().split()[0]) for record in arrived]
+    assert numbers == sorted(set(numbers))
+    assert numbers[0] == 0
+    assert (dropped.levelname, vars(dropped)["count"], last.getMessage()) == ("WARNING", 50_000 - len(arrived), "after")
+
+
 @pytest.mark.parametrize("names", [None, NAMES])
 async def test_no_pipe_is_left_open(names: dict[str, str] | None) -> None:
     before = _open_files()
     async with trio.open_nursery() as nursery:
-        process = WorkerProcess(PROGRAM, names=names)
+        process = WorkerProcess(PROGRAM, log_fields=names)
         await process.start(nursery, "work")
         await process.close(5)
     assert _open_files() == before

@@ -206,15 +206,17 @@ def test_an_op_that_cannot_be_prepared_ends_the_command(project: Path) -> None:
         assert part in done.stderr
 
 
-def test_the_original_package_is_not_shadowed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("package", ["paddle_serving_server", "paddle_serving_server_gpu"])
+def test_the_original_package_is_not_shadowed(project: Path, monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     _write_config(project)
-    original = project / "site" / "paddle_serving_server"
+    (project / "web_service.py").write_text(SCRIPT.replace("paddle_serving_server", package))
+    original = project / "site" / package
     original.mkdir(parents=True)
     (original / "__init__.py").write_text('"""The original."""\n')
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*filter(None, sys.path), str(original.parent)]))
     done = run_ovms("run", "web_service.py")
     assert done.returncode == 1
-    assert "pip uninstall paddle-serving-server" in done.stderr
+    assert f"pip uninstall {package.replace('_', '-')}`" in done.stderr
     assert json.dumps(str(original))[1:-1] in done.stderr.replace("\n", "")
 
 

@@ -98,6 +98,14 @@ def test_a_server_uses_inherited_sockets_and_notifies(tmp_path: Path, systemd: _
         systemd.wait_for("WATCHDOG=1")
         httpx.post(f"http://{systemd.rest}/v1/config/reload", timeout=30)
         assert "RELOADING=1" in systemd.wait_for("READY=1")
+        config.write_text(config.read_text() + " ")
+        assert "RELOADING=1" in systemd.wait_for("READY=1")
+        process.send_signal(signal.SIGHUP)
+        lines = systemd.wait_for("READY=1")
+        assert any(line.startswith("MONOTONIC_USEC=") for line in lines)
+        assert lines.index("RELOADING=1") < lines.index("READY=1")
+        assert "STOPPING=1" not in lines
+        assert httpx.get(f"http://{systemd.rest}/v2/models/dummy/ready", timeout=30).is_success
         process.send_signal(signal.SIGTERM)
         systemd.wait_for("STOPPING=1")
         assert process.wait(60) == 0
@@ -115,6 +123,8 @@ def test_the_parent_of_several_processes_notifies(tmp_path: Path, systemd: _Syst
         answer = httpx.post(f"http://{systemd.rest}/", json={"a": 1}, timeout=30)
         assert answer.json() == {"a": 1}
         systemd.wait_for("WATCHDOG=1")
+        process.send_signal(signal.SIGHUP)
+        assert "RELOADING=1" in systemd.wait_for("READY=1")
         process.send_signal(signal.SIGTERM)
         systemd.wait_for("STOPPING=1")
         assert process.wait(60) == 0

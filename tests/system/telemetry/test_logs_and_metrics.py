@@ -97,11 +97,15 @@ CODE = [
 ]
 
 
-def test_log_records_of_user_code_in_threads_and_processes_are_logged_once(servers: SystemServers) -> None:
+def test_log_records_of_user_code_in_threads_and_processes_are_logged_once_with_their_call(
+    servers: SystemServers,
+) -> None:
     server = servers.serving("all_kinds")
     known = len(server.printed_so_far())
     for path, body in CALLS:
-        answer = httpx.post(server.rest + path, json=body, timeout=WAIT_SECONDS, trust_env=False)
+        name = path.rstrip("/").split("/")[-2 if path.count("/") > 1 else -1]
+        sent, headers = ({**body, "id": name} if "inputs" in body else body), {"x-request-id": name}
+        answer = httpx.post(server.rest + path, json=sent, headers=headers, timeout=WAIT_SECONDS, trust_env=False)
         assert answer.status_code == 200, (path, answer.text)
 
     def records() -> list[Any]:
@@ -111,7 +115,7 @@ def test_log_records_of_user_code_in_threads_and_processes_are_logged_once(serve
             (
                 line["event"],
                 line["level"],
-                {name: line[name] for name in ("servable", "node", "op", "handler") if name in line},
+                {name: line[name] for name in ("servable", "node", "op", "handler", "request_id") if name in line},
                 [(each["exc_type"], each["exc_value"]) for each in line.get("exception", ())],
             )
             for line in found
@@ -120,9 +124,10 @@ def test_log_records_of_user_code_in_threads_and_processes_are_logged_once(serve
     expected = [
         record
         for name, names in CODE
+        for fields in [{**names, "request_id": names.get("servable") or names["handler"]}]
         for record in (
-            (f"{name} began", "info", names, []),
-            (f"{name} failed", "error", names, [("KeyError", f"'{name}'")]),
+            (f"{name} began", "info", fields, []),
+            (f"{name} failed", "error", fields, [("KeyError", f"'{name}'")]),
         )
     ]
     until(lambda: len(records()) >= len(expected), why=records)

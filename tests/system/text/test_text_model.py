@@ -108,6 +108,25 @@ async def test_messages_become_the_prompt_and_pieces_count_tokens(model: TextMod
     assert [piece.finish for piece in pieces if piece.finish] == [Finish.LENGTH]
 
 
+@pytest.mark.parametrize("mode", ["JINJA", "MINJA"])
+@pytest.mark.parametrize("content", ["the men ", "", "<|im_end|>", "日\n\n"])
+def test_answer_continues_the_final_message(host_of: HostOf, content: str, mode: str) -> None:
+    host = host_of(chat_template_mode=mode)
+
+    async def check() -> None:
+        prompt = f"<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n{content}"
+        messages = {"role": "user", "content": "hi"}, {"role": "assistant", "content": content}
+        options = {"add_generation_prompt": False}
+        conversation = Conversation(messages, template_options=options, continues_final_message=True)
+        tokens = tuple(map(int, (await host.model.tokenize([prompt], add_special_tokens=False))[0]))
+        async with host.model.generate(greedy(conversation, 20)) as generation:
+            pieces = [piece async for piece in generation]
+        assert generation.prompt_tokens == len(tokens)
+        assert text_of(pieces) == text_of(await made(host.model, greedy(tokens, 20)))
+
+    host.run(check)
+
+
 @on_model_loop
 async def test_tokens_of_many_texts_are_those_of_each_alone(model: TextModel) -> None:
     texts = ["the cat", "", "a", "\u4e2d\u6587 x", "b \ud800", "the " * 1000, " "] * 40
@@ -155,9 +174,10 @@ async def test_deadline_ends_a_text_midway(model: TextModel) -> None:
     assert not model.open_requests
 
 
+@pytest.mark.parametrize("seed", [3, 2**64 - 1, -(2**63)])
 @on_model_loop
-async def test_choices_of_one_request_have_reproducible_seeds(model: TextModel) -> None:
-    request = GenerationRequest("hello", Sampling(max_tokens=30, temperature=1.0, seed=3, ignore_eos=True), n=3)
+async def test_choices_of_one_request_have_reproducible_seeds(model: TextModel, seed: int) -> None:
+    request = GenerationRequest("hello", Sampling(max_tokens=30, temperature=1.0, seed=seed, ignore_eos=True), n=3)
     first, second = await made(model, request), await made(model, request)
     texts = [text_of(first, index) for index in range(3)]
     assert len(set(texts)) == 3
@@ -198,6 +218,33 @@ async def test_echoed_prompt_has_its_log_probabilities_each_time(model: TextMode
     assert first[-1].finish is Finish.LENGTH
 
 
+_SPLIT_TEXT: Final = "日🚀ok é\ufffd the end"
+"""Each of its characters beyond ASCII is several tokens of the model."""
+
+
+def places_of(text: str, tokens: list[bytes]) -> list[int]:
+    """Return the index of the character that each token begins with or belongs to."""
+    ends = [len("".join(text[: index + 1]).encode()) for index in range(len(text))]
+    starts = [sum(map(len, tokens[:index])) for index in range(len(tokens))]
+    return [sum(end <= start for end in ends) for start in starts]
+
+
+@pytest.mark.parametrize("echo", [False, True])
+@on_model_loop
+async def test_tokens_of_a_text_have_its_bytes_and_places(model: TextModel, *, echo: bool) -> None:
+    form = {"type": "structural_tag", "format": {"type": "const_string", "value": _SPLIT_TEXT}}
+    grammar = Grammar(GrammarKind.STRUCTURAL_TAG, json.dumps(form))
+    request = GenerationRequest(_SPLIT_TEXT, Sampling(max_tokens=60), logprobs=True, echo=echo, grammar=grammar)
+    pieces = await made(model, request)
+    expected = _SPLIT_TEXT * (1 + echo)
+    logprobs = [each for piece in pieces for each in piece.logprobs]
+    tokens = [each.data for each in logprobs]
+    assert text_of(pieces) == expected
+    assert len(tokens) > len(expected)
+    assert b"".join(tokens) == expected.encode()
+    assert [each.offset for each in logprobs] == places_of(expected, tokens)
+
+
 async def test_requests_beyond_the_queue_are_refused_and_others_end(serve_tiny: ServeTiny) -> None:
     ended: list[int] = []
 
@@ -215,6 +262,16 @@ async def test_requests_beyond_the_queue_are_refused_and_others_end(serve_tiny: 
                 await made(model, greedy("one too many", 1))
             assert caught.value.retry_after_seconds >= 1
         assert ended == [300, 300, 300]
+
+
+async def test_request_that_cannot_start_within_the_queue_time_is_refused(serve_tiny: ServeTiny) -> None:
+    async with serve_tiny(max_num_seqs=1, max_queue_time=0.2) as model:
+        assert len(await made(model, greedy("short", 1))) == 1
+        async with model.generate(greedy("first", 1500)) as first:
+            await anext(aiter(first))
+            with pytest.raises(Overloaded, match="max_queue_time"):
+                await made(model, greedy("too late", 1))
+        assert len(await made(model, greedy("again", 1))) == 1
 
 
 async def test_forty_requests_for_a_small_cache_all_end(serve_tiny: ServeTiny) -> None:
@@ -434,6 +491,36 @@ async def test_template_of_the_folder_decides_how_answers_are_read(
     assert "".join(piece.reasoning for piece in pieces) == reasoning
 
 
+@pytest.mark.parametrize(
+    ("architectures", "template", "settings", "written", "calls"),
+    [
+        (["Qwen3ForCausalLM"], "{{ tools }}", {}, '<tool_call>{"name": "rest", "arguments": {}}</tool_call>', "rest"),
+        (["MistralForCausalLM"], "{{ tools }}", {}, '[TOOL_CALLS][{"name": "rest", "arguments": {}}]', "rest"),
+        (["LlamaForCausalLM"], "{{ tools }}", {}, '{"tool_calls": [{"name": "rest", "arguments": {}}]}', "rest"),
+        (["Qwen3ForCausalLM"], "", {}, '{"tool_calls": [{"name": "rest", "arguments": {}}]}', "rest"),
+        (["Qwen3ForCausalLM"], "{{ tools }}", {"tool_parser": "none"}, "<tool_call>{}</tool_call>", ""),
+    ],
+    ids=["qwen", "mistral", "unknown format", "template without tools", "configured parser"],
+)
+async def test_architecture_decides_the_parser_of_a_template_with_tools(
+    serve_tiny: ServeTiny,
+    tiny_folder: Path,
+    tmp_path: Path,
+    architectures: list[str],
+    template: str,
+    settings: dict[str, str],
+    written: str,
+    calls: str,
+) -> None:
+    folder = shutil.copytree(tiny_folder, tmp_path / "model")
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE + template)
+    config = {"max_position_embeddings": CONTEXT, "architectures": architectures}
+    (folder / "config.json").write_text(json.dumps(config))
+    async with serve_tiny(base_path=folder, path=folder, **settings) as model:
+        pieces = await made(model, _request(_saying(written), tools=_TOOLS))
+    assert ([name for name, _ in _calls(pieces)], text_of(pieces)) == (([calls], "") if calls else ([], written))
+
+
 @on_model_loop
 async def test_constrained_text_may_end_with_its_first_token(model: TextModel) -> None:
     shortest = GenerationRequest("hello", Sampling(max_tokens=1), grammar=_saying("fine"))
@@ -527,6 +614,8 @@ async def test_template_that_loops_or_refuses_fails_its_request(odd_model: TextM
     ):
         with pytest.raises(InvalidRequest, match=text):
             await made(odd_model, GenerationRequest(Conversation(messages), asked.sampling))
+    with pytest.raises(InvalidRequest, match="leaves out the final message"):
+        await made(odd_model, GenerationRequest(Conversation(_HELLO, continues_final_message=True), asked.sampling))
     assert text_of(await made(odd_model, asked)) == "fine"
 
 

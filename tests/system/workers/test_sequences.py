@@ -174,8 +174,11 @@ def test_stored_sequences_come_back_with_their_workers(tmp_path: Path) -> None:
                 sum_of(step(clients[identity % 2], identity, start=True))
             until(lambda: sum(path.read_bytes().count(b'"id":') for path in store.glob("worker-*/sequences.bin")) == 6)
             kill_worker(server, pid_of(clients[1]))
-            # Steps of its sequences wait for the process that takes its place.
+            # Steps of its sequences wait for the process that takes its place, which refuses the first of each.
             for identity in range(1, 7):
+                if owner_index(f"acc\0{identity}", 2) == 1:
+                    refused = step(clients[0], identity)
+                    assert (refused.status_code, refused.headers["ovmstrio_restored_steps"]) == (409, "1")
                 assert sum_of(step(clients[0], identity))[0] == 2.0
             until(lambda: server.answers("/v2/health/ready"))
         assert server.stop()[0] == 0

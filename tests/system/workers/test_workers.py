@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -149,6 +150,39 @@ def test_log_of_a_killed_worker_counts_its_calls(recovering: OvmsProcess, tmp_pa
         go.touch()
     assert recovering.printed_so_far().count("requests_lost=1") == before + 1
     until(lambda: recovering.answers("/v2/health/ready"))
+
+
+def test_log_of_a_killed_worker_counts_its_queued_calls(tmp_path: Path) -> None:
+    file = worker_configuration(tmp_path)
+    write_project(tmp_path / "waits", WAITING_HANDLER, name="waits")
+    document = json.loads(file.read_text(encoding="utf-8"))
+    limits = {"max_concurrency": 1, "max_queue": 5}
+    document["handler_config_list"].append({"name": "waits", "path": str(tmp_path / "waits"), **limits})
+    file.write_text(json.dumps(document), encoding="utf-8")
+    begun, go = tmp_path / "begun", tmp_path / "go"
+    body = {"begun": str(begun), "go": str(go)}
+
+    def ask(client: httpx.Client) -> None:
+        with suppress(httpx.TransportError):
+            client.post("/waits", json=body)
+
+    with serving("--config_path", str(file), "--workers", "2", log=tmp_path / "log") as server, ExitStack() as stack:
+        by_worker: dict[int, list[httpx.Client]] = {}
+        while not any(len(clients) == 3 for clients in by_worker.values()):
+            client = stack.enter_context(httpx.Client(base_url=server.rest, timeout=WAIT_SECONDS))
+            by_worker.setdefault(pid_of(client), []).append(client)
+        pid, clients = next(found for found in by_worker.items() if len(found[1]) == 3)
+        threads = [threading.Thread(target=ask, args=(client,)) for client in clients]
+        threads[0].start()
+        until(begun.exists)
+        for thread in threads[1:]:
+            thread.start()
+        until(lambda: sample(server, "ovmstrio_queued_requests", name="waits") == 2)
+        kill_worker(server, pid)
+        go.touch()
+        for thread in threads:
+            thread.join()
+        assert server.printed_so_far().count("requests_lost=3") == 1
 
 
 # A stopped process that holds the lock of the shared counts

@@ -318,12 +318,15 @@ class _Issuer:
         self.keys: Any = _public(KEY)
         self.name: Any = ISSUER
         self.paths: list[str] = []
+        self.answers = trio.Event()
+        self.answers.set()
 
     def client(self) -> httpx.AsyncClient:
         return httpx.AsyncClient(transport=httpx.MockTransport(self._answer))
 
-    def _answer(self, request: httpx.Request) -> httpx.Response:
+    async def _answer(self, request: httpx.Request) -> httpx.Response:
         self.paths.append(request.url.path)
+        await self.answers.wait()
         if request.url.path == "/.well-known/openid-configuration":
             return httpx.Response(200, json={"issuer": self.name, "jwks_uri": f"{ISSUER}/keys"})
         return httpx.Response(503) if self.keys is None else httpx.Response(200, json=self.keys)
@@ -367,6 +370,29 @@ async def test_an_unreachable_issuer_is_reported_as_such(name: Any, keys: Any) -
     issuer.name, issuer.keys = name, keys
     with pytest.raises(Unauthenticated, match="token verification unavailable"):
         await JwtVerifier(IssuerKeys(ISSUER, issuer.client), RULES, lambda: NOW).verify(_token())
+
+
+async def test_tokens_that_arrive_while_rotated_keys_are_fetched_wait_for_them(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    issuer = _Issuer()
+    tokens = JwtVerifier(IssuerKeys(ISSUER, issuer.client), RULES, lambda: NOW)
+    await tokens.verify(_token())
+    mock_clock.jump(31)
+    issuer.keys, issuer.answers = _public(NEXT), trio.Event()
+    subjects: list[str] = []
+
+    async def verify(number: int) -> None:
+        subjects.append((await tokens.verify(_token(NEXT, "Ed25519", sub=str(number)))).subject)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(3):
+            nursery.start_soon(verify, number)
+            await trio.testing.wait_all_tasks_blocked()
+        assert subjects == []
+        issuer.answers.set()
+    assert sorted(subjects) == ["0", "1", "2"]
+    assert len(issuer.paths) == 4
 
 
 async def test_concurrent_tokens_share_a_fetch_of_keys() -> None:

@@ -13,8 +13,9 @@ import typer
 import yaml
 from typer.testing import CliRunner, Result
 
+from ovms_cli import serve_service
 from ovms_cli.all_commands import app
-from ovms_cli.run import _command, _take_config
+from ovms_cli.run import _command
 from ovms_cli.script import compat_folder, execute_script
 from ovms_cli.serve_project import run_project
 from ovms_cli.serve_service import run_pipeline_service
@@ -337,17 +338,81 @@ def test_a_pipeline_without_its_script_is_refused(script: Path, capsys: pytest.C
         assert "config.yml configures a pipeline of Ops; add --service SCRIPT" in output
 
 
+_OWN_PARSER = """
+import argparse
+
+parser = argparse.ArgumentParser()
+parser.add_argument("-c", "--config", required=True)
+parser.add_argument("--port")
+print("arguments", vars(parser.parse_args()))
+"""
+_OTHER_PARSER = """
+import argparse
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--name")
+print("arguments", vars(parser.parse_args()))
+"""
+_NO_PARSER = """
+import sys
+
+print("arguments", sys.argv[1:])
+"""
+_SERVED = """
+from paddle_serving_server_gpu.web_service import Op, WebService
+
+
+class Service(WebService):
+    def get_pipeline_response(self, read_op):
+        return Op(name="a", input_ops=[read_op])
+
+
+service = Service(name="s")
+service.prepare_pipeline_config("config.yml")
+service.run_service()
+"""
+
+
 @pytest.mark.parametrize(
-    ("arguments", "expected"),
+    ("before", "arguments", "seen", "config"),
     [
-        (["a", "-c", "f.yml", "b"], ("f.yml", ["a", "b"])),
-        (["--config=f.yml", "b"], ("f.yml", ["b"])),
-        (["a", "--conf", "b"], (None, ["a", "--conf", "b"])),
+        (_OWN_PARSER, ["--config=config.yml"], {"config": "config.yml", "port": None}, None),
+        (_OWN_PARSER, ["--port", "8", "-c", "app.json"], {"config": "app.json", "port": "8"}, None),
+        ("from own import *", ["--config", "config.yml"], {"config": "config.yml", "port": None}, None),
+        (_OTHER_PARSER, ["-c", "config.yml", "--name", "n"], {"name": "n"}, "config.yml"),
+        (_OTHER_PARSER, ["--", "--name", "n"], {"name": "n"}, None),
+        (_NO_PARSER, ["a", "--config", "config.yml", "b"], ["a", "--config", "config.yml", "b"], "config.yml"),
+        (_NO_PARSER, ["a", "--conf", "b"], ["a", "--conf", "b"], None),
+        (_NO_PARSER, ["--", "--port", "8"], ["--port", "8"], None),
     ],
-    ids=["short", "long", "none"],
+    ids=["own", "own short", "own module", "other", "other separated", "none", "no option", "separated"],
 )
-def test_the_configuration_option_is_removed_from_the_arguments(arguments: list[str], expected: Any) -> None:
-    assert _take_config(arguments) == expected
+def test_arguments_reach_a_script_as_by_python_and_configure_its_service(
+    script: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    before: str,
+    arguments: list[str],
+    seen: Any,
+    config: str | None,
+) -> None:
+    script.write_text(before + _SERVED)
+    (script.parent / "own.py").write_text(_OWN_PARSER if "own" in before else "")
+    monkeypatch.delitem(sys.modules, "own", raising=False)
+    served: list[str | None] = []
+    monkeypatch.setattr(serve_service, "_serve", lambda _, file, service: served.append(file))
+    _command()(script, arguments)
+    assert f"arguments {seen}\n" in capsys.readouterr().out
+    assert served == [config]
+
+
+@pytest.mark.parametrize("option", ["--bind-address", "--port=31", "--no_metrics_enable", "--compiled_gb"])
+def test_an_option_of_the_server_after_a_script_is_refused(
+    script: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    assert ended(_command(), script, ["x", option, "1"]) == 64
+    output = " ".join(capsys.readouterr().err.split())
+    assert f"{option.partition('=')[0]}: options of the server come before" in output
 
 
 def test_a_script_that_changes_its_folder_keeps_its_path(script: Path, tmp_path: Path) -> None:

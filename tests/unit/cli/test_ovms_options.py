@@ -50,6 +50,7 @@ SERVED = [
     "--model_path /m --model_name m --task text_generation --enable_tool_guided_generation=true --tool_parser hermes3",
     "--model_path /m --model_name m --task embeddings --pooling LAST --normalize false --truncate true",
     "--model_path /m --model_name m --task rerank --max_allowed_chunks 100",
+    "--model_path /m --model_name m --task embeddings --max_inputs 4096",
     "--model_path /m --model_name m --task speech2text --target_device CPU",
     """--model_path /m --model_name m --model_version_policy '{"latest": {"num_versions": 2}}'""",
     "--model_name m --model_path /m --metrics_enable --metrics_list ovms_requests_success,ovms_infer_req_queue_size",
@@ -87,6 +88,8 @@ REFUSED = {
     ],
     "--model_path /m --model_name m --enable_prefix_caching true": ["--task"],
     "--model_name r --model_path r --trace_path trace.json --port 9178": ["/metrics"],
+    "--model_path /m --model_name m --task text_generation --verbose_response": ["no __verbose object"],
+    "--model_path /m --model_name m --disable_input_count_validation=true": ["only the inputs of the model"],
     "--model_path s3://bucket/model --model_name m --port 9000": [
         "--model_path: remote storage is not supported",
         "mount",

@@ -202,7 +202,7 @@ def test_callers_drain_longer_than_the_groups_that_they_call() -> None:
 # Routing of requests
 
 
-NAMES = {"m", "text", "graph"}
+NAMES = {"m", "text", "graph", "org/m", "org/m/large", "a:b"}
 NO_MODELS: list[Any] = [None, [], {}, {"model": 3}]
 JSON = (("content-type", "application/json"),)
 
@@ -219,6 +219,14 @@ def _openai_request(target: str, document: object = None, headers: tuple[tuple[s
         ("/v1/models/m:predict", None, "m"),
         ("/v1/models/m/versions/1:predict?x=1", None, "m"),
         ("/v2/models/%6D", None, "m"),
+        ("/v2/models/org%2Fm/infer", None, "org/m"),
+        ("/v2/models/org/m/infer", None, "org/m"),
+        ("/v2/models/org/m/large/infer", None, "org/m/large"),
+        ("/v1/models/org%2fm:predict", None, "org/m"),
+        ("/v1/models/org/m:predict", None, "org/m"),
+        ("/v1/models/a:b:predict", None, "a:b"),
+        ("//v2//models/m/infer", None, "m"),
+        ("/v2%2Fmodels/m", None, "m"),
         ("/graph/some/path", None, "graph"),
         ("/v3/graph/x", None, "graph"),
         ("/nothing", None, ""),

@@ -4,15 +4,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import paddle_serving_app
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.ext import ops
-from ovmstrio.ops.config_file import read_pipeline_config
+from ovmstrio.ops.config_file import read_pipeline_config, resolve_op_settings
+from ovmstrio.ops.settings import PipelineSettings
 from paddle_serving_app import reader
 from paddle_serving_server.pipeline import LocalServiceHandler, PipelineServer
-from paddle_serving_server.pipeline.channel import ChannelStopError, ThreadChannel
+from paddle_serving_server.pipeline.channel import ChannelData, ChannelStopError, ThreadChannel
 from paddle_serving_server.pipeline.error_catch import (
     CustomException,
     CustomExceptionCode,
@@ -76,6 +78,12 @@ def test_modules_have_the_names_that_scripts_import(module: str) -> None:
     assert [name for name in NAMES[module].split() if not hasattr(import_module(module), name)] == []
 
 
+@pytest.mark.parametrize("module", [name for name in NAMES if name.startswith("paddle_serving_server.")])
+def test_the_package_of_older_releases_has_the_same_names(module: str) -> None:
+    older = import_module(module.replace("paddle_serving_server", "paddle_serving_server_gpu"))
+    assert [name for name in NAMES[module].split() if not hasattr(older, name)] == []
+
+
 def test_classes_are_those_of_the_engine_and_precede_the_original() -> None:
     operator: Any = import_module("paddle_serving_server.pipeline.operator")
     channel: Any = import_module("paddle_serving_server.pipeline.channel")
@@ -101,8 +109,8 @@ def test_a_star_import_has_all_readers() -> None:
 
 
 def test_unsupported_names_raise_with_an_alternative() -> None:
-    with pytest.raises(NotImplementedError, match="local_service_conf"):
-        LocalServiceHandler(model_config="x")
+    with pytest.raises(NotImplementedError, match="expected client_type 'local_predictor', got 'brpc'"):
+        LocalServiceHandler(model_config="x", client_type="brpc")
     with pytest.raises(NotImplementedError, match="input_ops"):
         VirtualOp("vir0")
     with pytest.raises(NotImplementedError, match="ThreadChannel is not supported"):
@@ -110,6 +118,44 @@ def test_unsupported_names_raise_with_an_alternative() -> None:
     with pytest.raises(NotImplementedError, match="get_pipeline_response"):
         WebService().load_model_config("x")
     assert str(ChannelStopError()) == "Channel stopped."
+
+
+@pytest.mark.parametrize(
+    ("feed", "found"),
+    [
+        ({"x": np.ones(2), "texts": ["a"]}, (0, None)),
+        ([{"x": np.ones(2)}, {"x": np.ones(2)}], (0, None)),
+        ({"x": [1.0]}, (7000, "Failed to check data: 'x': expected numpy.ndarray or list[str], got list.")),
+        (
+            [{"x": np.ones(2)}, {"x": "a"}],
+            (7000, "Failed to check data: 'x': expected numpy.ndarray or list[str], got str."),
+        ),
+        ("text", (7000, "Failed to check data: expected a dict, got str.")),
+    ],
+    ids=["arrays and texts", "list of feeds", "numbers", "second feed", "no feed"],
+)
+def test_channel_data_checks_the_feeds_of_a_batch(feed: Any, found: tuple[int, str | None]) -> None:
+    assert ChannelData.check_npdata(feed) == ChannelData.check_batch_npdata([{"x": np.ones(1)}, feed]) == found
+    assert ChannelData.check_batch_npdata([]) == (0, None)
+    assert ChannelData.check_dictdata({"any": object()}) == (0, None)
+
+
+def test_a_local_service_handler_configures_an_op() -> None:
+    handler = LocalServiceHandler("models/uci", fetch_names=["price"], thread_num=3, device_type=0, ir_optim=True)
+    assert (handler.get_fetch_list(), handler.get_port_list()) == (["price"], [])
+    assert handler.get_client_config() == "models/uci/serving_server_conf.prototxt"
+    handler.prepare_server()
+    handler.start_server()
+    op = ops.Op(name="uci", local_service_handler=handler)
+    resolved = resolve_op_settings(op, PipelineSettings()).local_service_conf
+    assert (resolved.model_config, resolved.fetch_list) == ("models/uci", ("price",))
+    assert (resolved.thread_num, resolved.device_type) == (3, 0)
+    with pytest.raises(ConfigError, match=r"local_service_conf.thread_num of Op uci is invalid .*expected"):
+        resolve_op_settings(
+            ops.Op(name="uci", local_service_handler=LocalServiceHandler("x", thread_num=0)), PipelineSettings()
+        )
+    with pytest.raises(ConfigError, match="expected a LocalServiceHandler, found str"):
+        ops.Op(name="uci", local_service_handler="x")
 
 
 def test_a_pipeline_server_is_a_service_of_its_response_op() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -19,6 +19,8 @@ from ovmstrio.config.specs import (
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.generation import Task
 from ovmstrio.isolation.isolated_code import Isolation
+from ovmstrio.server.command_line import single_servable_spec
+from ovmstrio.server.settings import ServerSettings
 from tests.support.config_documents import CONFIG_FILE, examine_sections, fatal_problems, parse_sections
 
 _ENTRIES: dict[str, dict[str, Any]] = {
@@ -54,6 +56,28 @@ def test_limits_of_calls_are_read_and_need_no_reload(section: str) -> None:
         (3, 0),
     ]
     assert not default.needs_reload(both)
+    for seconds in (0, 0.5, 3):
+        limits = {"max_concurrency": 3, "max_queue_time": seconds}
+        spec = parse_sections(**_sections(section, limits)).services[-1]
+        assert (spec.max_queue_time, default.max_queue_time, spec.problems) == (seconds, None, ())
+        assert not default.needs_reload(spec)
+
+
+@pytest.mark.parametrize("section", _ENTRIES)
+def test_services_are_required_unless_their_entry_says_otherwise(section: str) -> None:
+    default, required, optional = [
+        parse_sections(**_sections(section, given)).services[-1]
+        for given in ({}, {"required": True}, {"required": False})
+    ]
+    assert [spec.required for spec in (default, required, optional)] == [True, True, False]
+    assert not default.needs_reload(optional)
+    (fatal,) = fatal_problems(**_sections(section, {"required": 0}))
+    assert fatal.path.endswith("required")
+
+
+def test_a_model_of_another_server_may_be_optional() -> None:
+    entry = {"config": {"name": "r", "remote": "grpc://a:1", "required": False}}
+    assert [spec.required for spec in parse_sections(model_config_list=[entry]).services] == [False]
 
 
 @pytest.mark.parametrize("section", [section for section in _ENTRIES if section != "text_model_config_list"])
@@ -61,6 +85,11 @@ def test_limits_without_effect_are_warnings_and_negative_limits_are_fatal(sectio
     spec = parse_sections(**_sections(section, {"max_queue": 5}))
     (problem,) = [problem for problem in spec.problems if problem.path.endswith("max_queue")]
     assert (problem.severity, problem.line is not None) == ("warning", True)
+    spec = parse_sections(**_sections(section, {"max_queue_time": 0.5}))
+    (problem,) = [problem for problem in spec.problems if problem.path.endswith("max_queue_time")]
+    assert (problem.severity, problem.message) == ("warning", "max_queue_time has no effect without max_concurrency")
+    (fatal,) = fatal_problems(**_sections(section, {"max_concurrency": 1, "max_queue_time": -0.5}))
+    assert (fatal.expected, fatal.found) == ("a number of 0 or more", "-0.5")
     (fatal,) = fatal_problems(**_sections(section, {"max_concurrency": -1}))
     assert (fatal.expected, fatal.found) == ("an integer of 0 or more", "-1")
 
@@ -441,6 +470,64 @@ def test_a_model_is_a_folder_or_a_file_with_the_task_text_generation_by_default(
     assert folder.enable_prefix_caching
 
 
+_TEXT_FILES: Final = ("openvino_model.xml", "openvino_tokenizer.xml")
+_SPEECH_FILES: Final = ("openvino_encoder_model.xml", "openvino_decoder_model.xml", "openvino_tokenizer.xml")
+
+
+@pytest.mark.parametrize(
+    ("files", "architecture", "task"),
+    [
+        ((*_TEXT_FILES, "openvino_detokenizer.xml"), None, Task.TEXT_GENERATION),
+        ((*_TEXT_FILES, "openvino_detokenizer.xml"), "LlamaForCausalLM", Task.TEXT_GENERATION),
+        ((*_TEXT_FILES, "openvino_detokenizer.xml"), "GPT2LMHeadModel", Task.TEXT_GENERATION),
+        ((*_TEXT_FILES, "openvino_detokenizer.xml"), "XLMRobertaModel", Task.EMBEDDINGS),
+        ((*_TEXT_FILES, "openvino_detokenizer.xml"), "XLMRobertaForSequenceClassification", Task.RERANK),
+        ((*_TEXT_FILES, "openvino_detokenizer.xml", "1_Pooling/config.json"), "Qwen3ForCausalLM", Task.EMBEDDINGS),
+        ((*_TEXT_FILES, "1_Pooling/config.json"), None, Task.EMBEDDINGS),
+        (_TEXT_FILES, "BertModel", Task.EMBEDDINGS),
+        (_TEXT_FILES, "BertForMaskedLM", Task.EMBEDDINGS),
+        ((*_SPEECH_FILES, "openvino_detokenizer.xml"), "WhisperForConditionalGeneration", Task.SPEECH_TO_TEXT),
+        ((*_SPEECH_FILES, "openvino_postnet.xml"), "SpeechT5ForTextToSpeech", Task.TEXT_TO_SPEECH),
+    ],
+)
+def test_the_task_is_detected_from_the_files(
+    tmp_path: Path, files: tuple[str, ...], architecture: str | None, task: Task
+) -> None:
+    (tmp_path / "1_Pooling").mkdir()
+    for name in files:
+        (tmp_path / name).write_text("{}")
+    if architecture:
+        (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture]}))
+    models = {"name": "m", "base_path": str(tmp_path)}, {"name": "n", "base_path": str(tmp_path), "task": "rerank"}
+    detected, given = _parse_texts(*models).of(TextModelSpec)
+    assert (detected.task, given.task) == (task, Task.RERANK)
+    settings = ServerSettings(model_name="m", model_path=tmp_path)
+    (served,) = single_servable_spec(settings).services
+    assert isinstance(served, TextModelSpec)
+    assert served.task == task
+
+
+@pytest.mark.parametrize(
+    ("files", "architecture"),
+    [
+        (_TEXT_FILES, None),
+        (_TEXT_FILES, "LlamaForCausalLM"),
+        (("openvino_model.xml",), "BertModel"),
+        ((*_SPEECH_FILES, "openvino_detokenizer.xml"), "T5ForConditionalGeneration"),
+        ((), None),
+    ],
+)
+def test_a_folder_of_no_known_task_is_a_tensor_model(
+    tmp_path: Path, files: tuple[str, ...], architecture: str | None
+) -> None:
+    for name in files:
+        (tmp_path / name).write_text("")
+    if architecture:
+        (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture]}))
+    (served,) = single_servable_spec(ServerSettings(model_name="m", model_path=tmp_path)).services
+    assert isinstance(served, ModelSpec)
+
+
 def test_options_become_fields_of_the_model() -> None:
     spec = _text_model(
         target_device="GPU",
@@ -505,7 +592,7 @@ def test_all_problems_of_a_model_are_reported() -> None:
 
 
 # The registry and admission look these up at each call.
-_NOT_LOADED = {"version_policy", "origin", "place", "problems", "max_concurrency", "placement"}
+_NOT_LOADED = {"version_policy", "origin", "place", "problems", "max_concurrency", "placement", "required"}
 
 
 # The changed value has another type than some fields.
@@ -523,8 +610,9 @@ def test_the_queue_limit_is_read_from_both_lists(tmp_path: Path, section: str) -
     streams = 'input_stream: "HTTP_REQUEST_PAYLOAD:input" output_stream: "HTTP_RESPONSE_PAYLOAD:output"'
     node = f'node {{ calculator: "HttpLLMCalculator" {streams} node_options: {options} }}'
     (tmp_path / "graph.pbtxt").write_text(f"{streams}\n{node}\n")
-    entry: Any = {"name": "chat", "base_path": str(tmp_path), "max_queue": 3}
+    entry: Any = {"name": "chat", "base_path": str(tmp_path), "max_queue": 3, "max_queue_time": 1.5}
     sections = {section: [entry if section.startswith("mediapipe") else {"config": entry}]}
     spec = parse_sections(tmp_path / "config.json", **sections)
     (model,) = spec.of(TextModelSpec)
-    assert (model.max_queue, spec.problems) == (3, ())
+    assert (model.max_queue, model.max_queue_time, spec.problems) == (3, 1.5, ())
+    assert model.needs_reload(model.model_copy(update={"max_queue_time": 2}))

@@ -116,7 +116,7 @@ def test_all_problems_of_a_file_are_reported_with_line_and_path() -> None:
         (_model(batching=4), "model_config_list[0].config.batching", "an object", "4", ""),
         (_model(stateful="yes"), "model_config_list[0].config.stateful", "true or false", '"yes"', ""),
         (_model(mean=True), "model_config_list[0].config.mean", "a text or a number or a list", "true", ""),
-        (_model(weird=1), "model_config_list[0].config.weird", "", "", "known are name, base_path"),
+        (_model(zzz=1), "model_config_list[0].config.zzz", "", "", "known are name, base_path"),
     ],
 )
 def test_a_wrong_form_makes_the_file_unusable(

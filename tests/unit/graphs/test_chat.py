@@ -193,6 +193,10 @@ async def test_sampling_fields_become_parameters(tmp_path: Path) -> None:
         (_request("x", sampling=Sampling(stop_token_ids=(1,))), "stop_token_ids: .*use stop"),
         (_request("x", grammar=Grammar(GrammarKind.JSON_OBJECT, "{}")), "response_format: "),
         (GenerationRequest(Conversation(TURNS, tools=({"type": "function"},))), "tools: .*tool_choice"),
+        (
+            GenerationRequest(Conversation(TURNS, continues_final_message=True)),
+            "continue_final_message: ",
+        ),
         (GenerationRequest((1, 2, 3)), "prompt: .*expected a text; got token ids"),
         (GenerationRequest(Conversation(TURNS[:1])), r'expected one with the role "user"; got system'),
         (_request("x", n=2, logprobs=True), "n: .* Also: logprobs: "),

@@ -195,8 +195,7 @@ async def test_automatic_timestamps_ascend(tmp_path: Path) -> None:
     assert [text for _, _, text in answers.outputs] == ["a", "b", "c"]
     assert stamps(answers) == sorted(set(stamps(answers)))
     assert answers.failure is None
-    # A stream never echoes the ids of requests.
-    assert {(reply.model_name, reply.model_version, reply.id) for reply in answers.replies} == {("graph", "1", "")}
+    assert {(reply.model_name, reply.model_version, reply.id) for reply in answers.replies} == {("graph", "1", "id")}
 
 
 async def test_replies_have_the_timestamps_of_their_requests(tmp_path: Path) -> None:

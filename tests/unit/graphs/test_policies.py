@@ -46,6 +46,9 @@ class PolicyDriver:
                 stream.close()
             self._policy.arrived()
 
+    def bound(self) -> int:
+        return self._policy.bound()
+
     def runs(self) -> list[str]:
         runs: list[str] = []
         while (step := self._policy.next()) is not None:
@@ -63,6 +66,15 @@ def sync_sets(*sets: str) -> str:
 
 def fixed_size(trigger: int, target: int, *, fixed_min_size: bool = False) -> str:
     return f"trigger_queue_size: {trigger} target_queue_size: {target} fixed_min_size: {str(fixed_min_size).lower()}"
+
+
+def test_end_of_an_immediate_input_settles_the_next_timestamp_of_the_others() -> None:
+    driver = PolicyDriver("Immediate", "A B")
+    driver.check("A@3 > 3: A=3")
+    assert driver.bound() == driver.streams["B"].bound
+    driver.check("B@6 > 6: B=6 | A!")
+    assert driver.bound() == 8
+    driver.check("B@9 > 9: B=9 | B! > close")
 
 
 @pytest.mark.parametrize("handler", ["Default", "SyncSet"])
@@ -90,7 +102,8 @@ def test_inputs_of_one_set_are_synchronized(handler: str, scenario: str) -> None
         pytest.param("EarlyClose", "A@1 A@2 B@1 B! > 1: A=1 B=1, close", id="early close: packets before the end"),
         pytest.param("Immediate", "A@5 > 5: A=5 | B@5 > 5: B=5", id="immediate: inputs do not wait"),
         pytest.param("Immediate", "A@5 > 5: A=5 | B@3 > 3: B=3", id="immediate: timestamps may go back"),
-        pytest.param("Immediate", "A@5 B@3 B@5 > 3: B=3, 5: A=5 B=5", id="immediate: shared run"),
+        pytest.param("Immediate", "A@1 A@5 B@5 > 1: A=1, 5: A=5 B=5", id="immediate: shared run"),
+        pytest.param("Immediate", "A@5 B@3 B@5 > 5: A=5, 3: B=3, 5: B=5", id="immediate: first packet is taken"),
         # MediaPipe runs a node when an input ends; handlers that read their first input would fail there.
         pytest.param("Immediate", "A! | B@1 B! > 1: B=1, close", id="immediate: end of an input"),
         pytest.param("Barrier", "A@7 A@8 | B@3 > 3: A=7 B=3 | B@9 > 8: A=8 B=9", id="barrier: pairs"),

@@ -109,6 +109,8 @@ def test_calculators_have_tasks_and_options(tmp_path: Path, prefix: str) -> None
     assert embeddings.path == tmp_path / "chat" / "model"
     assert (embeddings.normalize, embeddings.pooling, embeddings.truncate) == (False, "LAST", True)
     assert embeddings.device == "GPU"
+    plain = _read_model(tmp_path, _other("EmbeddingsCalculatorOV", "EMBEDDINGS_NODE_RESOURCES", prefix=prefix))
+    assert plain.pooling == "CLS"
     graph = _other("RerankCalculatorOV", "RERANK_NODE_RESOURCES", "max_allowed_chunks: 9", prefix=prefix)
     rerank = _read_model(tmp_path, graph)
     assert (rerank.problems, rerank.task, rerank.max_allowed_chunks) == ((), Task.RERANK, 9)

@@ -228,7 +228,7 @@ def _keys(text: str) -> frozenset[ModelKey]:
     ],
 )
 def test_the_highest_versions_are_kept(count: int, broken: str, loaded: str, kept: str) -> None:
-    assert keep_latest(_keys("1 2 9 10"), count, broken=_keys(broken), loaded=_keys(loaded)) == _keys(kept)
+    assert keep_latest(_keys("1 2 9 10"), count, failed=_keys(broken), loaded=_keys(loaded)) == _keys(kept)
 
 
 _SETS = st.frozensets(st.builds(ModelKey, st.sampled_from("ab"), st.integers(1, 12).map(str)), max_size=12)
@@ -238,7 +238,7 @@ _SETS = st.frozensets(st.builds(ModelKey, st.sampled_from("ab"), st.integers(1, 
 def test_the_highest_and_enough_working_versions_are_kept(
     keys: frozenset[ModelKey], count: int, broken: frozenset[ModelKey], loaded: frozenset[ModelKey]
 ) -> None:
-    kept = keep_latest(keys, count, broken=broken, loaded=loaded)
+    kept = keep_latest(keys, count, failed=broken, loaded=loaded)
     assert kept <= keys
     for name in {key.name for key in keys}:
         versions = {key for key in keys if key.name == name}

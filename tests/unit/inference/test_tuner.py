@@ -40,8 +40,8 @@ class _Hooks(ServableHooks):
     def __init__(self) -> None:
         self.places: list[bool] = []
 
-    def placed(self, *, inline: bool, moved: bool) -> None:
-        assert moved
+    def placed(self, *, inline: bool, changed: bool) -> None:
+        assert changed
         self.places.append(inline)
 
 

@@ -278,9 +278,9 @@ async def test_value_of_an_abandoned_call_is_discarded_once() -> None:
 
     here = threading.get_ident()
     async with _pool() as threads:
-        assert await threads.call(lambda: "taken", may_leave=True, discard=discard) == "taken"
-        await _begin_and_cancel(threads, lambda: gate.wait(WAIT_SECONDS), may_leave=True, discard=discard)
-        await _begin_and_cancel(threads, fail, may_leave=True, discard=discard)
+        assert await threads.call(lambda: "taken", is_abandonable=True, discard=discard) == "taken"
+        await _begin_and_cancel(threads, lambda: gate.wait(WAIT_SECONDS), is_abandonable=True, discard=discard)
+        await _begin_and_cancel(threads, fail, is_abandonable=True, discard=discard)
         assert (threads.abandoned, threads.stuck, discarded) == (2, 0, [])
         gate.set()
         with trio.fail_after(WAIT_SECONDS):
@@ -299,7 +299,7 @@ async def test_value_is_taken_or_discarded_whenever_its_caller_leaves() -> None:
 
     async def take(number: int, scope: trio.CancelScope) -> None:
         with scope:
-            kept.add(await threads.call(make, number, may_leave=True, discard=discarded.append))
+            kept.add(await threads.call(make, number, is_abandonable=True, discard=discarded.append))
 
     async with _pool(limit=2) as threads:
         for number in range(300):
@@ -325,7 +325,7 @@ async def test_calls_are_refused_while_too_many_are_abandoned() -> None:
 
     async with _pool(limit=2, is_strict=True, refusal=refusal, on_abandoned=counts.append) as threads:
         for _ in range(2):
-            await _begin_and_cancel(threads, gate.wait, may_leave=True)
+            await _begin_and_cancel(threads, gate.wait, is_abandonable=True)
         assert (counts, threads.abandoned, threads.is_busy) == ([1, 2], 2, True)
         with pytest.raises(TimeoutError, match="2 do not end"):
             await threads.call(print)
@@ -342,7 +342,7 @@ async def test_unshielded_pool_ends_with_its_owner() -> None:
         threads = WorkerThreads(idle_seconds=None)
         await nursery.start(partial(threads.run, is_shielded=False))
         await threads.call(print)
-        await _begin_and_cancel(threads, gate.wait, may_leave=True)
+        await _begin_and_cancel(threads, gate.wait, is_abandonable=True)
         nursery.cancel_scope.cancel()
     assert _busy_threads() >= 1
     gate.set()

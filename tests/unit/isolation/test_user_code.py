@@ -43,7 +43,7 @@ def _line(text: str, stream: str = "stdout") -> dict[str, Any]:
 
 async def test_prints_of_plain_and_async_code_are_logged_with_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
     streams = _replaced(monkeypatch)
-    threads = WorkerThreads(names=NAMES)
+    threads = WorkerThreads(log_fields=NAMES)
 
     def plain() -> None:
         print("plain", end="")

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from structlog.testing import capture_logs
 
 from ovmstrio.auth.authentication import strip_credentials
 from ovmstrio.core.callers import Caller, Scopes, current_caller
@@ -78,6 +79,22 @@ async def test_the_servers_own_page_is_served(tmp_path: Path, host: str) -> None
 )
 async def test_pages_of_configured_origins_are_served(tmp_path: Path, origins: str, status: int) -> None:
     assert (await _post(tmp_path, "/v2/profile", FOREIGN, cors=Cors(origins))).status == status
+
+
+async def test_the_first_refused_preflight_is_logged_with_the_option(tmp_path: Path) -> None:
+    path, preflight = "/v2/models/echo/infer", {**FOREIGN, "access-control-request-method": "POST"}
+    async with stack(tmp_path) as (plane, _, _):
+        for cors, warned in ((None, ["https://page.example"]), (Cors("*"), [])):
+            router = make_rest_router(plane, cors=cors)
+            with capture_logs() as logs:
+                for headers in (FOREIGN, preflight, preflight):
+                    found = router.find("OPTIONS", path)
+                    assert isinstance(found, HttpAnswer)
+                    request = HttpRequest("OPTIONS", path, headers=tuple(headers.items()), peer=LOCAL)
+                    await router.refuse(found, request)
+            lines = [line for line in logs if line["event"] == "cross-origin requests refused"]
+            assert [line["origin"] for line in lines] == warned
+            assert all("--allowed_origins" in line["hint"] for line in lines)
 
 
 @pytest.mark.parametrize(("origin", "status"), [("http://models.example", 400), ("http://page.example", 403)])

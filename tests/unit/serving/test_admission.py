@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ovmstrio.config.specs import ModelSpec
-from ovmstrio.core.errors import Overloaded, TooManyRequests
+from ovmstrio.core.errors import Overloaded, QueueTimeExceeded, TooManyRequests
 from ovmstrio.core.limits import NO_LIMIT, Limit, LocalLimit
 from ovmstrio.core.request import ArrivalOrder, ArrivalTicket, InferRequest
 from ovmstrio.serving.admission import Admission
@@ -100,6 +100,68 @@ async def test_retry_after_follows_the_duration_of_calls(monkeypatch: pytest.Mon
             await admission.enter("m")
         assert caught.value.retry_after_seconds == 5
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("server", "service", "own"),
+    [
+        pytest.param(NO_LIMIT, Limit(1, 9, 2.0), True, id="service"),
+        pytest.param(Limit(0, 0, 2.0), Limit(1, 9), True, id="service, default of the server"),
+        pytest.param(Limit(1, 9, 2.0), NO_LIMIT, False, id="server"),
+        pytest.param(Limit(1, 9, 99.0), Limit(0, 0, 2.0), False, id="server, time of the service"),
+    ],
+)
+async def test_call_is_refused_as_soon_as_it_cannot_start_within_the_queue_time(
+    server: Limit, service: Limit, *, own: bool, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admission = _admission(server, m=service)
+    monkeypatch.setattr("ovmstrio.serving.admission.perf_counter", trio.current_time)
+    for seconds in (1.0, 1.0):
+        with await admission.enter("m"):
+            await trio.sleep(seconds)
+    whose = '"m"' if own else "the server"
+    async with trio.open_nursery() as nursery:
+        running = await admission.enter("m")
+        started = []
+
+        async def wait(number: int) -> None:
+            (await admission.enter("m")).release()
+            started.append((number, trio.current_time()))
+
+        begun = trio.current_time()
+        for number in range(2):
+            nursery.start_soon(wait, number)
+            await trio.testing.wait_all_tasks_blocked()
+        # One runs and two wait, each for a second.
+        with pytest.raises(QueueTimeExceeded) as caught:
+            await admission.enter("m")
+        assert trio.current_time() == begun
+        assert caught.value.message == (
+            f"{whose} has 1 calls under way and 2 waiting, so that a call would wait 3 s, and may wait 2 s "
+            "(max_queue_time); try again in 3 s"
+        )
+        assert caught.value.retry_after_seconds == 3
+        await trio.sleep(1.5)
+        running.release()
+    assert started == [(0, begun + 1.5), (1, begun + 1.5)]
+    # The estimate of 1.1 seconds is wrong for this one: the time that the call has waited decides.
+    with await admission.enter("m"):
+        begun = trio.current_time()
+        with pytest.raises(QueueTimeExceeded, match=r"could not start within 2 s \(max_queue_time\)"):
+            await admission.enter("m")
+        assert trio.current_time() == begun + 2
+        assert admission.queued("m") == 0
+    assert admission.under_way("m") == 0
+    with await admission.enter("m"):
+        pass
+
+
+async def test_call_that_may_not_wait_starts_where_there_is_a_place() -> None:
+    admission = _admission(m=Limit(1, 9, 0))
+    with await admission.enter("m"), pytest.raises(QueueTimeExceeded):
+        await admission.enter("m")
+    with await admission.enter("m"):
+        pass
 
 
 @settings(deadline=None)

@@ -15,7 +15,16 @@ from ovmstrio.serving.interfaces import KSERVE_GRPC
 from tests.support.stub_registry import load_scripted, registry_of
 
 PUBLIC: Final = {
-    *("is_live", "is_shutting_down", "readiness", "wait_change", "statuses", "has_limits", "call_admitted"),
+    *(
+        "is_live",
+        "is_shutting_down",
+        "readiness",
+        "wait_change",
+        "statuses",
+        "has_limits",
+        "has_service",
+        "call_admitted",
+    ),
     *("begin_serving", "begin_drain", "announce", "render_metrics", "count_unreadable_call", "count_refused_caller"),
     "count_rejected",
 }

@@ -84,6 +84,24 @@ async def test_concurrency_limits_running_batches(autojump_clock: MockClock) -> 
     assert [when - run.batches[0][0] for when, _ in run.batches] == [0, 0, 5, 5, 10]
 
 
+async def test_queued_items_run_by_priority_and_then_in_order_of_arrival(autojump_clock: MockClock) -> None:
+    run = _Runner(seconds=1)
+    async with open_batcher(run, Options(2, 60.0)) as batcher, trio.open_nursery() as nursery:
+        for item, priority in enumerate((0, 0, 0, 2, 1, 2, 0, 1)):
+            nursery.start_soon(partial(batcher.submit, item, priority=priority))
+            await trio.testing.wait_all_tasks_blocked()
+    assert run.items == [[0, 1], [4, 7], [3, 5], [2, 6]]
+
+
+async def test_a_full_group_with_a_higher_priority_runs_first(autojump_clock: MockClock) -> None:
+    run = _Runner(seconds=1)
+    async with open_batcher(run, Options(1, 60.0)) as batcher, trio.open_nursery() as nursery:
+        for item, priority in enumerate((0, 3, 0, 1)):
+            nursery.start_soon(partial(batcher.submit, item, key=item, priority=priority))
+            await trio.testing.wait_all_tasks_blocked()
+    assert run.items == [[0], [3], [1], [2]]
+
+
 async def test_failed_batch_fails_its_callers_or_is_retried_one_by_one(autojump_clock: MockClock) -> None:
     async with open_batcher(_Runner(), Options(3, 1.0)) as batcher:
         failed = dict.fromkeys([1, 13, 2], "RuntimeError: thirteen")

@@ -258,7 +258,7 @@ async def test_requested_outputs_are_answered_once_in_their_order(nursery: trio.
 
 
 def test_the_error_of_an_interface_does_not_change_the_raised_error() -> None:
-    raised = VersionMissing('version 2 of model "m" is not there', tried=2, why="no file")
+    raised = VersionMissing('version 2 of model "m" is not there', tried=2, reason="no file")
     answered = KSERVE_GRPC.words(raised, "ModelInfer")
     assert type(answered) is VersionMissing
     assert answered.message == str(answered)
@@ -273,7 +273,7 @@ class _Process:
     def __init__(self, folder: Path, *names: str) -> None:
         self.loader = StubLoader()
         self.registry = registry_of(self.loader)
-        self.control = ModelControl(self.registry, keeps_before=True)
+        self.control = ModelControl(self.registry, can_undo=True)
         self.specs = [ModelSpec(name=name, base_path=folder / name) for name in names]
         self.siblings: _Peer | None = None
 

@@ -132,6 +132,26 @@ async def test_a_failed_load_is_reported_and_other_services_are_ready(
     assert [(entry.name, entry.version, entry.state) for entry in index] == [("s", "1", "LOADING"), ("t", "1", "READY")]
 
 
+async def test_a_retry_shows_the_reason_of_the_last_failure_until_it_succeeds(
+    kind: str, spec: ServableSpec, loader: StubLoader, registry: Registry, autojump_clock: trio.testing.MockClock
+) -> None:
+    loader.fail("s", 1)
+    await registry.apply([spec])
+    gate = loader.hold("s", 1)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(registry.rescan)
+        await loader.begun["s", 1].wait()
+        (entry,) = repository_index(DataPlane(registry))
+        assert (entry.state, entry.reason) == ("LOADING", "the stub is set to fail")
+        assert registry.readiness.reason == f'{kind} "s": version 1: the stub is set to fail'
+        with pytest.raises(ServiceLoading, match="its last load failed: the stub is set to fail"):
+            await registry.lease("s", "")
+        loader.recover("s", 1)
+        gate.set()
+    (entry,) = repository_index(DataPlane(registry))
+    assert (entry.state, entry.reason) == ("READY", "")
+
+
 async def test_wrong_settings_fail_without_a_load(spec: ServableSpec, loader: StubLoader, registry: Registry) -> None:
     wrong = spec.model_copy(update={"problems": (Problem("no JSON", file="subconfig.json"),)})
     await registry.apply([wrong])

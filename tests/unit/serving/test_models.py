@@ -25,7 +25,7 @@ from ovmstrio.core.errors import (
 from ovmstrio.serving import loading as version_loader
 from ovmstrio.serving.kind import LoadContext
 from ovmstrio.serving.records import Readiness, VersionState, VersionStatus
-from ovmstrio.serving.registry import Registry
+from ovmstrio.serving.registry import ReadyRequires, Registry
 from ovmstrio.telemetry.metrics import Metrics
 from ovmstrio.telemetry.process_metrics import MemoryGrowthMeter
 from ovmstrio.util.truncation import cut
@@ -65,7 +65,7 @@ async def test_memory_growth_is_attributed_only_to_a_load_that_ran_alone(
     loader, metrics = StubLoader(), Metrics()
     gates = [loader.hold("m", version) for version in (2, 3)]
     base = add_versions(tmp_path, 1)
-    registry = registry_of(loader, poll_seconds=0, lend=partial(LoadContext, meters=metrics))
+    registry = registry_of(loader, poll_seconds=0, make_context=partial(LoadContext, meters=metrics))
     async with running(registry):
         await registry.apply([_spec(base, AllVersions())])
         add_versions(tmp_path, 2, 3)
@@ -344,22 +344,100 @@ async def test_the_registry_is_ready_after_its_first_pass_and_stays_ready(
     assert registry.readiness == Readiness(ready=True)
     async with loading(*specs, name="c"):
         assert registry.readiness.ready
-    assert reported == [Readiness(ready=True)]
+    assert reported == [Readiness(ready=False, reason="loading 1 of 2 models: b"), Readiness(ready=True)]
 
 
-@pytest.mark.parametrize("ready_when_failed", [False, True])
-async def test_a_model_without_a_working_version_keeps_the_server_from_being_ready(
-    tmp_path: Path, loader: StubLoader, ready_when_failed: bool
+@pytest.mark.parametrize("requires", ["all", "started", "none"])
+async def test_a_model_that_fails_at_the_start_keeps_the_server_unready_if_all_are_required(
+    tmp_path: Path, loader: StubLoader, requires: ReadyRequires
 ) -> None:
     loader.fail("b", 1)
-    async with running(registry_of(loader, poll_seconds=0, ready_when_failed=ready_when_failed)) as registry:
+    async with running(registry_of(loader, poll_seconds=0, ready_requires=requires)) as registry:
+        assert registry.readiness.ready is (requires == "none")
         good, bad = add_versions(tmp_path / "a", 1), add_versions(tmp_path / "b", 1)
         await registry.apply([_spec(good, name="a"), _spec(bad, name="b"), _spec(tmp_path / "c", name="c")])
-        assert registry.readiness.ready is ready_when_failed
-        if not ready_when_failed:
+        assert registry.readiness.ready is (requires != "all")
+        if requires == "all":
             assert 'model "b": version 1: the stub is set to fail; model "c": ' in registry.readiness.reason
         await registry.apply([_spec(good, name="a")])
         assert registry.readiness.ready
+
+
+@pytest.mark.parametrize("requires", ["all", "started", "none"])
+async def test_a_model_that_was_available_and_is_gone_makes_the_server_unready(
+    tmp_path: Path, requires: ReadyRequires
+) -> None:
+    async with running(registry_of(StubLoader(), poll_seconds=0, ready_requires=requires)) as registry:
+        await registry.apply([_spec(add_versions(tmp_path / "a", 1), name="a")])
+        assert registry.readiness.ready
+        (tmp_path / "a" / "1").rmdir()
+        await registry.rescan()
+        assert registry.readiness.ready is (requires == "none")
+        if requires != "none":
+            assert registry.readiness.reason.startswith('model "a": ')
+        add_versions(tmp_path / "a", 2)
+        await registry.rescan()
+        assert registry.readiness.ready
+
+
+async def test_a_model_that_fails_when_it_is_added_counts_once_it_was_available(
+    tmp_path: Path, loader: StubLoader, registry: Registry
+) -> None:
+    first = _spec(add_versions(tmp_path / "a", 1), name="a")
+    added = _spec(add_versions(tmp_path / "b", 1), name="b")
+    await registry.apply([first])
+    loader.fail("b", 1)
+    reported: list[Readiness] = []
+    registry.subscribe_readiness(reported.append)
+    result = await registry.apply([first, added, _spec(tmp_path / "missing", name="c")])
+    assert sorted(status.name for status in result.failures) == ["b", "c"]
+    await registry.apply([first, added])
+    loader.recover("b", 1)
+    await registry.rescan()
+    assert reported == []
+    (tmp_path / "b" / "1").rmdir()
+    await registry.rescan()
+    assert [(each.ready, 'model "b"' in each.reason) for each in reported] == [(False, True)]
+    await registry.apply([first])
+    await registry.apply([first, added])
+    assert [each.ready for each in reported] == [False, True]
+
+
+async def test_a_model_that_is_not_required_never_makes_the_server_unready(
+    tmp_path: Path, loader: StubLoader, loading: Loading, registry: Registry
+) -> None:
+    first = _spec(add_versions(tmp_path / "a", 1), name="a")
+    optional = _spec(add_versions(tmp_path / "b", 1), name="b").model_copy(update={"required": False})
+    async with loading(first, optional, name="b"):
+        await _until(registry, "a", [1])
+        await trio.testing.wait_all_tasks_blocked()
+        assert registry.readiness == Readiness(ready=True)
+    (tmp_path / "b" / "1").rmdir()
+    await registry.rescan()
+    assert registry.readiness == Readiness(ready=True)
+    await registry.apply([first, optional.model_copy(update={"required": True})])
+    assert not registry.readiness.ready
+    assert loader.attempts["b", 1] == 1
+
+
+async def test_a_restarted_process_expects_what_the_others_expect(tmp_path: Path, loader: StubLoader) -> None:
+    specs = [_spec(add_versions(tmp_path / name, 1), name=name) for name in ("a", "b")]
+    async with running(registry_of(loader, poll_seconds=0)) as older:
+        assert older.expected_services() is None
+        await older.apply(specs[:1])
+        loader.fail("b", 1)
+        await older.apply(specs)
+        expected = older.expected_services()
+        assert expected == ["a"]
+    async with running(registry_of(loader, poll_seconds=0)) as restarted:
+        restarted.expect(expected)
+        await restarted.apply(specs)
+        assert restarted.readiness == Readiness(ready=True)
+    loader.fail("a", 1)
+    async with running(registry_of(loader, poll_seconds=0)) as restarted:
+        restarted.expect(expected)
+        await restarted.apply(specs)
+        assert restarted.readiness.reason == 'model "a": version 1: the stub is set to fail'
 
 
 @pytest.mark.parametrize("ready_when_empty", [False, True])

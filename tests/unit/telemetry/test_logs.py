@@ -243,7 +243,7 @@ async def test_a_thread_writes_all_lines_in_order_before_it_ends() -> None:
 
 
 async def test_lines_beyond_the_buffer_are_dropped_and_counted() -> None:
-    sink, writer = _SlowSink(), LogWriter(most_characters=1000)
+    sink, writer = _SlowSink(), LogWriter(max_characters=1000)
     outlet = LogOutlet(sink, writer)
     log = _logger_to(outlet)
     async with writer.in_thread():
@@ -552,7 +552,7 @@ def test_a_level_of_a_part_overrides_the_general_level(level: LogLevel) -> None:
 async def _repeated_faults(most: int = 10) -> AsyncIterator[tuple[LogRateLimiter, list[Any]]]:
     with capture_logs() as lines:
         async with trio.open_nursery() as nursery:
-            faults = LogRateLimiter(structlog.get_logger("wire"), window_seconds=60, most=most)
+            faults = LogRateLimiter(structlog.get_logger("wire"), window_seconds=60, limit=most)
             nursery.start_soon(faults.log_repetitions)
             await trio.testing.wait_all_tasks_blocked()
             yield faults, lines

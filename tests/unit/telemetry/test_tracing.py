@@ -87,7 +87,7 @@ def _end_call(recent: RecentTraces, trace: int, spans: int) -> None:
 
 
 def test_old_traces_are_dropped_and_long_ones_truncated() -> None:
-    recent = RecentTraces(most=2, most_spans=3)
+    recent = RecentTraces(max_traces=2, max_spans=3)
     for trace_id in (1, 2, 3):
         _end_call(recent, trace_id, spans=5)
 
@@ -103,7 +103,7 @@ def test_old_traces_are_dropped_and_long_ones_truncated() -> None:
 
 
 def test_an_endless_trace_has_a_bounded_size() -> None:
-    recent = RecentTraces(most_spans=3)
+    recent = RecentTraces(max_spans=3)
     for _ in range(20):
         _end_call(recent, 1, spans=1)
 

@@ -23,7 +23,7 @@ from ovmstrio.core.errors import ContextExceeded, ModelFailure, NotReady, Worker
 from ovmstrio.core.generation import Conversation, GenerationRequest, Grammar, GrammarKind, Sampling
 from ovmstrio.core.worker_peers import StreamedResult
 from ovmstrio.inference.engine.batch import Batch, QueuedRequest
-from ovmstrio.inference.engine.engine import EngineProgram, TokenizeQueue
+from ovmstrio.inference.engine.engine import EngineProgram, TokenBytes, TokenizeQueue
 from ovmstrio.inference.engine.grammar_precompile import GrammarCompiler, GrammarQueue
 from ovmstrio.inference.engine.messages import (
     REJECTED,
@@ -90,6 +90,46 @@ def test_prompt_that_fits_has_all_its_tokens(characters: int, step: int) -> None
     assert tokenizer.characters < characters * 7 / 3 + 1
 
 
+_MARKED_UP: Final = (b"<s>", "▁Hi".encode(), "▁there".encode(), b"<0xE6>", b"<0x97>", b"<0xA5>", b"!", b"a")
+"""Vocabulary of a tokenizer that writes spaces and bytes in marks, and drops the space at the beginning of a text."""
+
+
+class _MarkedUpTokenizer:
+    def get_vocab(self) -> dict[bytes, int]:
+        return {token: number for number, token in enumerate(_MARKED_UP)}
+
+    def encode(self, text: str, **options: Any) -> Any:
+        del options
+        return SimpleNamespace(input_ids=SimpleNamespace(data=np.array([[_MARKED_UP.index(text.encode())]])))
+
+    def decode(self, rows: list[list[int]], skips_special_tokens: bool) -> list[str]:
+        return [self._text(row, skips_special_tokens=skips_special_tokens) for row in rows]
+
+    def _text(self, row: list[int], *, skips_special_tokens: bool) -> str:
+        written = [_MARKED_UP[token] for token in row if token or not skips_special_tokens]
+        data = [bytes.fromhex(each[3:5].decode()) if each.startswith(b"<0x") else each for each in written]
+        return b"".join(data).replace("▁".encode(), b" ").decode(errors="replace").removeprefix(" ")
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens", "expected"),
+    [
+        ("Hi there", [1, 2], [(b"Hi", 0), (b" there", 2)]),
+        ("Hi there", [0, 1, 2], [(b"<s>", 0), (b"Hi", 0), (b" there", 2)]),
+        ("Hi日!", [1, 3, 4, 5, 6], [(b"Hi", 0), (b"\xe6", 2), (b"\x97", 2), (b"\xa5", 2), (b"!", 3)]),
+        ("Hi é there", [1, 6, 2], [(b"Hi", 0), (b"!", 2), (b" there", 4)]),
+    ],
+    ids=["words", "special token", "parts of a character", "text that the tokenizer has changed"],
+)
+def test_tokens_of_a_marked_up_vocabulary_have_the_bytes_of_the_text(
+    text: str, tokens: list[int], expected: list[tuple[bytes, int]]
+) -> None:
+    tokenizer = _MarkedUpTokenizer()
+    token_bytes = TokenBytes(tokenizer, tokenizer.decode)
+    token_bytes.learn(tokens)
+    assert list(token_bytes.split(text, tokens)) == expected
+
+
 def test_size_of_a_value_is_counted_up_to_a_bound() -> None:
     assert size_of({"ab": ["c", 1, None], "d": {"e": "fgh"}}, 1000) == 1 + 3 + 1 + 4 + 1 + 1 + 4
     assert size_of("x" * 100, 10) > 10
@@ -112,6 +152,10 @@ def _messages(content: str) -> Conversation:
         (
             Conversation((), ({"type": "function", "function": {"name": "f"}},), "required", "f", {"$": 1}),
             Conversation((), ({"type": "function", "function": {"name": "f"}},), "required", "f", {"$": 1}),
+        ),
+        (
+            replace(_messages("a"), continues_final_message=True),
+            replace(_messages("a"), continues_final_message=True),
         ),
     ],
 )
@@ -531,8 +575,8 @@ class _Shown(EngineServer):
             GENERATION_VERBS,
             options={},
             name="m",
-            heard=lambda _: None,
-            lost=lambda _: None,
+            on_message=lambda _: None,
+            on_exit=lambda _: None,
             program="none",
         )
         self._loaded.set()

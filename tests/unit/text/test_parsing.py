@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, product
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -25,6 +27,7 @@ from ovmstrio.text.parsing import (
 )
 from ovmstrio.text.text_model import OutputReader
 from tests.support.examples import examples
+from tests.support.malformed_samples import MALFORMED, RECOVERED
 from tests.support.parser_samples import SAMPLES, TOOLS, Sample
 
 _PAIRS = sorted({(sample.tools, sample.reasoning) for sample in SAMPLES})
@@ -65,15 +68,166 @@ def _expect(sample: Sample, found: _Joined) -> None:
     )
 
 
-@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.name)
+def _chunked(text: str) -> list[list[str]]:
+    return [[text[at : at + size] for at in range(0, len(text), size)] for size in (1, 3, 7)]
+
+
+@pytest.mark.parametrize("sample", [*SAMPLES, *RECOVERED], ids=lambda sample: sample.name)
 def test_sample_has_the_same_parts_in_any_pieces(sample: Sample) -> None:
     text = sample.written
     found = _read(sample, [text])
     _expect(sample, found)
     assert len(set(found.ids)) == len(found.ids)
     assert all(len(one) == 9 and one.isalnum() for one in found.ids)
-    for pieces in (list(text), *([text[:at], text[at:]] for at in range(len(text) + 1))):
+    for pieces in (*_chunked(text), *([text[:at], text[at:]] for at in range(len(text) + 1))):
         _expect(sample, _read(sample, pieces))
+
+
+@pytest.mark.parametrize(("tools", "text", "calls"), [row[1:] for row in MALFORMED], ids=[row[0] for row in MALFORMED])
+def test_malformed_call_has_the_same_meaning_in_any_pieces(
+    tools: str, text: str, calls: list[tuple[str, dict[str, Any]]]
+) -> None:
+    for pieces in ([text], *_chunked(text)):
+        found = _joined(make_parser(tools, "none", tools=TOOLS), pieces)
+        assert [(name, json.loads(arguments)) for name, arguments in found.calls] == calls
+        assert found.content == found.thought == ""
+
+
+def test_every_family_has_malformed_calls() -> None:
+    assert {row[1] for row in MALFORMED} | {"none", "auto", "devstral"} == set(TOOL_PARSERS)
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(row=st.sampled_from(MALFORMED), data=st.data())
+def test_damaged_call_has_the_same_parts_in_any_pieces(row: tuple[str, str, str, Any], data: st.DataObject) -> None:
+    _, tools, text, _ = row
+    start, end = sorted(data.draw(st.tuples(st.integers(0, len(text)), st.integers(0, len(text)))))
+    text = text[:start] + data.draw(st.sampled_from(["", '"', "'", "}", ",", " x", text[end:]])) + text[end:]
+    whole = _joined(make_parser(tools, "none", tools=TOOLS), [text])
+    for pieces in _chunked(text):
+        parted = _joined(make_parser(tools, "none", tools=TOOLS), pieces)
+        assert (parted.content, parted.thought, parted.calls) == (whole.content, whole.thought, whole.calls)
+
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+    max_leaves=9,
+)
+_OBJECTS = st.dictionaries(st.text(max_size=9), _VALUES, max_size=4)
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(arguments=_OBJECTS, indent=st.sampled_from([None, 2]), size=st.integers(1, 9))
+@pytest.mark.parametrize(
+    ("tools", "form"),
+    [
+        ("hermes3", '<tool_call>{{"name": "now", "arguments": {}}}</tool_call>'),
+        ("phi4", 'functools[{{"name": "now", "arguments": {}}}]'),
+        ("mistral", "[TOOL_CALLS]now[ARGS]{}"),
+        ("gptoss", "<|channel|>commentary to=functions.now<|message|>{}<|call|>"),
+    ],
+)
+def test_valid_json_is_unchanged(
+    tools: str, form: str, arguments: dict[str, Any], indent: int | None, size: int
+) -> None:
+    written = json.dumps(arguments, indent=indent)
+    text = form.format(written)
+    found = _joined(make_parser(tools, "none", tools=TOOLS), [text[at : at + size] for at in range(0, len(text), size)])
+    assert (found.content, found.calls) == ("", [["now", written]])
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(arguments=_OBJECTS)
+@pytest.mark.parametrize(
+    ("tools", "form"),
+    [
+        ("hermes3", "<tool_call>{{'name': 'now', 'arguments': {}}}</tool_call>"),
+        ("lfm2", "<|tool_call_start|>[now(all={})]<|tool_call_end|>"),
+        ("gemma4", "<|tool_call>call:now{}<tool_call|>"),
+    ],
+)
+def test_json_in_other_notations_has_the_same_values(tools: str, form: str, arguments: dict[str, Any]) -> None:
+    written = form.format(json.dumps(arguments) if tools == "gemma4" else repr(arguments))
+    found = _joined(make_parser(tools, "none", tools=TOOLS), [written])
+    (call,) = found.calls
+    expected = {"all": arguments} if tools == "lfm2" else arguments
+    assert json.loads(call[1]) == expected
+
+
+_SCHEMA = {
+    "type": "object",
+    "$defs": {
+        "Range": {"type": "object", "properties": {"low": {"type": "integer"}}},
+        "Code": {"type": "string"},
+        "Level": {"enum": ["1", "2"], "title": "Level"},
+        "Loop": {"$ref": "#/$defs/Loop"},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "written", "expected"),
+    [
+        ({"$ref": "#/$defs/Range"}, '{"low": 1}', {"low": 1}),
+        ({"$ref": "#/$defs/Range"}, "{'low': 1, 'on': True}", {"low": 1, "on": True}),
+        ({"$ref": "#/$defs/Code"}, "42", "42"),
+        ({"$ref": "#/$defs/Level"}, "1", "1"),
+        ({"$ref": "#/$defs/Missing"}, "1", 1),
+        ({"$ref": "#/$defs/Loop"}, "1", 1),
+        ({"allOf": [{"$ref": "#/$defs/Code"}], "description": "a"}, "true", "true"),
+        ({"allOf": [{"$ref": "#/$defs/Range"}, {"properties": {"a": {}}}]}, '{"a": 2}', {"a": 2}),
+        ({"allOf": [{"type": "number"}, {"type": ["integer", "null"]}]}, "2", 2),
+        ({"anyOf": [{"$ref": "#/$defs/Range"}, {"type": "null"}]}, "null", None),
+        ({"anyOf": [{"$ref": "#/$defs/Range"}, {"type": "null"}]}, "{'low': 2,}", {"low": 2}),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "12", "12"),
+        ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "12", 12),
+        ({"oneOf": [{"const": "7"}, {"const": "8"}]}, "7", "7"),
+        ({"enum": ["1", "2"]}, "1", "1"),
+        ({"enum": [1, 2]}, "1", 1),
+        ({"enum": ["a", None]}, "None", None),
+        ({"const": "3"}, "3", "3"),
+        ({"type": "integer"}, "3.0", 3),
+        ({"type": "number"}, "3", 3),
+        ({"type": "number"}, "3.5", 3.5),
+        ({"type": "string"}, '{"a": 1}', '{"a": 1}'),
+        ({"type": ["string", "null"]}, "null", None),
+        ({"type": "int"}, "3", 3),
+        ({"properties": {"a": {}}}, "{'a': 1}", {"a": 1}),
+        ({"items": {"type": "integer"}}, "[1, 2", [1, 2]),
+        ({"pattern": "[0-9]+"}, "123", "123"),
+        ({}, "123", 123),
+        (True, "123", 123),
+    ],
+)
+@pytest.mark.parametrize(
+    ("tools", "form"),
+    [
+        ("qwen3coder", "<function=f>\n<parameter=x>\n{}\n</parameter>\n</function>"),
+        ("minicpm5", '<function name="f"><param name="x">{}</param></function>'),
+        (
+            "onyx",
+            '<atem:function_calls><atem:invoke name="f"><atem:parameter name="x">{}</atem:parameter></atem:invoke>',
+        ),
+    ],
+)
+def test_value_in_a_tag_has_the_type_of_its_schema(
+    tools: str, form: str, schema: Any, written: str, expected: Any
+) -> None:
+    parameters = {**_SCHEMA, "properties": {"x": schema}}
+    (call,) = _joined(
+        make_parser(tools, "none", tools=[{"function": {"name": "f", "parameters": parameters}}]),
+        [form.format(written)],
+    ).calls
+    assert json.loads(call[1]) == {"x": expected}
+
+
+def test_properties_of_referenced_parameters_have_types() -> None:
+    parameters = {"$ref": "#/$defs/A", "$defs": {"A": {"allOf": [{"properties": {"x": {"type": "string"}}}]}}}
+    tool = {"function": {"name": "f", "parameters": parameters}}
+    text = "<function=f><parameter=x>42</parameter></function>"
+    (call,) = _joined(make_parser("qwen3coder", "none", tools=[tool]), [text]).calls
+    assert json.loads(call[1]) == {"x": "42"}
 
 
 _FRAGMENTS = sorted(
@@ -211,7 +365,18 @@ def test_parsers_are_chosen_by_the_template(template: str, expected: tuple[str, 
 
 def test_formats_of_special_tokens_keep_them() -> None:
     asking = {name for name in TOOL_PARSERS if make_parser(name, "auto").keeps_special_tokens}
-    assert asking == {"llama3", "mistral", "devstral", "gptoss", "lfm2", "gemma4", "onyx", "deepseek"}
+    assert asking == {
+        "llama3",
+        "mistral",
+        "devstral",
+        "gptoss",
+        "lfm2",
+        "gemma4",
+        "onyx",
+        "deepseek",
+        "phi4",
+        "minicpm5",
+    }
     assert make_parser("none", "lfm2").keeps_special_tokens
 
 

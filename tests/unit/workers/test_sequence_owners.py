@@ -81,7 +81,7 @@ def two() -> Iterator[_Processes]:
 
 
 def _start(manager: SequenceManager, identity: int | str = 0) -> Sequence:
-    return manager.admit(SequenceControl(identity, start=True), by_default=False)
+    return manager.admit(SequenceControl(identity, start=True), is_default_version=False)
 
 
 class _ServerMachine(RuleBasedStateMachine):
@@ -130,11 +130,11 @@ class _ServerMachine(RuleBasedStateMachine):
     def end(self, version: int, identity: int | str) -> None:
         manager = self.loaded[self.processes.owner(identity), version]
         if (version, identity) in self.alive:
-            manager.remove(manager.admit(SequenceControl(identity, end=True), by_default=False))
+            manager.remove(manager.admit(SequenceControl(identity, end=True), is_default_version=False))
             del self.alive[version, identity]
         else:
             with pytest.raises(SequenceMissing):
-                manager.admit(SequenceControl(identity), by_default=False)
+                manager.admit(SequenceControl(identity), is_default_version=False)
 
     @rule(row=st.integers(0, ROWS - 1))
     def clean(self, row: int) -> None:
@@ -190,8 +190,8 @@ async def test_failed_start_is_not_counted(two: _Processes) -> None:
 async def test_sequences_move_to_the_next_default_version_within_their_worker(two: _Processes) -> None:
     old, new = two.load(0, 1), two.load(0, 2)
     for identity in (3, 4):
-        old.admit(SequenceControl(identity, start=True), by_default=True)
-    moved = new.admit(SequenceControl(3), by_default=True)
+        old.admit(SequenceControl(identity, start=True), is_default_version=True)
+    moved = new.admit(SequenceControl(3), is_default_version=True)
     assert moved.owner == new
     assert [two.owners[1].count("m", version) for version in VERSIONS] == [1, 1]
     two.managers[0].close(old)
@@ -237,7 +237,7 @@ async def test_generated_id_after_a_taken_one_is_not_repeated(two: _Processes) -
     taken, *_ = two.ids_of(0, 1)
     _start(manager, taken)
     generated = _start(manager).id
-    manager.remove(manager.admit(SequenceControl(generated, end=True), by_default=False))
+    manager.remove(manager.admit(SequenceControl(generated, end=True), is_default_version=False))
     assert (generated, _start(manager).id) == tuple(two.ids_of(0, 3)[1:])
 
 

@@ -33,6 +33,9 @@ class _Process:
         self.made: list[str] = []
         self._fails = fails
 
+    def failed_versions(self) -> list[list[Any]]:
+        return [["m", 1]] if self._fails else []
+
     async def reload(self) -> bool:
         await self._make("reload")
         if self._fails:
@@ -57,7 +60,8 @@ class _Other:
 
     async def ask_all(self, question: str, *_: Any, limit_seconds: float = 60) -> list[Any]:
         assert limit_seconds > SECONDS
-        return [await {RELOAD: self._other.reload, RESTORE: self._other.restore}[question]()]
+        there = Reloader(cast("Any", self._other), cast("Any", self._other), cast("Any", _Notifier()), None)
+        return [await {RELOAD: there.reload_for_peer, RESTORE: there.rollback_here}[question]()]
 
     async def in_turn(self, work: Callable[[], Awaitable[bool]]) -> bool:
         return await work()
@@ -68,7 +72,7 @@ class _Notifier:
 
 
 def _reloading(here: _Process, other: _Process) -> Reloader:
-    return Reloader(cast("Any", here), cast("Any", None), cast("Any", _Notifier()), cast("Any", _Other(other)))
+    return Reloader(cast("Any", here), cast("Any", here), cast("Any", _Notifier()), cast("Any", _Other(other)))
 
 
 async def test_workers_reload_concurrently() -> None:
@@ -86,6 +90,13 @@ async def test_all_workers_restore_if_one_fails_to_reload(*, fails_here: bool) -
     with trio.fail_after(SECONDS), pytest.raises(ModelFailure, match="bad"):
         await _reloading(here, other).reload()
     assert (here.made, other.made) == (["reload", "restore"], ["reload", "restore"])
+
+
+async def test_workers_keep_a_reload_in_which_the_same_service_fails_in_all() -> None:
+    here, other = _Process(fails=True), _Process(fails=True)
+    with pytest.raises(ModelFailure, match="bad"):
+        await _reloading(here, other).reload()
+    assert (here.made, other.made) == (["reload"], ["reload"])
 
 
 # Metrics

@@ -1,10 +1,14 @@
+{{- /* A name of a Service: no dots, and a letter first. */}}
 {{- define "ovmstrio.name" -}}
-{{- if contains .Chart.Name .Release.Name }}{{ .Release.Name | trunc 63 | trimSuffix "-" }}{{ else }}{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 63 | trimSuffix "-" }}{{ end -}}
+{{- $name := .Release.Name | replace "." "-" }}
+{{- if not (contains .Chart.Name $name) }}{{ $name = printf "%s-%s" $name .Chart.Name }}{{ end }}
+{{- if regexMatch "^[0-9]" $name }}{{ $name = printf "ovms-%s" $name }}{{ end }}
+{{- $name | trunc 63 | trimSuffix "-" }}
 {{- end }}
 
 {{- define "ovmstrio.selector" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "ovmstrio.labels" -}}

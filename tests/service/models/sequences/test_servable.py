@@ -20,8 +20,8 @@ from ovmstrio.core import errors
 from ovmstrio.core.errors import ConfigError, SequenceExists, SequenceMissing
 from ovmstrio.core.request import Contents, InferInput, InferRequest
 from ovmstrio.core.service import SequenceServable
-from ovmstrio.core.tensor import BY_NAME, Array, RawTensor, Tensor
-from ovmstrio.core.worker_peers import ForwardedStep
+from ovmstrio.core.tensor import BY_NAME, Array, Tensor
+from ovmstrio.core.worker_peers import ForwardedStep, StepResult
 from ovmstrio.inference.tuner import Placement
 from ovmstrio.models.loading import load_model
 from ovmstrio.models.sequences import SequenceControl, SequenceManagers
@@ -228,10 +228,10 @@ class _OtherWorker:
     def owner(self, model: str, identity: int | str) -> int | None:
         return 1 if identity == 7 else None
 
-    async def run_step(self, owner: int, step: ForwardedStep) -> list[Tensor | RawTensor]:
+    async def run_step(self, owner: int, step: ForwardedStep) -> StepResult:
         assert owner == 1
         self.steps.append(step)
-        return [Tensor("y", BY_NAME["FP32"], np.full((1, 2), 9, np.float32))]
+        return StepResult([Tensor("y", BY_NAME["FP32"], np.full((1, 2), 9, np.float32))])
 
     def begin(self, model: str, version: int, most: float) -> None: ...
 
@@ -252,8 +252,8 @@ async def test_steps_run_in_the_worker_that_owns_their_sequence(tmp_path: Path) 
     ]
     assert (name, version, identity, start, end) == (servable.name, "", 7, True, False)
     arrays = {"x": np.ones((1, 2), np.float32)}
-    outputs = await servable.run_step(ForwardedStep(servable.name, "", 8, False, True, arrays, math.inf))
-    assert [each.name for each in outputs] == ["y", "sequence_id"]
+    outputs, restored = await servable.run_step(ForwardedStep(servable.name, "", 8, False, True, arrays, math.inf))
+    assert ([each.name for each in outputs], restored) == (["y", "sequence_id"], None)
     with pytest.raises(SequenceMissing):
         await step(servable, 2, number=8)
 

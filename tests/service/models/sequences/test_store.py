@@ -9,11 +9,12 @@ import openvino as ov
 import pytest
 import trio
 import trio.testing
+from grpclib.const import Status
 from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from ovmstrio.core.errors import ConfigError
+from ovmstrio.core.errors import ConfigError, SequenceExists, SequenceRestored
 from ovmstrio.core.tensor import BY_NAME, Dim, TensorSpec
 from ovmstrio.models.sequences import SequenceControl, SequenceManager, SequenceManagers
 from ovmstrio.models.sequences.manager import remove_idle_sequences
@@ -27,6 +28,7 @@ from ovmstrio.models.sequences.store import (
     restore_sequences,
 )
 from ovmstrio.models.stateful import StatefulServable
+from ovmstrio.transport.statuses import error_status
 from tests.support import ir
 from tests.support.servables import load_stateful, sequence_request, tensors
 
@@ -50,9 +52,9 @@ async def _infer(servable: StatefulServable, x: np.ndarray[Any, Any], number: in
     return tensors(await servable.infer(sequence_request({"x": x}, number=number, control=control)))[0].array
 
 
-async def _opened(folder: Path, seconds: float) -> tuple[SequenceManagers, SequenceStore]:
+async def _opened(folder: Path, seconds: float, *, strict: bool = True) -> tuple[SequenceManagers, SequenceStore]:
     managers = SequenceManagers()
-    store = SequenceStore(managers, folder, seconds)
+    store = SequenceStore(managers, folder, seconds, is_strict=strict)
     await store.restore()
     return managers, store
 
@@ -158,7 +160,97 @@ async def test_ids_ages_and_marks_are_restored(autojump_clock: trio.testing.Mock
     for kept in again:
         assert [kept.info.age_seconds, kept.info.idle_seconds] == pytest.approx([150, 150])
         assert (kept.idle, again.next_id) == (True, 2)
-    assert [kept.by_default for kept in again if kept.id == 1] == [True]
+    assert [kept.is_default_version for kept in again if kept.id == 1] == [True]
+
+
+async def _killed(folder: Path, *, numbers: tuple[int, ...] = (7,), steps: int = 2) -> None:
+    """Leave the file of a server that was killed after it had stored some steps."""
+    managers, store = await _opened(folder, 5)
+    manager = managers.add("m", 1, TOTAL)
+    for number in numbers:
+        for total in range(steps):
+            await _step(manager, number, total, start=not total)
+    assert await store.save()
+
+
+async def test_next_step_after_a_kill_is_refused_once_with_the_number_of_restored_steps(
+    tmp_path: Path, clock: trio.testing.MockClock
+) -> None:
+    await _killed(tmp_path, numbers=(7, 8), steps=3)
+    (manager,), _ = await _opened(tmp_path, 5)
+    refused = []
+
+    async def send(end: bool) -> None:
+        with pytest.raises(
+            SequenceRestored, match="sequence 7 was restored with 3 steps, later steps may be lost"
+        ) as info:
+            await _step(manager, 7, 5, end=end)
+        refused.append(info.value.steps)
+
+    # Steps that the client had sent before it could know are refused, too.
+    async with trio.open_nursery() as nursery:
+        for end in (False, False, True):
+            nursery.start_soon(send, end)
+    assert refused == [3, 3, 3]
+    assert error_status(SequenceRestored.of(7, 3)) == (Status.FAILED_PRECONDITION, 409)
+    assert sorted((each.id, each.requests, each.info.lost_seconds) for each in manager) == [(7, 3, 5), (8, 3, 5)]
+    await _step(manager, 7, 3)
+    await _step(manager, 7, 6, end=True)
+    assert [each.id for each in manager] == [8]
+
+
+async def test_refusal_stands_until_a_client_has_received_it(tmp_path: Path, clock: trio.testing.MockClock) -> None:
+    await _killed(tmp_path)
+    (manager,), _ = await _opened(tmp_path, 5)
+    with trio.move_on_after(0.01):
+        await _step(manager, 7, 5)
+    with pytest.raises(SequenceRestored):
+        await _step(manager, 7, 5)
+    await _step(manager, 7, 5)
+
+
+async def test_sequence_may_start_again_after_a_kill(tmp_path: Path) -> None:
+    await _killed(tmp_path)
+    (manager,), _ = await _opened(tmp_path, 5)
+    manager.capacity = 1
+    await _step(manager, 7, 1, start=True)
+    ((sequence),) = manager
+    assert (sequence.requests, sequence.info.lost_seconds) == (1, 0)
+    manager.capacity = 2
+    with pytest.raises(SequenceExists):
+        await _step(manager, 7, 1, start=True)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+async def test_first_response_after_a_kill_has_the_number_of_restored_steps(tmp_path: Path, *, strict: bool) -> None:
+    managers, store = await _opened(tmp_path, 5)
+    servable = await load_stateful(ir.accumulator(), tmp_path, managers=managers)
+    x = np.ones((1, 2), np.float32)
+    for control in (START, 0, 0):
+        await _infer(servable, x, 7, control)
+    assert await store.save()
+    restored, _ = await _opened(tmp_path, 5, strict=strict)
+    again = await load_stateful(ir.accumulator(), tmp_path, managers=restored)
+    if strict:
+        with pytest.raises(SequenceRestored):
+            await _infer(again, x, 7)
+    for total, parameters in ((4, {"ovmstrio_restored_steps": 3}), (5, {})):
+        response = await again.infer(sequence_request({"x": x}, number=7))
+        assert (tensors(response)[0].array.tolist(), response.parameters) == ([[total, total]], parameters)
+
+
+async def test_drained_server_leaves_complete_sequences_unless_it_had_restored_incomplete_ones(tmp_path: Path) -> None:
+    await _killed(tmp_path, numbers=(7, 8))
+    (manager,), store = await _opened(tmp_path, 5, strict=False)
+    await _step(manager, 8, 5)
+    await _step(manager, 9, 5, start=True)
+    assert await store.save_at_end()
+    (manager,), store = await _opened(tmp_path, 5)
+    assert {each.id: each.info.lost_seconds for each in manager} == {7: 5, 8: 0, 9: 0}
+    for number in (8, 9):
+        await _step(manager, number, 5)
+    with pytest.raises(SequenceRestored, match="with 2 steps"):
+        await _step(manager, 7, 5)
 
 
 @given(st.data())

@@ -69,7 +69,7 @@ async def test_a_text_is_answered_with_a_wav_file(serving: Serving, prefix: str)
     ("fields", "request_"),
     [
         (
-            {"voice": "anna", "language": "en-GB", "speed": 2, "response_format": "flac", "instructions": "", "new": 1},
+            {"voice": "anna", "language": "en-GB", "speed": 2, "response_format": "flac", "instructions": ""},
             SpeechRequest("Fail better.", "anna", "en-GB", 2.0, AudioFormat.FLAC),
         ),
         (
@@ -162,7 +162,10 @@ async def test_fields_of_a_transcription_reach_the_service(serving: Serving) -> 
         "response_format": "verbose_json",
         "timestamp_granularities[]": ["word", "segment"],
         "chunking_strategy": "auto",
-        "unknown": "ignored",
+        "use_beam_search": "false",
+        "stream_include_usage": "True",
+        "to_language": "en",
+        "user": "true",
     }
     await _transcribe(serving, **fields)
     await _transcribe(serving, "/v1/audio/translations", language="")
@@ -278,7 +281,9 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str, str]]] = {
         ({"speed": True}, "speed", "speed field is not a number; got True"),
         ({"response_format": "aac"}, "response_format", "should be one of wav, pcm, flac, mp3, opus; got 'aac'"),
         ({"stream_format": "ws"}, "stream_format", "stream_format should be one of audio, sse; got 'ws'"),
-        ({"instructions": "Whisper."}, "instructions", "instructions are not supported"),
+        ({"instructions": "Whisper."}, "instructions", "instructions is not supported"),
+        ({"new": 1}, "new", "Unknown parameter: 'new'; remove it"),
+        ({"speeed": 1}, "speeed", "Unknown parameter: 'speeed'; did you mean 'speed'?"),
         ({"model": 7}, "model", "model field is not a string"),
         ({"input": "", "speed": "fast"}, "input", "speed field is"),
     ],
@@ -301,6 +306,9 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str, str]]] = {
         ),
         ({"include[]": "logprobs"}, "include", "include is not supported"),
         ({"chunking_strategy": "server_vad"}, "chunking_strategy", "chunking_strategy should be auto"),
+        ({"use_beam_search": "true"}, "use_beam_search", "use_beam_search is not supported"),
+        ({"to_language": "fr"}, "to_language", "translations are English"),
+        ({"new": "1"}, "new", "Unknown parameter: 'new'; remove it"),
         ({"prompt": "x" * 20_001}, "prompt", "prompt: expected at most 20000 characters"),
         ({"response_format": "xml", "temperature": "9"}, "response_format", "temperature out of range"),
     ],

@@ -127,8 +127,8 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str, str]]] = {
     EMBEDDINGS: [
         ({}, "input", "input field is required"),
         ({"input": 5}, "input", "input should be string, array of strings or array of integers; got 5"),
-        ({"input": []}, "input", "input: expected 1 to 500 items; got 0"),
-        ({"input": ["a"] * 501}, "input", "input: expected 1 to 500 items; got 501"),
+        ({"input": []}, "input", "input: expected 1 to 16384 items; got 0"),
+        ({"input": ["a"] * 16385}, "input", "input: expected 1 to 16384 items; got 16385"),
         ({"input": ["a", 5.5]}, "input[1]", "input[1] is neither a string nor an array of token ids; got 5.5"),
         ({"input": [1, -1]}, "input", "input: expected token ids; got -1"),
         ({"input": [1, True]}, "input", "input: expected token ids; got True"),
@@ -147,7 +147,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str, str]]] = {
         ({"query": 5, "documents": ["a"]}, "query", "query is not a string; got 5"),
         ({"query": "a"}, "documents", "documents is missing in request"),
         ({"query": "a", "documents": "a"}, "documents", "documents is not an array of strings; got 'a'"),
-        ({"query": "a", "documents": []}, "documents", "documents should be 1 to 500; got 0"),
+        ({"query": "a", "documents": []}, "documents", "documents: expected at least 1; got 0"),
         ({"query": "a", "documents": ["a", {"title": "a"}]}, "documents[1]", "documents[1] is neither a string nor"),
         ({"query": "a", "documents": ["a"], "top_n": 0}, "top_n", "top_n value should be at least 1; got 0"),
         ({"query": "a", "documents": ["a"], "return_documents": 1}, "return_documents", "return_documents accepts"),
@@ -186,7 +186,11 @@ async def test_a_bad_field_is_refused(serving: Serving, path: str, more: Any, pa
 async def test_other_tasks_are_refused(
     serving: Serving, path: str, model: str, status: int, code: str, message: str
 ) -> None:
-    body = {"model": model, "input": "a", "query": "a", "documents": ["a"], "text": "a"}
-    answer = await serving.post(path, json=body)
+    bodies: dict[str, Any] = {
+        EMBEDDINGS: {"input": "a"},
+        RERANK: {"query": "a", "documents": ["a"]},
+        TOKENIZE: {"text": "a"},
+    }
+    answer = await serving.post(path, json={"model": model, **bodies[path]})
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
     assert message in answer.json()["error"]["message"]

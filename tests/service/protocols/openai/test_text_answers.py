@@ -219,13 +219,14 @@ async def test_tool_calls_and_reasoning_are_separate_from_text(serving: Serving)
         "content": None,
         "refusal": None,
         "reasoning_content": "hm",
+        "reasoning": "hm",
         "tool_calls": [{"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"at": 1}'}}],
     }
     first, *deltas = [each["choices"][0]["delta"] for each in events_of(streamed.text)[:-1]]
     assert first == {"role": "assistant", "content": ""}
     first_call = {"name": "weather", "arguments": '{"at"'}
     assert deltas == [
-        {"reasoning_content": "hm"},
+        {"reasoning_content": "hm", "reasoning": "hm"},
         {"tool_calls": [{"index": 0, "id": "call_1", "type": "function", "function": first_call}]},
         {"tool_calls": [{"index": 0, "function": {"arguments": ": 1}"}}]},
         {},
@@ -234,7 +235,7 @@ async def test_tool_calls_and_reasoning_are_separate_from_text(serving: Serving)
 
 async def test_log_probabilities_are_with_the_text_of_their_tokens(serving: Serving) -> None:
     service_of(serving).script = lambda _: [
-        GenerationChunk(text="é", logprobs=(TokenLogprob("é", -0.5),), tokens=1),
+        GenerationChunk(text="é", logprobs=(TokenLogprob("é".encode(), -0.5),), tokens=1),
         GenerationChunk(finish=Finish.LENGTH),
     ]
     token = {"token": "é", "logprob": -0.5, "bytes": [195, 169], "top_logprobs": []}
@@ -248,7 +249,9 @@ async def test_log_probabilities_are_with_the_text_of_their_tokens(serving: Serv
 async def test_an_echoed_prompt_has_the_log_probabilities_of_its_tokens(serving: Serving) -> None:
     service_of(serving).script = lambda _: [
         GenerationChunk(
-            text="in it", logprobs=(TokenLogprob("in", None), TokenLogprob(" it", -1.5)), finish=Finish.LENGTH
+            text="in it",
+            logprobs=(TokenLogprob(b"in", None), TokenLogprob(b" it", -1.5, offset=2)),
+            finish=Finish.LENGTH,
         )
     ]
     answer = await _post(serving, COMPLETIONS, prompt="in it", echo=True, logprobs=1, max_tokens=0)
@@ -269,14 +272,19 @@ async def test_an_echoed_prompt_has_the_log_probabilities_of_its_tokens(serving:
     ]
 
 
-async def test_offsets_of_tokens_continue_from_event_to_event(serving: Serving) -> None:
+async def test_a_token_that_is_part_of_a_character_has_its_bytes(serving: Serving) -> None:
     service_of(serving).script = lambda _: [
-        GenerationChunk(text="abc", logprobs=(TokenLogprob("abc", -1.0),)),
-        GenerationChunk(text="d", logprobs=(TokenLogprob("d", -2.0),), finish=Finish.STOP),
+        GenerationChunk(logprobs=(TokenLogprob(b"\xe6\x97", -1.0),), tokens=1),
+        GenerationChunk(text="日", logprobs=(TokenLogprob(b"\xa5", -2.0),), finish=Finish.STOP),
     ]
-    answer = await _post(serving, COMPLETIONS, stream=True, logprobs=1)
-    logprobs = [each["choices"][0]["logprobs"] for each in events_of(answer.text)[:-1]]
-    assert [each["text_offset"] for each in logprobs] == [[0], [3]]
+    chat = (await _post(serving, logprobs=True)).json()["choices"][0]["logprobs"]["content"]
+    completion = (await _post(serving, COMPLETIONS, logprobs=1)).json()["choices"][0]["logprobs"]
+    events = events_of((await _post(serving, COMPLETIONS, stream=True, logprobs=1)).text)[:-1]
+    texts = ["bytes:\\xe6\\x97", "bytes:\\xa5"]
+    assert [(each["token"], each["bytes"]) for each in chat] == [(texts[0], [0xE6, 0x97]), (texts[1], [0xA5])]
+    assert (completion["tokens"], completion["text_offset"]) == (texts, [0, 0])
+    assert completion["top_logprobs"] == [{texts[0]: -1.0}, {texts[1]: -2.0}]
+    assert [each["choices"][0]["logprobs"]["tokens"] for each in events] == [[texts[0]], [texts[1]]]
 
 
 async def test_a_failure_within_a_streamed_chat_is_the_last_event(serving: Serving) -> None:
@@ -336,6 +344,16 @@ async def test_sampling_fields_reach_the_service(serving: Serving) -> None:
     assert (await _request(serving, temperature=None, stop="x")).sampling == Sampling()
 
 
+@pytest.mark.parametrize("seed", [0, 2**32, 2**63 - 1, 2**64 - 1, -2, -(2**63)])
+async def test_seeds_have_64_bits(serving: Serving, seed: int) -> None:
+    assert (await _request(serving, seed=seed)).sampling == Sampling(seed=seed)
+
+
+async def test_minus_one_is_a_random_seed_and_as_many_tokens_as_fit(serving: Serving) -> None:
+    assert (await _request(serving, seed=-1, max_tokens=-1)).sampling == Sampling()
+    assert (await _request(serving, max_completion_tokens=-1)).sampling == Sampling()
+
+
 async def test_parts_of_a_content_are_joined_and_roles_are_those_of_templates(serving: Serving) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"at": 1}'}}
     messages = [
@@ -356,6 +374,65 @@ async def test_parts_of_a_content_are_joined_and_roles_are_those_of_templates(se
         ),
         template_options={"enable_thinking": False},
     )
+
+
+@pytest.mark.parametrize(
+    ("fields", "options"),
+    [
+        ({"reasoning_effort": "low"}, {"enable_thinking": True, "reasoning_effort": "low"}),
+        ({"reasoning_effort": "none"}, {"enable_thinking": False, "reasoning_effort": "none"}),
+        ({"verbosity": "high"}, {"verbosity": "high"}),
+        (
+            {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}},
+            {"enable_thinking": True, "reasoning_effort": "none"},
+        ),
+    ],
+)
+async def test_effort_and_verbosity_are_template_variables(
+    serving: Serving, fields: Any, options: dict[str, Any]
+) -> None:
+    assert (await _request(serving, **fields)).prompt.template_options == options
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"reasoning": "hm"}, {"reasoning_content": "hm", "reasoning": None}, {"reasoning": "hm", "reasoning_content": ""}],
+)
+async def test_reasoning_of_earlier_messages_has_both_names_in_templates(serving: Serving, fields: Any) -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ok", **fields}]
+    message = (await _request(serving, messages=messages)).prompt.messages[1]
+    assert message == {"role": "assistant", "content": "ok", "reasoning": "hm", "reasoning_content": "hm"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "continues", "options"),
+    [
+        ({}, False, {}),
+        ({"continue_final_message": False}, False, {}),
+        ({"continue_final_message": True}, True, {"add_generation_prompt": False}),
+        (
+            {"continue_final_message": True, "add_generation_prompt": False},
+            True,
+            {"add_generation_prompt": False},
+        ),
+        ({"add_generation_prompt": False}, False, {"add_generation_prompt": False}),
+        (
+            {"chat_template_kwargs": {"continue_final_message": True, "x": 1}},
+            True,
+            {"add_generation_prompt": False, "continue_final_message": True, "x": 1},
+        ),
+        (
+            {"add_generation_prompt": True, "chat_template_kwargs": {"add_generation_prompt": False}},
+            False,
+            {"add_generation_prompt": False},
+        ),
+    ],
+)
+async def test_the_final_message_may_be_continued(
+    serving: Serving, fields: Any, continues: bool, options: dict[str, Any]
+) -> None:
+    prompt = (await _request(serving, **fields)).prompt
+    assert (prompt.continues_final_message, prompt.template_options) == (continues, options)
 
 
 @pytest.mark.parametrize(

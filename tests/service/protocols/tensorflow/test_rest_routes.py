@@ -149,16 +149,17 @@ async def test_a_refused_predict_call_has_status_and_text_of_ovms(served: Servin
 
 
 REFUSED_PATHS = (
-    ("GET", "/v1/models/dummy:predict", 406, "Unsupported method"),
+    ("GET", "/v1/models/dummy:predict", 406, "Unsupported method - GET /v1/models/dummy:predict; use POST"),
     ("GET", "/v1/models/nothing:predict", 406, "Unsupported method"),
     ("POST", "/v1/models", 406, "Unsupported method"),
-    ("GET", "/v1/models/a%2Fb", 400, "Invalid request URL"),
+    ("GET", "/v1/models/a%2Fb", 404, NAME_MISSING),
+    ("GET", "/v1/models/a/b", 400, "Invalid request URL"),
     ("GET", "/v1/models/nothing", 404, NAME_MISSING),
     ("GET", "/v1/models/dummy/versions/7", 404, VERSION_MISSING),
     ("GET", "/v1/models/nothing/metadata", 404, NAME_MISSING),
     ("GET", "/v1/models/dummy/versions/7/metadata", 404, VERSION_MISSING),
     ("GET", f"/v1/models/dummy/versions/{'9' * 5000}", 404, VERSION_MISSING),
-    ("POST", "/v1/models/dummy/metadata", 406, "Unsupported method"),
+    ("POST", "/v1/models/dummy/metadata", 406, "Unsupported method - POST /v1/models/dummy/metadata; use GET"),
     *(
         ("POST", f"/v1/models/{path}", 404, "Requested REST resource not found")
         for path in ("m:classify", "m/labels/x:regress")
@@ -184,22 +185,25 @@ async def test_a_wrong_method_is_refused_before_names_are_checked(served: Servin
 
 
 @pytest.mark.parametrize(
-    ("target", "is_hot"),
+    ("target", "places"),
     [
-        ("/v1/models/a%20b:c/versions/7:predict", True),
-        ("/v2/models/m:predict", False),
-        ("/v4/models/m:predict", False),
-        ("/v1/models/m/infer", False),
-        ("/v1/models/m:classify", False),
-        ("/v1/models/m:predict/", False),
-        ("/v1/models/m/labels/a:predict", False),
-        ("/v1/models/m/versions/x:predict", False),
+        ("/v1/models/a%20b:c/versions/7:predict", {"model": "a b:c", "version": "7"}),
+        ("/v1/models/m/labels/a:predict", {"model": "m", "label": "a"}),
+        ("/v1/models/org%2Fm:predict", {"model": "org/m"}),
+        ("/v2/models/m:predict", None),
+        ("/v4/models/m:predict", None),
+        ("/v1/models/m/infer", None),
+        ("/v1/models/m:classify", None),
+        ("/v1/models/m:predict/", None),
+        ("/v1/models/m/versions/x:predict", None),
     ],
 )
-async def test_only_plain_predict_targets_are_for_the_fast_lane(serving: Serving, target: str, is_hot: bool) -> None:
+async def test_only_predict_targets_are_for_the_fast_lane(
+    serving: Serving, target: str, places: dict[str, str] | None
+) -> None:
     route = make_rest_router(serving.plane).find("POST", target)
-    assert (isinstance(route, Route) and route.is_hot) == is_hot
-    assert not is_hot or route.places == {"model": "a b:c", "version": "7"}  # type: ignore[union-attr]
+    assert (isinstance(route, Route) and route.is_hot) == (places is not None)
+    assert places is None or route.places == places  # type: ignore[union-attr]
 
 
 ONE, TWO_ = ({"version": number, "state": "AVAILABLE", "status": OK_STATUS} for number in "12")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -317,7 +317,7 @@ class _Refusals(MissingRouteResponses):
     def no_path(self, method: str, path: str) -> HttpAnswer:
         return HttpAnswer(404)
 
-    def no_method(self, method: str, path: str) -> HttpAnswer:
+    def no_method(self, method: str, path: str, allowed: Collection[str] = ()) -> HttpAnswer:
         return HttpAnswer(405)
 
 

@@ -370,6 +370,48 @@ async def test_vectors_are_joined_and_split(calculator: NodeConfig, scenario: st
 
 
 @pytest.mark.parametrize(
+    ("nodes", "feed", "steps", "text"),
+    [
+        pytest.param(
+            [pass_through("a a a", "x y z", policy=IMMEDIATE)],
+            [(2, {"a": 1}), (4, {"a": 2})],
+            1,
+            '"y". Current minimum expected timestamp is 3 but received 2',
+            id="one stream on several inputs",
+        ),
+        pytest.param(
+            [pass_through("a", "m"), pass_through("a m", "x y", policy=IMMEDIATE)],
+            [(2, {"a": 1}), (4, {"a": 2})],
+            1,
+            '"y". Current minimum expected timestamp is 3 but received 2',
+            id="a stream and what a node makes of it",
+        ),
+        pytest.param(
+            [merge("a b"), pass_through("merged", "n"), pass_through("merged n", "x y", policy=IMMEDIATE)],
+            [(3, {"a": 1, "b": 2})],
+            1,
+            '"y". Current minimum expected timestamp is 4 but received 3',
+            id="packets of two nodes",
+        ),
+        pytest.param(
+            [pass_through("a b", "m n"), pass_through("m a", "x y", policy=IMMEDIATE)],
+            [(2, {"a": 1}), (4, {"a": 2}), (5, {"a": 3})],
+            3,
+            '"x". Current minimum expected timestamp is 6 but received 2',
+            id="packets that the end releases",
+        ),
+    ],
+)
+async def test_immediate_nodes_fail_at_the_packets_at_which_mediapipe_fails(
+    nodes: list[NodeConfig], feed: list[tuple[int, dict[str, int]]], steps: int, text: str
+) -> None:
+    seen: list[dict[str, list[Packet]]] = []
+    with pytest.raises(GraphFailure, match=f"Packet timestamp mismatch .* stream {text}"):
+        await run_nodes(nodes, feed, inputs=("a", "b"), steps_seen=seen)
+    assert len(seen) == steps
+
+
+@pytest.mark.parametrize(
     ("calculator", "scenario", "side", "text"),
     [
         (

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -127,7 +128,7 @@ async def test_a_model_runs_once_for_each_feed(text: str, expected: str, calls: 
 
 @pytest.mark.parametrize(
     ("model", "expected"),
-    [(None, "0 False NoneType None op said"), (Model(), "0 True Model ('y',) op said")],
+    [(None, "0 False NoneType None op said"), (Model(), "0 True ModelClient ('y',) op said")],
     ids=["without a model", "with a model"],
 )
 async def test_workers_set_the_attributes_that_hooks_read(model: Model | None, expected: str) -> None:
@@ -138,6 +139,27 @@ async def test_workers_set_the_attributes_that_hooks_read(model: Model | None, e
 
     values: dict[str, Any] = {} if model is None else {"fetch_list": ("y",)}
     assert (await infer_once(op_class(preprocess=attributes), model=model, **values)).values == [expected]
+
+
+@pytest.mark.parametrize(
+    ("feed", "expected"),
+    [
+        ([{"x": np.array([1.0])}, {"x": np.array([2.0, 3.0])}], "[2.0, 3.0, 4.0]"),
+        ([{"x": np.array([1.0])}], "[2.0]"),
+        ({"x": np.array([1.0])}, "[2.0]"),
+    ],
+    ids=["several feeds", "one feed", "dict"],
+)
+async def test_a_client_takes_one_feed_or_several(feed: Any, expected: str) -> None:
+    def process(op: Op, _: Any) -> Any:
+        with ThreadPoolExecutor(1) as own_threads:
+            return own_threads.submit(op.client.predict, feed, "y", log_id=3).result()
+
+    def show(_: Op, inputs: Any, fetched: Any) -> Any:
+        return {"x": str(fetched["y"].tolist())}
+
+    response = await infer_once(op_class(process=process, postprocess=show), model=Model())
+    assert (response.err_no, response.values) == (0, [expected])
 
 
 async def _infer(op: Op, inputs: Any, fetched: Any, data_id: int = 0) -> Any:

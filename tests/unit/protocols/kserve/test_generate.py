@@ -119,7 +119,7 @@ def test_inputs_may_be_named_as_keys_of_the_body() -> None:
             GRAPH,
             "txt: expected a text, number or boolean for a parameter, got a list; inputs are: text, seed",
         ),
-        ({"parameters": {"a": None}}, GRAPH, "a: expected a text, number or boolean for a parameter, got null"),
+        ({"parameters": {"a": [1]}}, GRAPH, "a: expected a text, number or boolean for a parameter, got a list"),
         ({"parameters": [1]}, GRAPH, "parameters: expected an object"),
         ({"id": 7}, GRAPH, "id: expected a text"),
         ({"x": "a"}, MODEL, "FP32 data holds str"),
@@ -130,6 +130,20 @@ def test_errors_name_the_key_and_the_value(document: Any, inputs: tuple[TensorSp
     with pytest.raises(InvalidRequest) as caught:
         _read(document, inputs)
     assert text in caught.value.message
+
+
+def test_null_is_the_same_as_a_missing_field() -> None:
+    given = {"id": None, "parameters": None, "text": "a", "temperature": None}
+    assert _read(given, GRAPH) == _read({"text": "a"}, GRAPH)
+    assert _read({"parameters": {"a": None, "b": 0.5}, "text": "a"}, GRAPH).parameters == {"b": 0.5}
+
+
+@pytest.mark.parametrize(("value", "shape"), [([], (0,)), ([[]], (1, 0))])
+def test_an_empty_list_is_a_tensor_without_elements_if_the_input_has_a_datatype(
+    value: list[Any], shape: tuple[int, ...]
+) -> None:
+    (given,) = _read({"x": value}, MODEL).inputs
+    assert (given.shape[-len(shape) :], given.contents and list(given.contents.values)) == (shape, [])
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_plain_documents_are_read_as_by_the_general_reader(document: Any, is_pla
 
 def _known(document: bytes) -> RestTemplates:
     known = RestTemplates.empty()
-    read_infer_request("m", "3", document, known=known)
+    read_infer_request("m", "3", document, cache=known)
     return known
 
 
@@ -136,7 +136,7 @@ def test_one_document_per_power_of_two_misses_is_learned() -> None:
     for number in range(1, 65):
         body = FIRST.replace(b'{"inputs"', b'{"id":"%d","inputs"' % number)
         assert known.json.read("m", "3", body) is None
-        read_infer_request("m", "3", body, known=known)
+        read_infer_request("m", "3", body, cache=known)
         learned += known.json.read("m", "3", body) is not None
         known.json.missed = number
     assert learned == 7

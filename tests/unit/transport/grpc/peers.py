@@ -126,7 +126,7 @@ async def memory_server(
 ) -> AsyncIterator[tuple[GrpcServer, Any, Callable[[], Peer]]]:
     """Serve ``Echo``, or another service, in memory; the third value opens connections."""
     service = service or Echo()
-    server = GrpcServer([service], BytesCodec(), limits=limits or SMALL_LIMITS, pending=pending)
+    server = GrpcServer([service], BytesCodec(), limits=limits or SMALL_LIMITS, send_budget=pending)
     listener = _MemoryListener(make_pair)
     async with trio.open_nursery() as nursery:
         await nursery.start(server.serve, [listener])

@@ -101,7 +101,8 @@ async def test_server_metadata(serving: Serving) -> None:
     metadata = await with_triton(serving.address, lambda client: client.get_server_metadata())
     assert (metadata.name, metadata.version) == ("OpenVINO Model Server", version("ovmstrio"))
     assert tuple(metadata.extensions) == (
-        "binary_tensor_data", "classification", "generate", "logging", "model_configuration", "statistics",
+        "binary_tensor_data", "classification", "generate", "logging", "model_configuration", "schedule_policy",
+        "statistics",
     )  # fmt: skip
 
 
@@ -197,6 +198,17 @@ async def test_the_deadline_of_a_call_reaches_the_servable_and_cancels_it(servin
     await serving.wait(serving.servable.cancelled)
     await infer(serving, request(), timeout=None)
     assert serving.servable.requests[1].deadline == float("inf")
+
+
+async def test_the_timeout_of_a_request_reaches_the_servable_and_cancels_it(serving: Serving) -> None:
+    parameters = {"block": {"bool_param": True}, "timeout": {"int64_param": 1000}, "priority": {"uint64_param": 2}}
+    with pytest.raises(grpc.RpcError) as caught:
+        await infer(serving, request(parameters=parameters))
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    await serving.wait(serving.servable.cancelled)
+    received = serving.servable.requests[0]
+    assert received.deadline < trio.current_time()
+    assert received.priority == 2
 
 
 async def test_a_stream_without_a_request_is_refused(serving: Serving) -> None:

@@ -38,7 +38,10 @@ def _infer_document(version: str = "2") -> dict[str, Any]:
     return {"model_name": "echo", "model_version": version, "outputs": [output]}
 
 
-EXTENSIONS = ["binary_tensor_data", "classification", "generate", "logging", "model_configuration", "statistics"]
+EXTENSIONS = [
+    *("binary_tensor_data", "classification", "generate", "logging", "model_configuration", "schedule_policy"),
+    "statistics",
+]
 TENSORS = [
     {"name": "text", "datatype": "BYTES", "shape": [-1]},
     {"name": "x", "datatype": "FP32", "shape": [1, 10]},
@@ -82,9 +85,11 @@ async def test_documents_have_the_keys_of_kserve_in_order(
 
 
 @pytest.mark.parametrize("path", ["/v2/models/echo/ready", "/v2/models/echo/versions/2/ready"])
-async def test_a_ready_model_is_answered_without_a_body(serving: Serving, path: str) -> None:
+async def test_a_ready_model_is_answered_with_its_name(serving: Serving, path: str) -> None:
     answer = await serving.get(path)
-    assert (answer.status_code, answer.content) == (200, b"")
+    assert (answer.status_code, answer.json()) == (200, {"name": "echo", "ready": True})
+    head = await serving.with_http(lambda client: client.head(path))
+    assert (head.status_code, head.content) == (200, b"")
 
 
 async def test_a_draining_server_is_live_and_not_ready(serving: Serving) -> None:

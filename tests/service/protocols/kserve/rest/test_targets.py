@@ -38,15 +38,18 @@ BAD_LINES: dict[tuple[int, str], tuple[bytes, ...]] = {
     (400, f"{URL} - GET //h/v2"): (b"GET //h/v2",),
     (400, f"{URL} - GET /v2#x"): (b"GET /v2#x",),
     (400, URL): (
-        *(b"GET /v2//models", b"POST /v2/models//echo/infer", b"GET ?x", b"GET *", b"GET v2", b"OPTIONS *"),
+        *(b"GET /v2//models", b"GET ?x", b"GET *", b"GET v2", b"OPTIONS *"),
         *(b"POST /v1http:%2f%2fx/config/reload", b"GET /http://h/v2", b"GET /https://h/v2", b"GET http://h/v2http://h"),
         *(b"GET http:%2f%2fh/v2", b"GET http%3a//h/v2", b"GET http:///v2", b"GET http://?/v2", b"GET ftp://h/v2"),
-        *(b"GET http://h//v2", b"GET http://h/v2#x", b"GET h:80", b"GET /v2;x", b"GET /v2/./models"),
+        *(b"GET //metrics", b"POST /v1//config/reload", b"POST //v2/logging"),
+        *(b"GET http://h/v2#x", b"GET h:80", b"GET /v2;x", b"GET /v2/./models"),
         *(b"GET /%2576%2532", b"GET /v2%2f", b"GET %2fv2", b"GET /v2%3fx", b"GET /v2%23", b"GET /v2/models/a/b"),
         *(b"GET /v2/models/..", b"GET /v2/models/%2e%2e/ready", b"GET /v2/models/../../v2"),
-        *(b"POST /v2/models/a..b/infer", b"GET /v2/models/echo%2Fversions%2f1", b"POST /v2/models/a%2fb/infer"),
+        *(b"GET /v2/models/a%2F%2e%2e/ready", b"GET /v2/models/a%2F../ready", b"POST /v2/models/a/b/infer"),
     ),
-    (404, "Model with requested name is not found"): (b"GET /v2/models/%00%ff%c0%80",),
+    (404, "Model with requested name is not found"): (
+        *(b"GET /v2/models/%00%ff%c0%80", b"GET /v2/models/a..b", b"GET /v2/models/echo%2Fversions%2f1"),
+    ),
     (406, f"{METHOD} - PUT /v2"): (b"PUT /v2",),
     (406, METHOD): (
         *(b"DELETE /v2/models/echo", b"PATCH /nothing", b"CONNECT h:80", b"TRACE *", b"POST /v2", b"OPTIONS /v2"),
@@ -67,7 +70,11 @@ async def test_unknown_paths_and_verbs_are_refused(serving: Serving, line: bytes
 
 
 @pytest.mark.parametrize(
-    "line", [b"GET /v2", b"GET /v2/", b"GET /v2?a=b&c", b"GET http://h/v2", b"GET HTTPS://h:1/v2?x", b"GET /%76%32"]
+    "line",
+    [
+        *(b"GET /v2", b"GET /v2/", b"GET /v2?a=b&c", b"GET http://h/v2", b"GET HTTPS://h:1/v2?x", b"GET /%76%32"),
+        *(b"GET //v2", b"GET /v2//", b"GET http://h//v2"),
+    ],
 )
 async def test_a_path_has_several_forms(serving: Serving, line: bytes) -> None:
     async with serving.connect() as peer:

@@ -1,0 +1,248 @@
+"""Fields that requests may have: read by the endpoint, without effect on the answer, or refused with a reason.
+
+All other fields are refused, because a field that is ignored silently may have been meant to change the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from ovmstrio.config.documents import did_you_mean
+from ovmstrio.protocols.openai.fields import Fields, shown
+
+_SHOWN_NAME_CHARACTERS: Final = 80
+_Check: TypeAlias = Callable[[Fields, str], object]
+
+
+class _Refused(NamedTuple):
+    """Unsupported field with a hint; ``neutral`` is an accepted value, None accepts 0, false and empty values."""
+
+    reason: str
+    neutral: Any = None
+
+
+class KnownFields(NamedTuple):
+    """Fields of an endpoint; ``ignored`` has the check of each value that has no effect on the answer."""
+
+    used: frozenset[str]
+    ignored: Mapping[str, _Check]
+    refused: Mapping[str, _Refused]
+
+    def check(self, fields: Fields) -> None:
+        """Record an error for each field that is unknown, unsupported or ignored with an invalid value."""
+        for name in sorted(fields.names() - self.used):
+            value = fields.get(name)
+            if name in self.ignored:
+                self.ignored[name](fields, name)
+            elif name not in self.refused:
+                if value is not None:
+                    self._refuse_unknown(fields, name)
+            elif value is not None and (value if self.refused[name].neutral is None else self._changes(name, value)):
+                message = f"{name} is not supported: {self.refused[name].reason}"
+                fields.refuse(name, message, got=shown(value), code="unsupported_parameter")
+
+    def without_unknown(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a body without unknown fields."""
+        known = (self.used, self.ignored, self.refused)
+        return {name: value for name, value in document.items() if any(name in names for names in known)}
+
+    def _changes(self, name: str, value: Any) -> bool:
+        neutral = self.refused[name].neutral
+        return type(value) is not type(neutral) or bool(value != neutral)
+
+    def _refuse_unknown(self, fields: Fields, name: str) -> None:
+        hint = did_you_mean(name, self.used, otherwise="remove it")
+        short = name[:_SHOWN_NAME_CHARACTERS]
+        fields.refuse(short, f"Unknown parameter: {short!r}; {hint}", code="unknown_parameter")
+
+
+def _integer(fields: Fields, name: str) -> int | None:
+    return fields.whole(name, f"{name} is not an integer")
+
+
+_IDENTITY: Final[Mapping[str, _Check]] = {
+    "user": Fields.text,
+    "request_id": Fields.text,
+    "session_id": Fields.text,
+    "priority": _integer,
+}
+_IGNORED: Final[Mapping[str, _Check]] = {
+    **_IDENTITY,
+    **dict.fromkeys(("safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier"), Fields.text),
+    **dict.fromkeys(("metadata", "prediction", "prompt_cache_options"), Fields.mapping),
+    "spaces_between_special_tokens": Fields.flag,
+    "stream_interval": _integer,
+}
+
+_USE_FORMAT: Final = _Refused("use response_format")
+_NO_FILTER: Final = _Refused("the generation library has no token filter; use response_format")
+_NO_TRUNCATION: Final = _Refused("prompts are not truncated; shorten the prompt")
+_NO_TOKEN_IDS: Final = _Refused("answers have no token ids; use /tokenize")
+_NO_MEDIA: Final = _Refused("this model accepts text only")
+_ONE_ENGINE: Final = _Refused("a model has one engine")
+_NOT_STORED: Final = "responses are not stored"
+_SHARED_CACHE: Final = _Refused("all callers share cached prefixes; serve the model with enable_prefix_caching false")
+_REFUSED: Final[Mapping[str, _Refused]] = {
+    **dict.fromkeys(
+        ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "structural_tag"),
+        _USE_FORMAT,
+    ),
+    **dict.fromkeys(("bad_words", "allowed_token_ids"), _NO_FILTER),
+    **dict.fromkeys(("truncate_prompt_tokens", "truncation_side"), _NO_TRUNCATION),
+    **dict.fromkeys(("return_token_ids", "return_tokens_as_token_ids", "return_token_offsets"), _NO_TOKEN_IDS),
+    **dict.fromkeys(("mm_processor_kwargs", "media_io_kwargs"), _NO_MEDIA),
+    **dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "routed_experts_prompt_start"), _ONE_ENGINE),
+    "return_mm_kwargs": _Refused("this model accepts text only", neutral=True),
+    "cache_salt": _SHARED_CACHE,
+    "guided_decoding_backend": _Refused("the server has one grammar compiler; omit it"),
+    "guided_whitespace_pattern": _Refused("JSON has no optional white space; use response_format with a grammar"),
+    "logit_bias": _Refused("the generation library has no logit bias"),
+    "logits_processors": _Refused("the server runs no code of requests"),
+    "logprob_token_ids": _Refused("only the chosen token's probability is known"),
+    "moderation": _Refused("the server has no moderation"),
+    "no_repeat_ngram_size": _Refused("use repetition_penalty"),
+    "prompt_logprobs": _Refused("use echo and logprobs of /completions"),
+    "repetition_detection": _Refused("use repetition_penalty, or max_tokens"),
+    "return_prompt_text": _Refused("answers have no prompt"),
+    "store": _Refused(f"{_NOT_STORED}; omit it or send false"),
+    "thinking_token_budget": _Refused("reasoning has no limit of its own; use max_tokens", neutral=-1),
+    "use_beam_search": _Refused("use best_of"),
+    "vllm_xargs": _Refused("the server has no extensions of vLLM"),
+    "watermarking": _Refused("the generation library has no watermarks"),
+}
+
+_SAMPLING: Final = frozenset(
+    {
+        *("model", "stream", "stream_options", "response_format", "n", "stop", "seed", "temperature", "top_p", "top_k"),
+        *("min_p", "min_tokens", "frequency_penalty", "presence_penalty", "repetition_penalty", "length_penalty"),
+        *("ignore_eos", "best_of", "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens"),
+        *("num_assistant_tokens", "assistant_confidence_threshold", "max_ngram_size"),
+    }
+)
+_TOOLS: Final = frozenset({"tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs"})
+_NO_TEMPLATE: Final = _Refused("the server uses the model's template")
+
+CHAT: Final = KnownFields(
+    _SAMPLING
+    | _TOOLS
+    | {"messages", "max_tokens", "max_completion_tokens", "logprobs", "top_logprobs", "modalities"}
+    | {"reasoning_effort", "verbosity", "continue_final_message", "add_generation_prompt"},
+    _IGNORED,
+    {
+        **_REFUSED,
+        "add_special_tokens": _Refused("the chat template adds them"),
+        "audio": _Refused("this model generates text only"),
+        "chat_template": _NO_TEMPLATE,
+        "documents": _Refused("write the documents into a message"),
+        "echo": _Refused("the answer does not repeat the last message"),
+        "function_call": _Refused("use tool_choice"),
+        "functions": _Refused("use tools"),
+        "include_reasoning": _Refused("the answer has the reasoning in fields of its own", neutral=True),
+        "web_search_options": _Refused("this server has no web search"),
+    },
+)
+COMPLETIONS: Final = KnownFields(
+    _SAMPLING | {"prompt", "max_tokens", "logprobs", "echo"},
+    {**_IGNORED, "parallel_tool_calls": Fields.flag},
+    {
+        **_REFUSED,
+        "add_special_tokens": _Refused("send tokens instead of a text", neutral=True),
+        "prompt_embeds": _Refused("send a text or tokens"),
+        "suffix": _Refused("the model only appends text"),
+        "top_logprobs": _Refused("use logprobs"),
+    },
+)
+RESPONSES: Final = KnownFields(
+    _SAMPLING
+    | _TOOLS
+    | {"input", "instructions", "max_output_tokens", "text", "reasoning", "include", "truncation"}
+    | {"max_tool_calls", "top_logprobs"},
+    _IGNORED,
+    {
+        **_REFUSED,
+        "background": _Refused(f"{_NOT_STORED}; wait for the response"),
+        "context_management": _Refused(f"{_NOT_STORED}; send a shorter conversation"),
+        "conversation": _Refused(f"{_NOT_STORED}; send the conversation as input"),
+        "previous_response_id": _Refused(f"{_NOT_STORED}; send the conversation as input"),
+        "prompt": _Refused("this server has no prompt templates; send input"),
+    },
+)
+
+_TRUNCATE_OPTION: Final = _Refused("the option truncate of the model decides")
+_ENCODERS: Final[Mapping[str, _Refused]] = {
+    **dict.fromkeys(("truncate_prompt_tokens", "truncation_side"), _TRUNCATE_OPTION),
+    "cache_salt": _Refused("there is no prefix cache; omit it"),
+    "mm_processor_kwargs": _NO_MEDIA,
+    "padding": _Refused("padding never changes the result", neutral="do_not_pad"),
+    "use_activation": _Refused("the options of the model decide"),
+}
+EMBEDDINGS: Final = KnownFields(
+    frozenset({"model", "input", "encoding_format", "dimensions"}),
+    _IDENTITY,
+    {
+        **_ENCODERS,
+        "add_special_tokens": _Refused("send tokens instead of a text", neutral=True),
+        "embed_dtype": _Refused("numbers have 32 bits", neutral="float32"),
+        "endianness": _Refused("numbers are little-endian", neutral="little"),
+        "input_type": _Refused("write the model's prefix into the texts"),
+        "messages": _Refused("send texts as input"),
+        "normalize": _Refused("the option normalize of the model decides"),
+        "stream": _Refused("embeddings do not stream"),
+        "task": _Refused("write the model's prefix into the texts"),
+    },
+)
+RERANK: Final = KnownFields(
+    frozenset({"model", "query", "documents", "top_n", "return_documents"}),
+    _IDENTITY,
+    {
+        **_ENCODERS,
+        "instruction": _Refused("write it into the query"),
+        "max_chunks_per_doc": _Refused("the option max_allowed_chunks of the model limits the chunks of all documents"),
+        "max_tokens_per_doc": _Refused("documents are read completely"),
+        "rank_fields": _Refused("documents have one text"),
+        "stream": _Refused("scores do not stream"),
+    },
+)
+TOKENIZE: Final = KnownFields(
+    frozenset({"model", "text", "add_special_tokens", "max_length", "pad_to_max_length", "padding_side"}),
+    _IDENTITY,
+    {"messages": _Refused("send text"), "prompt": _Refused("send text")},
+)
+
+_NO_SAMPLING: Final = _Refused("the speech library has only a temperature")
+TRANSCRIPTION: Final = KnownFields(
+    frozenset(
+        {
+            *("model", "file", "language", "prompt", "response_format", "temperature", "stream"),
+            *("timestamp_granularities", "include", "chunking_strategy"),
+        }
+    ),
+    {"user": Fields.text, "stream_include_usage": Fields.flag},
+    {
+        **dict.fromkeys(
+            (
+                *("top_p", "top_k", "min_p", "seed", "frequency_penalty", "repetition_penalty", "presence_penalty"),
+                *("use_beam_search", "n", "length_penalty", "penalty_decay", "max_completion_tokens"),
+                "include_stop_str_in_output",
+            ),
+            _NO_SAMPLING,
+        ),
+        **dict.fromkeys(("hotwords", "keywords"), _Refused("write them into the prompt")),
+        **dict.fromkeys(
+            ("known_speaker_names", "known_speaker_references"), _Refused("the model does not tell speakers apart")
+        ),
+        "languages": _Refused("use language"),
+        "stream_continuous_usage_stats": _Refused("the last event has the usage"),
+        "to_language": _Refused("translations are English", neutral="en"),
+        "vllm_xargs": _Refused("the server has no extensions of vLLM"),
+    },
+)
+SPEECH: Final = KnownFields(
+    frozenset({"model", "input", "voice", "language", "speed", "response_format", "stream_format"}),
+    {"user": Fields.text},
+    {
+        "instructions": _Refused("the model has no instructions"),
+        "stream": _Refused("use stream_format"),
+    },
+)
