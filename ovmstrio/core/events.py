@@ -6,10 +6,12 @@ observers of these events.  Transports create a :class:`WireRequest` for every r
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum
+from random import getrandbits
 from time import perf_counter
 from typing import Final, Literal, Protocol
 
@@ -50,6 +52,36 @@ class ApiInterface:
     words: Callable[[ServerError, str], ServerError] = unchanged
 
 
+class RequestId:
+    """Id of a request: that of the client's header ``x-request-id``, that of its message, or a new one.
+
+    Attributes:
+        is_sent: whether the client sent the header, which precedes ids in messages.
+    """
+
+    __slots__ = ("is_sent", "value")
+
+    def __init__(self, headers: Iterable[tuple[str, str]]) -> None:
+        sent = next((value for name, value in headers if name == REQUEST_ID_HEADER), "")
+        self.is_sent = _SAFE_ID(sent) is not None
+        self.value = sent if self.is_sent else f"{getrandbits(64):016x}"
+
+    def settle(self, given: str) -> str:
+        """Return the id of a call whose message has the id ``given``, or an empty string."""
+        if given and not self.is_sent:
+            if _SAFE_ID(given):
+                self.value = given
+            return given
+        return self.value
+
+
+REQUEST_ID_HEADER: Final = "x-request-id"
+_SAFE_ID: Final = re.compile(r"[!-~]{1,128}").fullmatch
+
+current_request_id: Final[ContextVar[RequestId | None]] = ContextVar("current_request_id", default=None)
+"""The id of the running task's request; None without a request."""
+
+
 class WireRequest:
     """One HTTP or gRPC request.
 
@@ -62,6 +94,7 @@ class WireRequest:
         is_stream: whether the request may contain several messages, each a call.
         body: start of the body or of the last message, up to ``body_bytes`` of the observer.
         received: received body bytes or messages.
+        request_id: id of the request.
         sent: sent body bytes or messages.
         event: the last call of the request; None for unknown services and after the end was reported (a call refers to
             its
@@ -81,6 +114,7 @@ class WireRequest:
         "peer",
         "protocol",
         "received",
+        "request_id",
         "route",
         "sent",
         "started",
@@ -99,6 +133,7 @@ class WireRequest:
         self.peer = peer
         self.body = b""
         self.route = ""
+        self.request_id = current_request_id.get()
         self.caller = ""
         self.started = perf_counter()
         self.status = -1

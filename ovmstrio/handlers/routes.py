@@ -16,6 +16,7 @@ import trio
 
 from ovmstrio.core.callers import Permission
 from ovmstrio.core.errors import ServerError, error_type
+from ovmstrio.core.events import current_request_id as current_wire_id
 from ovmstrio.core.events import set_failure
 from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.handlers.batches import current_request_id, log_request_ids, request_id_for
@@ -213,7 +214,8 @@ class HandlerRoutes:
         if method is None:
             return self._logged(request, self._method_not_allowed(request.method))
         sent_id = request.header(_REQUEST_ID)
-        request_id = request_id_for(sent_id)
+        known = current_wire_id.get()
+        request_id = request_id_for(sent_id) if known is None else known.value
         with log_request_ids(request_id):
             response = await self._create_response(method, request)
         if (request_id == sent_id or response.status in _FAILURES) and _REQUEST_ID not in dict(response.headers):

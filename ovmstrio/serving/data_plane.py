@@ -30,7 +30,15 @@ from ovmstrio.core.errors import (
     TooManyRequests,
     VersionRetired,
 )
-from ovmstrio.core.events import OK, CallEvent, CallObserver, StreamProgress, current_event, current_request
+from ovmstrio.core.events import (
+    OK,
+    CallEvent,
+    CallObserver,
+    StreamProgress,
+    current_event,
+    current_request,
+    current_request_id,
+)
 from ovmstrio.core.limits import current_ticket
 from ovmstrio.core.service import SequenceServable
 from ovmstrio.core.tensor import Tensor
@@ -88,6 +96,8 @@ class CallObservers:
         if lease is not None and lease.waited_seconds:
             event.queue_seconds = lease.waited_seconds
             event.started -= lease.waited_seconds
+        if (request_id := current_request_id.get()) is not None:
+            event.request_id = request_id.settle(event.request_id)
         current_event.set(event)
         request = current_request.get()
         if request is not None:

@@ -94,6 +94,7 @@ def _json_line(request: WireRequest) -> str:
         "sent": request.sent or (0 if event is None else event.sent),
         "milliseconds": round(_seconds(request) * 1e3, 3),
         "user_agent": request.header("user-agent")[:_LONGEST],
+        "request_id": "" if request.request_id is None else request.request_id.value,
     }
     if event is not None:
         document |= {

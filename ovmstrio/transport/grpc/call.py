@@ -14,11 +14,20 @@ from grpclib.metadata import encode_metadata
 from multidict import MultiDict
 
 from ovmstrio.core.connection import ClientAddress, Peer
-from ovmstrio.core.events import OK, WireRequest, current_request, record_body
+from ovmstrio.core.events import (
+    OK,
+    REQUEST_ID_HEADER,
+    RequestId,
+    WireRequest,
+    current_request,
+    current_request_id,
+    record_body,
+)
 from ovmstrio.transport.grpc.headers import (
     OK_TRAILERS,
     RESPONSE_HEADERS,
     ErrorWithTrailers,
+    encode_header,
     metadata_block,
     trailers_block,
     trailers_only_block,
@@ -164,6 +173,7 @@ class Call:
         "_inflated",
         "_readable",
         "_replies",
+        "_request_id",
         "_requests",
         "_reusable_scope",
         "_scope",
@@ -204,6 +214,7 @@ class Call:
         self._requests = 0
         self._inflated = 0
         self._replies = 0
+        self._request_id: RequestId | None = None
         self._headers_sent = False
         self._sending = False
         self._trailing_metadata = b""
@@ -405,9 +416,9 @@ class Call:
         if self._headers_sent:
             raise ProtocolError("initial metadata was already sent")
         self._check_open()
-        block = RESPONSE_HEADERS
-        if metadata:
-            block += metadata_block(encode_metadata(metadata))
+        encoded = encode_metadata(metadata) if metadata else ()
+        has_id = any(name == REQUEST_ID_HEADER for name, _ in encoded)
+        block = (RESPONSE_HEADERS if has_id else self._response_headers()) + metadata_block(encoded)
         self._headers_sent = True
         self._host.core.send_headers(self.state, block)
         self._host.wake_writer()
@@ -440,7 +451,7 @@ class Call:
         self._replies += 1
         self.sent += len(data)
         host, prefix = self._host, message_prefix(len(data))
-        headers, self._headers_sent = b"" if self._headers_sent else RESPONSE_HEADERS, True
+        headers, self._headers_sent = b"" if self._headers_sent else self._response_headers(), True
         host.wake_writer()
         most = host.limits.write_high_water_bytes
         if isinstance(data, PiecedMessage) or not host.core.send_answer(self.state, headers, prefix, data, most):
@@ -509,6 +520,8 @@ class Call:
         Cancellation: cancelling ``scope`` ends in trailers; a cancellation from outside passes through.
         """
         current_request.set(self)
+        self._request_id = RequestId(self.state.head.headers)
+        current_request_id.set(self._request_id)
         observer = self._host.observer
         if observer is not None:
             is_sampled = observer.samples(self.state.head.traceparent)
@@ -584,6 +597,12 @@ class Call:
         observer.request_ended(record)
         record.event = None
 
+    def _response_headers(self) -> bytes:
+        return RESPONSE_HEADERS + self._request_id_block()
+
+    def _request_id_block(self) -> bytes:
+        return b"" if self._request_id is None else encode_header(b"x-request-id", self._request_id.value.encode())
+
     def _end(self, failure: GRPCError | None) -> None:
         if self.state.is_local_closed:
             return
@@ -611,13 +630,15 @@ class Call:
         if failure is None:
             self._status = self._handler_status
             if not self._headers_sent:
-                core.send_headers(self.state, RESPONSE_HEADERS)
+                core.send_headers(self.state, self._response_headers())
             block = self._trailing_status or OK_TRAILERS
         else:
             self._status = failure.status.value
             details = failure.details if isinstance(failure.details, bytes) else None
             encode = trailers_block if self._headers_sent else trailers_only_block
             block = encode(failure.status, failure.message, details)
+            if not self._headers_sent:
+                block += self._request_id_block()
             if isinstance(failure, ErrorWithTrailers):
                 block += failure.trailers()
         core.send_headers(self.state, block + self._trailing_metadata, end_stream=True)

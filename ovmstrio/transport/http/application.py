@@ -29,6 +29,7 @@ from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
 from ovmstrio.core.callers import current_caller
+from ovmstrio.core.events import RequestId, current_request_id
 from ovmstrio.core.http_messages import STATUSES_WITHOUT_BODY, HttpAnswer, HttpRequest
 from ovmstrio.core.limits import current_ticket
 from ovmstrio.transport.direct_stream import LINGER_SECONDS, has_unread, underlying_stream
@@ -40,6 +41,7 @@ from ovmstrio.transport.http.responses import (
     has_bare_line_feed,
     json_response,
     request_timeout_error,
+    with_request_id,
 )
 from ovmstrio.transport.http.shutdown import IDLE_GRACE_SECONDS
 
@@ -468,9 +470,13 @@ class _Application(QuartTrio):
         http_request = HttpRequest(
             scope["method"], "", query, headers, b"", peer, f"{target}?{query}" if query else target
         )
+        request_id = RequestId(headers)
+        current_request_id.set(request_id)
         if isinstance(route, HttpAnswer):
-            return _respond(await self.router.refuse(route, http_request))
-        return _respond(await self._answer(route, http_request._replace(path=route.path, mount=route.mount)))
+            answer = await self.router.refuse(route, http_request)
+        else:
+            answer = await self._answer(route, http_request._replace(path=route.path, mount=route.mount))
+        return _respond(with_request_id(answer, request_id))
 
     async def _answer(self, route: Route, http_request: HttpRequest) -> HttpAnswer:
         state: Any = request.scope["state"]

@@ -24,6 +24,7 @@ import trio
 
 from ovmstrio.core.callers import release_caller
 from ovmstrio.core.connection import UNKNOWN_PEER, Peer
+from ovmstrio.core.events import RequestId, current_request_id
 from ovmstrio.core.http_messages import HttpAnswer, HttpRequest
 from ovmstrio.core.limits import release_current_ticket
 from ovmstrio.transport.direct_stream import DirectStream, has_unread, resume, run_eagerly
@@ -33,6 +34,7 @@ from ovmstrio.transport.http.responses import (
     error_response,
     has_bare_line_feed,
     request_timeout_error,
+    with_request_id,
 )
 from ovmstrio.transport.http.shutdown import IDLE_GRACE_SECONDS, ShutdownState
 from ovmstrio.util.aligned_memory import memory_to_fill
@@ -40,6 +42,7 @@ from ovmstrio.util.aligned_memory import memory_to_fill
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from ovmstrio.core.http_messages import Headers
     from ovmstrio.transport.http.router import BodyView, Route, Router
 
 # -- Request heads -----------------------------------------------------------------------------------------------------
@@ -237,12 +240,14 @@ class FastPathConnection:
 
     async def _refuse_slow_request(self) -> None:
         error = request_timeout_error(self._receive_seconds)
+        headers: Headers = ()
         if self._current_request is None:
             answer = error_response(error)
         else:
-            origin = next((value for name, value in self._current_request.head.headers if name == "origin"), "")
+            headers = self._current_request.head.headers
+            origin = next((value for name, value in headers if name == "origin"), "")
             answer = self._router.shared(self._current_request.route.refuse(error), origin)
-        await send_response(self._stream, answer, keep_alive=False)
+        await send_response(self._stream, with_request_id(answer, RequestId(headers)), keep_alive=False)
 
     # -- Reading -------------------------------------------------------------------------------------------------------
 
@@ -395,12 +400,14 @@ class FastPathConnection:
         self._phase = _ANSWERING
         head, query, route, _, _ = routed
         request = HttpRequest(head.method, route.path, query, head.headers, b"", self._peer, head.target, route.mount)
+        request_id = RequestId(head.headers)
+        current_request_id.set(request_id)
         try:
             self._has_running_call = True
             refusal = await run_eagerly(self._router.admit(route, request), self._on_block)
             self._has_running_call = False
             if refusal is not None:
-                return await self._refuse(head, refusal)
+                return await self._refuse(head, with_request_id(refusal, request_id))
             self._phase = _RECEIVING
             # Time spent waiting for admission does not count against the client.
             self.receive_until = self._now() + self._receive_seconds
@@ -516,6 +523,8 @@ class FastPathConnection:
     async def _answer_within(self, tasks: trio.Nursery | None, routed: RoutedRequest, body: bytes | memoryview) -> bool:
         (_, _, headers, _, keep_alive), _, route, _, view = routed
         answer = None
+        request_id = RequestId(headers)
+        current_request_id.set(request_id)
         self.is_finished = not keep_alive
         try:
             self._has_running_call = True
@@ -530,9 +539,9 @@ class FastPathConnection:
             self._has_running_call = type(answer.body) is not bytes and answer.stream is not None
             if keep_alive and self._ending.is_draining:
                 keep_alive = not self._ending.is_last(self._now(), has_more=bool(self._buffer))
-            plain = encode_plain_json(answer) if keep_alive and self._direct is not None else None
+            plain = encode_plain_json(answer, request_id.value) if keep_alive and self._direct is not None else None
             if plain is None:
-                await send_response(self._stream, answer, keep_alive=keep_alive)
+                await send_response(self._stream, with_request_id(answer, request_id), keep_alive=keep_alive)
             elif self._direct is not None and (sent := self._direct.send_now(plain)) < len(plain):
                 await send_bounded(self._direct, memoryview(plain)[sent:])
         finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
@@ -23,6 +23,7 @@ from ovmstrio.core.errors import (
     ServerError,
     WorkerRestarting,
 )
+from ovmstrio.core.events import REQUEST_ID_HEADER, RequestId
 from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.core.request import RESTORED_STEPS
 from ovmstrio.transport.statuses import error_status, www_authenticate_value
@@ -143,14 +144,24 @@ def encode_response_head(
     return "\r\n".join(lines).encode("latin-1")
 
 
-def encode_plain_json(answer: HttpAnswer) -> bytes | None:
+def with_request_id(answer: HttpAnswer, request_id: RequestId) -> HttpAnswer:
+    """Return a response with the id of its request, unless a service has set the header."""
+    if any(name.lower() == REQUEST_ID_HEADER for name, _ in answer.headers):
+        return answer
+    return replace(answer, headers=(*answer.headers, (REQUEST_ID_HEADER, request_id.value)))
+
+
+def encode_plain_json(answer: HttpAnswer, request_id: str = "") -> bytes | None:
     """Encode a small JSON response with at most one additional header, on a connection that stays open; else None."""
     body, headers = answer.body, answer.headers
     if answer.status != _OK or not headers or headers[0] is not JSON_TYPE[0] or len(headers) > _MAX_PLAIN_HEADERS:
         return None
     if type(body) is not bytes or len(body) > _MAX_PLAIN_BYTES:
         return None
-    return _plain_head(int(time.time()), headers, len(body)) + body
+    head = _plain_head(int(time.time()), headers, len(body))
+    if request_id and not any(name == REQUEST_ID_HEADER for name, _ in headers):
+        return b"%bx-request-id: %b\r\n\r\n%b" % (head[:-2], request_id.encode(), body)
+    return head + body
 
 
 @lru_cache(maxsize=64)

@@ -165,6 +165,7 @@ async def test_metadata_and_deadline_are_passed_both_ways() -> None:
 
     async with echo_server() as (_, _, address):
         reply, initial, trailing = await in_thread(client)
+        assert initial.pop("x-request-id")
         assert initial == trailing == dict(sent)
         peer, remaining = reply.decode().split()
         assert peer.startswith("127.0.0.1:")

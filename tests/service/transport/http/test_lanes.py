@@ -427,6 +427,7 @@ class Handler:
     def handle_delete(self):
         return Response(status_code=204, headers={"X-Two": "2"})
 """
+REQUEST_ID: Final = re.compile(rb"x-request-id: [!-~]+\r\n")
 DATE: Final = re.compile(rb"date: [A-Z][a-z]{2}, \d{2} [A-Z][a-z]{2} \d{4} \d{2}:\d{2}:\d{2} GMT\r\n")
 PATIENCE_SECONDS: Final = 20
 Address = str
@@ -437,7 +438,7 @@ def _head(verb: str, target: str, *lines: str, host: str = "h") -> bytes:
 
 
 async def _raw(address: Address, request: bytes) -> bytes:
-    """Send a request twice, the second time with Connection: close, and return both answers without dates."""
+    """Send a request twice, the second time with Connection: close; return both answers without dates and ids."""
     host, _, port = address.rpartition(":")
     last = request.replace(b" HTTP/1.1\r\n", b" HTTP/1.1\r\nConnection: close\r\n", 1)
     received = b""
@@ -448,7 +449,8 @@ async def _raw(address: Address, request: bytes) -> bytes:
                 received += data
     dates = DATE.findall(received)
     assert len(dates) == received.count(b"HTTP/1.1 "), received
-    return DATE.sub(b"date: now\r\n", received)
+    assert len(REQUEST_ID.findall(received)) == len(dates), received
+    return REQUEST_ID.sub(b"", DATE.sub(b"date: now\r\n", received))
 
 
 async def _assert_alike(address: Address, verb: str, target: str, lines: tuple[str, ...], body: bytes) -> bytes:
