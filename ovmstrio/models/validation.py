@@ -150,9 +150,9 @@ class InputValidator:
         shape = given.shape
         spec = self.spec
         if any(size < 0 for size in shape):
-            raise input_mismatch(
-                "Invalid input shape", f"{format_shape(spec.shape)} with sizes of 0 or more", format_shape(shape), spec
-            )
+            is_dynamic = any(not dim.is_fixed for dim in spec.shape)
+            allowed = format_shape(spec.shape) + (" with sizes of 0 or more" if is_dynamic else "")
+            raise input_mismatch("Invalid input shape", allowed, format_shape(shape), spec)
         if given.datatype == BYTES.name:
             return self._validate_bytes(given, raw)
         if given.datatype != self._datatype:

@@ -153,7 +153,7 @@ async def test_errors_for_clients_are_raised_unchanged(
             def handle_get(self):
                 raise {raised}
         """
-    async with opened(tmp_path, code, code=ErrorReporter("p", tmp_path, (ArithmeticError,))) as handler:
+    async with opened(tmp_path, code, error_reporter=ErrorReporter("p", tmp_path, (ArithmeticError,))) as handler:
         with capture_logs() as logs, pytest.raises(error, match="no"):
             await handler.call("handle_get")
     assert len(logs) == logged

@@ -61,7 +61,7 @@ async def test_a_handler_with_its_own_process_has_its_folders_on_the_path(tmp_pa
                 from only_of_this_project import Net
                 return [kind is Net, kind.size]
         """
-    async with opened(tmp_path, code, is_alone=True) as handler:
+    async with opened(tmp_path, code, is_only_service=True) as handler:
         assert await handler.call("handle_get") == [True, 3]
     assert str(tmp_path) not in sys.path
     assert "only_of_this_project" not in sys.modules
@@ -174,7 +174,7 @@ async def test_provided_modules_can_be_imported(tmp_path: Path) -> None:
                 return [local.A, same.B, given_pb2.B, other.deep.given_pb2.B]
         """
     modules = {"given_pb2": given, "protos.given_pb2": given, "other.deep.given_pb2": given}
-    async with opened(tmp_path, code, supplies=HandlerDependencies(modules=modules)) as handler:
+    async with opened(tmp_path, code, dependencies=HandlerDependencies(modules=modules)) as handler:
         assert await handler.call("handle_get") == [1, 2, 2, 2]
 
 
@@ -264,12 +264,12 @@ async def test_a_handler_has_every_method_of_its_service(tmp_path: Path) -> None
         """
     (tmp_path / "iris.proto").touch()
     text = "protobuf_path: iris.proto\n"
-    found = await problems(tmp_path, code, text, supplies=HandlerDependencies(rpc_names=("Predict", "Watch", "Train")))
+    found = await problems(tmp_path, code, text, dependencies=HandlerDependencies(rpc_names=("Predict", "Watch", "Train")))
     assert [problem.message for problem in found] == [
         "Predict asks for 'headers', which the server does not provide",
         "the Handler does not implement the method Train of its service",
     ]
-    async with opened(tmp_path, code, text, supplies=HandlerDependencies(rpc_names=("Watch",))) as handler:
+    async with opened(tmp_path, code, text, dependencies=HandlerDependencies(rpc_names=("Watch",))) as handler:
         assert handler.methods["Watch"].arguments == {"payload", "context"}
 
 
