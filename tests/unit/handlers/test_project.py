@@ -264,7 +264,8 @@ async def test_a_handler_has_every_method_of_its_service(tmp_path: Path) -> None
         """
     (tmp_path / "iris.proto").touch()
     text = "protobuf_path: iris.proto\n"
-    found = await problems(tmp_path, code, text, dependencies=HandlerDependencies(rpc_names=("Predict", "Watch", "Train")))
+    dependencies = HandlerDependencies(rpc_names=("Predict", "Watch", "Train"))
+    found = await problems(tmp_path, code, text, dependencies=dependencies)
     assert [problem.message for problem in found] == [
         "Predict asks for 'headers', which the server does not provide",
         "the Handler does not implement the method Train of its service",
