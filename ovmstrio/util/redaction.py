@@ -137,9 +137,10 @@ _NAMES_AS_VALUES: Final = re.compile(
     re.DOTALL,
 )
 """Secret names that are JSON values themselves, such as tensor names."""
+# No group is possessive: Python before 3.11.5 matches repeated possessive groups wrongly.
 _PART_WITH_TYPE: Final = re.compile(
     rb"content-disposition:[^\r\n;]{0,64}; ?name=\"?[^\"\r\n;]{0,64}?(?P<word>" + _WORDS + rb")[^\r\n]{0,200}+"
-    rb"(?:\r\n[^\r\n]{1,200}+){0,4}+(?P<part>\r\n\r\n)"
+    rb"(?:\r\n[^\r\n]{1,200}+){0,4}(?P<part>\r\n\r\n)"
 )
 _ESCAPED: Final = re.compile(
     rb"(?:\\{1,8}u00|(?P<form>%))(4[1-9a-f]|5[0-9af]|6[1-9a-f]|7[0-9a]|3[0-9ad]|2[2-7d])", re.IGNORECASE
