@@ -26,8 +26,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+# Tests may run under nohup, whose children ignore SIGHUP.
 _WITH_TERMINAL = """
-import fcntl, os, sys, termios
+import fcntl, os, signal, sys, termios
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.executable, [sys.executable, "-m", "ovms_cli", "serve", *sys.argv[1:]])
 """
