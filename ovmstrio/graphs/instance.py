@@ -498,7 +498,7 @@ class GraphInstance:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no node runs or can run, and no packet waits for room."""
+        """State in which no node runs or can run, and no packet waits for room."""
         return not (self._workers or self._runnable or self._pushers or self.failure)
 
     def _finish(self) -> None:

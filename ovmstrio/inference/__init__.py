@@ -2,5 +2,5 @@
 
 import sys
 
-# OpenVINO's package reports each import to its makers, from a thread of its own, unless this package is missing.
+# OpenVINO's package reports each import to its makers, from a separate thread, unless this package is missing.
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]

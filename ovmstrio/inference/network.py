@@ -139,7 +139,7 @@ class Network:
     def _set_streams(self, streams: int) -> None:
         has_own_model = self._compile_inline_replacement is not None
         self._loop_may_share = not self._may_fail or has_own_model
-        # Calls that wait for the pool may run inline if the loop now has a stream of its own.
+        # Calls that wait for the pool may run inline if the loop now has its own stream.
         self._idle.set()
         self._idle = trio.Event()
         computes_on_loop = (streams == 1 or has_own_model) and not self._inline_slot.is_queued

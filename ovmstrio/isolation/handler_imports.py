@@ -176,7 +176,7 @@ _packages: Final[dict[str, HandlerPackage]] = {}
 def _ensure_root() -> None:
     if ROOT in sys.modules:
         return
-    root = ModuleType(ROOT, "Holds the modules of handlers, each load in a package of its own.")
+    root = ModuleType(ROOT, "Holds the modules of handlers, each load in a separate package.")
     root.__path__ = []
     sys.modules[ROOT] = root
     sys.meta_path.insert(0, _Finder())

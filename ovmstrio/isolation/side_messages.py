@@ -167,9 +167,8 @@ class RecordForwarder(logging.Handler):
 
     def flush(self) -> None:
         """Wait for at most a second until no records wait."""
-        until = time.monotonic() + _FLUSH_SECONDS
-        while self._waiting and time.monotonic() < until:
-            time.sleep(_POLL_SECONDS)
+        if (sender := self._sender) is not None:
+            sender.join(_FLUSH_SECONDS)
 
     def _has_sent_all(self) -> bool:
         """Send waiting records, and return whether none is left; the caller holds the handler's lock."""

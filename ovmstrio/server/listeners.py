@@ -104,7 +104,7 @@ class Certificates:
             with suppress(OSError):
                 if path is not None:
                     # The public interface of Python decodes certificates of connections only.
-                    decoded = _ssl._test_decode_cert(str(path))  # type: ignore[attr-defined] # noqa: SLF001
+                    decoded = _ssl._test_decode_cert(str(path))  # type: ignore[attr-defined] # noqa: SLF001 - as above
                     times[option,] = ssl.cert_time_to_seconds(decoded["notAfter"])
         return times
 

@@ -88,6 +88,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
+    from ovmstrio.auth.gate import Gate
     from ovmstrio.config.specs import ServerSpec
     from ovmstrio.core.events import CallObserver, RequestObserver
     from ovmstrio.core.payloads import TextApiAdapter
@@ -347,40 +348,45 @@ class _Server:
             self._registry.subscribe(partial(_remove_metrics, self._metrics))
             if gate is not None:
                 gate.refused = self._metrics.refused
-        guards_calls = gate is not None and gate.guards_everything
-        self._plane = (AuthorizingDataPlane if guards_calls else DataPlane)(
-            self._registry,
-            reload=self._reloading.reload,
-            observers=(
-                *((CallerRecorder(),) if gate is not None else ()),
-                *worker_context.observers,
-                RequestLog(),
-                *(() if self._history is None else (self._history.failures,)),
-                # Last, as earlier observers need the span of the finished call.
-                *traces.calls,
-            ),
-            metrics=self._metrics,
-            unready_reason=worker_context.obstacle,
-            max_response_bytes=plan.settings.max_message_size,
-            admission=self._admission,
-            regions=ClientRegions(is_allowed=plan.settings.allow_shared_memory),
-            control=self._control,
-            server_name=plan.settings.server_name,
-            traces=traces.recent,
-        )
+        self._plane = self._make_plane(traces, gate)
         self._request_observer = observer_group(
             (*traces.requests, *(() if self._history is None else self._history.requests))
         )
-        if gate is not None:
-            gate.denials = self._plane.denials
-        self._plane.siblings = worker_context.siblings
-        self._plane.workers_reason = plan.workers_reason
         self._readiness = ReadinessFile(plan.readiness_file)
         self._pending = make_send_budgets(plan.settings, plan.processes if worker_context.is_part else 1)
         self._front_ends: dict[str, FrontEnd] = {}
         self._store: SequenceStore | None = None
         self._is_serving = False
         self._is_draining = False
+
+    def _make_plane(self, traces: ServerTraces, gate: Gate | None) -> DataPlane:
+        context, settings = self._hosting, self._settings
+        guards_calls = gate is not None and gate.guards_everything
+        plane = (AuthorizingDataPlane if guards_calls else DataPlane)(
+            self._registry,
+            reload=self._reloading.reload,
+            observers=(
+                *((CallerRecorder(),) if gate is not None else ()),
+                *context.observers,
+                RequestLog(),
+                *(() if self._history is None else (self._history.failures,)),
+                # Last, as earlier observers need the span of the finished call.
+                *traces.calls,
+            ),
+            metrics=self._metrics,
+            unready_reason=context.obstacle,
+            max_response_bytes=settings.max_message_size,
+            admission=self._admission,
+            regions=ClientRegions(is_allowed=settings.allow_shared_memory),
+            control=self._control,
+            server_name=settings.server_name,
+            traces=traces.recent,
+        )
+        if gate is not None:
+            gate.denials = plane.denials
+        plane.siblings = context.siblings
+        plane.workers_reason = self._plan.workers_reason
+        return plane
 
     def _show_states(self, metrics: Metrics) -> None:
         metrics.show(

@@ -183,7 +183,7 @@ class ServiceRecord:
     # Queries
     @property
     def is_required(self) -> bool:
-        """Whether the server's readiness may depend on the service."""
+        """True if the server's readiness may depend on the service."""
         return self.spec is not None and self.spec.required
 
     @property

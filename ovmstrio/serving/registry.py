@@ -454,7 +454,7 @@ class Registry:
 
     @property
     def readiness(self) -> Readiness:
-        """Whether no expected service is missing, with the reason if not."""
+        """Readiness of the expected services, with the reason if one is missing."""
         services = self._services.values()
         if self._stopped:
             return Readiness(ready=False, reason="the server is shutting down")

@@ -452,7 +452,7 @@ RECOVERED: Final = (
     Sample(
         "gemma4, a call without a marker after text", "gemma4", "Well.\ncall:now{}\n", "Well.", calls=(("now", "{}"),)
     ),
-    Sample("gemma4, a word that is no call", "gemma4", "call:nobody{a:1}", "call:nobody{a:1}"),
+    Sample("gemma4, a word that is no call", "gemma4", "call:absent{a:1}", "call:absent{a:1}"),
     Sample(
         "llama3, text around a call",
         "llama3",
@@ -511,8 +511,8 @@ RECOVERED: Final = (
     Sample(
         "gptoss, a function that the request does not have",
         "gptoss",
-        "<|channel|>commentary to=functions.nobody<|message|>{}<|call|>",
-        calls=(("nobody", "{}"),),
+        "<|channel|>commentary to=functions.absent<|message|>{}<|call|>",
+        calls=(("absent", "{}"),),
         reasoning="gptoss",
     ),
 )

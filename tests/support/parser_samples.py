@@ -113,8 +113,8 @@ SAMPLES: Final = (
     Sample(
         "llama3, an object of an answer",
         "llama3",
-        '{"name": "nobody", "parameters": {"a": 1}}',
-        '{"name": "nobody", "parameters": {"a": 1}}',
+        '{"name": "absent", "parameters": {"a": 1}}',
+        '{"name": "absent", "parameters": {"a": 1}}',
     ),
     Sample(
         "phi4",

@@ -1,4 +1,4 @@
-"""Language-model engine: continuous batching in a process of its own.
+"""Language-model engine: continuous batching in a separate process.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Workers of one Op, in this process and in processes of their own, and the pool that assigns batches to them."""
+"""Workers of one Op, in this process and in separate processes, and the pool that assigns batches to them."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ _REFUSED: Final[Mapping[str, _Refused]] = {
     "repetition_detection": _Refused("use repetition_penalty, or max_tokens"),
     "return_prompt_text": _Refused("answers have no prompt"),
     "store": _Refused(f"{_NOT_STORED}; omit it or send false"),
-    "thinking_token_budget": _Refused("reasoning has no limit of its own; use max_tokens", neutral=-1),
+    "thinking_token_budget": _Refused("reasoning has no separate limit; use max_tokens", neutral=-1),
     "use_beam_search": _Refused("use best_of"),
     "vllm_xargs": _Refused("the server has no extensions of vLLM"),
     "watermarking": _Refused("the generation library has no watermarks"),
@@ -138,7 +138,7 @@ CHAT: Final = KnownFields(
         "echo": _Refused("the answer does not repeat the last message"),
         "function_call": _Refused("use tool_choice"),
         "functions": _Refused("use tools"),
-        "include_reasoning": _Refused("the answer has the reasoning in fields of its own", neutral=True),
+        "include_reasoning": _Refused("the answer has the reasoning in separate fields", neutral=True),
         "web_search_options": _Refused("this server has no web search"),
     },
 )

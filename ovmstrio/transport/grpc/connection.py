@@ -307,7 +307,7 @@ class Connection:
                     return
                 await trio.lowlevel.checkpoint()
             has_answered = True
-            # Each call has its own context variables, as in a task of its own.
+            # Each call has its own context variables, as in a separate task.
             call = self._complete_calls.popleft()
             await run_eagerly(self._serve(call, reusable_scope), self._hand_over, copy_context())
             if reusable_scope is not self._reusable_scope:

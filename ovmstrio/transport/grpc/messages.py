@@ -116,7 +116,7 @@ class MessageBuffer:
         return flag, first[PREFIX_BYTES:]
 
     def take_writable(self) -> tuple[int, memoryview] | None:
-        """Return the next message like :meth:`take`, of any size, in memory of its own with an aligned end."""
+        """Return the next message like :meth:`take`, of any size, in separate memory with an aligned end."""
         found = self._next(math.inf)
         return None if found is None else (found[0], self._copy_aligned(found[1]))
 
