@@ -51,7 +51,7 @@ image:
 lint:
     {{ bin }}/ruff format --check .
     {{ bin }}/ruff check .
-    {{ bin }}/mypy ovmstrio cli/ovms_cli cli/ovmstrio_conformance compat samples/ovmstrio_samples tests benchmarks
+    {{ bin }}/mypy ovmstrio tests benchmarks
     {{ bin }}/lint-imports
 
 # Format the code and apply lint fixes.
@@ -90,4 +90,4 @@ protos:
 
 # Write the command reference docs/cli.md.
 docs:
-    {{ bin }}/python -m ovms_cli.reference docs/cli.md
+    {{ bin }}/python -m ovmstrio.cli.reference docs/cli.md

@@ -98,7 +98,7 @@ def served(repository: Path, *, sleeps: bool = True) -> tuple[Path, Path]:
 
     Return the configuration and the model's folder.
     """
-    prepare = [sys.executable, "-m", "ovms_cli", "prepare", "--sample", "chat", "--repository", str(repository)]
+    prepare = [sys.executable, "-m", "ovmstrio.cli", "prepare", "--sample", "chat", "--repository", str(repository)]
     subprocess.run(prepare, check=True, capture_output=True)
     folder = repository / "chat"
     config = write_repository(repository, {"trivial": trivial()}, {})

@@ -22,9 +22,9 @@ from benchmarks.genai import TOKENS, ask, served
 from benchmarks.peers.environments import python_of, version_of
 from benchmarks.processes import cpu_of_tree, ended, ovms
 from benchmarks.report import Row
-from ovmstrio_samples.catalog import BY_NAME
-from ovmstrio_samples.gguf_files import SMOLLM2
-from ovmstrio_samples.wheels import extract, fetch
+from ovmstrio.samples.catalog import BY_NAME
+from ovmstrio.samples.gguf_files import SMOLLM2
+from ovmstrio.samples.wheels import extract, fetch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

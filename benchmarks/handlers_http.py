@@ -35,7 +35,7 @@ def run() -> list[Row]:
     """Measure in turn, and compare medians."""
     with tempfile.TemporaryDirectory() as folder:
         ours_at, theirs_at = free_ports(2)
-        serve = ["-m", "ovms_cli", "serve", str(_project(Path(folder))), "--port", str(ours_at)]
+        serve = ["-m", "ovmstrio.cli", "serve", str(_project(Path(folder))), "--port", str(ours_at)]
         serve += ["--rest_bind_address", "127.0.0.1", "--readiness_file", str(Path(folder) / "ready")]
         canned = ["-m", "benchmarks.handlers_http_canned", str(theirs_at)]
         with script(serve, ours_at) as ours, script(canned, theirs_at) as theirs:

@@ -30,7 +30,7 @@ def _python_with_rapidocr(folder: Path) -> Path:
 
 
 def _package_run(python: Path) -> tuple[float, list[str]]:
-    from ovmstrio_samples.ocr_pipeline.client import PAGE  # noqa: PLC0415 - only this sample needs these packages
+    from ovmstrio.samples.ocr_pipeline.client import PAGE  # noqa: PLC0415 - only this sample needs these packages
 
     command = [str(python), "-I", ocr_package.__file__, str(PAGE)]
     out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -41,7 +41,7 @@ def _package_run(python: Path) -> tuple[float, list[str]]:
 def _served_run(config: Path) -> tuple[float, list[str]]:
     from tritonclient.grpc import InferenceServerClient  # noqa: PLC0415 - only this sample needs these packages
 
-    from ovmstrio_samples.ocr_pipeline.client import PAGE, read_text  # noqa: PLC0415 - only this sample needs these packages
+    from ovmstrio.samples.ocr_pipeline.client import PAGE, read_text  # noqa: PLC0415 - only this sample needs these packages
 
     with ovms(config) as server, InferenceServerClient(f"127.0.0.1:{server.grpc}") as client:
         return ocr_package.median_seconds(lambda: read_text(client, PAGE)), read_text(client, PAGE)
@@ -51,7 +51,7 @@ def run() -> list[Row]:
     """Measure both in turn, each time in a separate process."""
     with tempfile.TemporaryDirectory() as name:
         python = _python_with_rapidocr(Path(name, "environment"))
-        prepare = [sys.executable, "-m", "ovms_cli", "prepare", "--sample", "ocr_pipeline", "--repository", name]
+        prepare = [sys.executable, "-m", "ovmstrio.cli", "prepare", "--sample", "ocr_pipeline", "--repository", name]
         subprocess.run(prepare, check=True, capture_output=True)
         pairs = [(_served_run(Path(name, "ocr_pipeline.json")), _package_run(python)) for _ in range(ROUNDS)]
     if any(ours[1] != theirs[1] for ours, theirs in pairs):

@@ -34,7 +34,7 @@ def _bare(folder: Path, what: str) -> float:
 
 
 def _body() -> bytes:
-    from ovmstrio_samples.ops_ocr.client import PAGE  # noqa: PLC0415 - only this sample needs these packages
+    from ovmstrio.samples.ops_ocr.client import PAGE  # noqa: PLC0415 - only this sample needs these packages
 
     image = base64.b64encode(PAGE.read_bytes()).decode()
     return json.dumps({"key": ["image"], "value": [image]}).encode()
@@ -60,7 +60,7 @@ def _served(port: int) -> float:
 def run() -> list[Row]:
     """Measure in turn: the models alone, all of the code, and the service."""
     with tempfile.TemporaryDirectory() as name:
-        prepare = [sys.executable, "-m", "ovms_cli", "prepare", "--sample", "ops_ocr", "--repository", name]
+        prepare = [sys.executable, "-m", "ovmstrio.cli", "prepare", "--sample", "ops_ocr", "--repository", name]
         subprocess.run(prepare, check=True, capture_output=True)
         folder = Path(name, "ops_ocr")
         with service(folder) as port:

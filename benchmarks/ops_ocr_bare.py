@@ -37,8 +37,8 @@ class _Reader:
     """Infer requests and Ops of one thread."""
 
     def __init__(self, models: Sequence[ov.CompiledModel]) -> None:
-        from ovmstrio_samples.ops_ocr.client import PAGE  # noqa: PLC0415 - only this sample needs these packages
-        from ovmstrio_samples.ops_ocr.web_service import DetOp, RecOp  # noqa: PLC0415 - only this sample needs these packages
+        from ovmstrio.samples.ops_ocr.client import PAGE  # noqa: PLC0415 - only this sample needs these packages
+        from ovmstrio.samples.ops_ocr.web_service import DetOp, RecOp  # noqa: PLC0415 - only this sample needs these packages
 
         self._requests = [model.create_infer_request() for model in models]
         self._det, self._rec = DetOp(name="det"), RecOp(name="rec")

@@ -137,7 +137,7 @@ def ended(process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> Iterator[
 def ovms(config: Path, *options: str) -> Iterator[Server]:
     """Run ``ovms serve`` on free ports until the block ends; yields once it is ready."""
     grpc, rest = free_ports(2)
-    command = [sys.executable, "-m", "ovms_cli", "serve", "--config_path", str(config)]
+    command = [sys.executable, "-m", "ovmstrio.cli", "serve", "--config_path", str(config)]
     command += ["--port", str(grpc), "--rest_port", str(rest), "--log_level", "ERROR", *options]
     started = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -186,7 +186,7 @@ def service(folder: Path) -> Iterator[int]:
     file = folder / "config.yml"
     text = re.sub(r"(?m)^rpc_port:.*$", f"rpc_port: {grpc}", file.read_text())
     file.write_text(re.sub(r"(?m)^http_port:.*$", f"http_port: {rest}", text))
-    command = [sys.executable, "-m", "ovms_cli", "run", "web_service.py"]
+    command = [sys.executable, "-m", "ovmstrio.cli", "run", "web_service.py"]
     started = time.perf_counter()
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     with ended(process):

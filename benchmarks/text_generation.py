@@ -74,7 +74,7 @@ def _bare_runs(folder: Path) -> Iterator[Callable[[], float]]:
 
 def _in_turn(config: Path, folder: Path) -> list[tuple[float, float]]:
     """Measure the server and the bare process alternately, while both processes exist."""
-    from ovmstrio_samples.text_generation.client import completions  # noqa: PLC0415 - only this part of the benchmark needs it
+    from ovmstrio.samples.text_generation.client import completions  # noqa: PLC0415 - only this part of the benchmark needs it
 
     with ovms(config) as server, _bare_runs(folder) as bare:
         url = f"127.0.0.1:{server.grpc}"
@@ -85,7 +85,7 @@ def run() -> list[Row]:
     """Measure both in turn, with three pairs of processes."""
     with tempfile.TemporaryDirectory() as name:
         repository = Path(name)
-        prepare = [sys.executable, "-m", "ovms_cli", "prepare", "--sample", "text_generation"]
+        prepare = [sys.executable, "-m", "ovmstrio.cli", "prepare", "--sample", "text_generation"]
         subprocess.run([*prepare, "--repository", name], check=True, capture_output=True)
         folder = repository / "text_generation"
         config = repository / "config.json"

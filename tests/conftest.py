@@ -30,7 +30,7 @@ settings.register_profile("thorough", deadline=None, max_examples=100)
 settings.register_profile("quick", deadline=None, max_examples=15)
 
 _PROJECT: Final = Path(__file__).parents[1]
-_CODE: Final = ("ovmstrio", "cli", "compat")
+_CODE: Final = ("ovmstrio",)
 _MOST_FILES_IN_ONE_PROCESS: Final = 4
 
 

@@ -109,7 +109,17 @@ def _no_children_left(group: int) -> Iterator[None]:
 def _command(name: str, config: Path, folder: Path, launch: dict[str, Any]) -> list[str]:
     if name == OURS:
         ports = ["--port", str(launch["grpc"]), "--rest_port", str(launch["rest"])]
-        return [sys.executable, "-m", "ovms_cli", "serve", "--config_path", str(config), *ports, "--log_level", "ERROR"]
+        return [
+            sys.executable,
+            "-m",
+            "ovmstrio.cli",
+            "serve",
+            "--config_path",
+            str(config),
+            *ports,
+            "--log_level",
+            "ERROR",
+        ]
     python = python_of(name)
     if name == "mlserver":
         _write_mlserver(folder, launch)

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import ovmstrio_samples
+import ovmstrio.samples
 from tests.support import ir
 from tests.support.graphs import LOOPBACK, graph_text, python_node
 from tests.support.projects import write
 from tests.support.served_in_thread import ServedInThread, serving_in_thread
 
-_SAMPLES = Path(ovmstrio_samples.__file__).parent
+_SAMPLES = Path(ovmstrio.samples.__file__).parent
 _GRAPHS = ("incrementer", "counter_stream", "labels_image")
 _SETTINGS: dict[str, dict[str, Any]] = {
     "dummy": {"plugin_config": {"INFERENCE_PRECISION_HINT": "f32"}},

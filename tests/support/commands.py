@@ -21,8 +21,8 @@ from typing import IO, Any
 import pytest
 import structlog
 
-from ovms_cli import console
-from ovms_cli.main import main
+from ovmstrio.cli import console
+from ovmstrio.cli.main import main
 from ovmstrio.telemetry.log_writer import WRITER
 from tests.support.processes import environment
 from tests.support.waits import WAIT_SECONDS
@@ -168,7 +168,7 @@ class PipedCommand:
 
 @contextmanager
 def piped(*arguments: str) -> Iterator[PipedCommand]:
-    command = [sys.executable, "-m", "ovms_cli", *arguments]
+    command = [sys.executable, "-m", "ovmstrio.cli", *arguments]
     pipe = subprocess.PIPE
     variables = {**environment(), "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=variables) as process:
@@ -212,7 +212,7 @@ class CommandOnTerminal:
 def on_terminal(*arguments: str) -> Iterator[CommandOnTerminal]:
     """Run a command line on a terminal of 100 columns until the end of the block."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "ovms_cli", *arguments]
+    command = [sys.executable, "-m", "ovmstrio.cli", *arguments]
     variables = {**environment(), "TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
     with subprocess.Popen(
         command, stdin=theirs, stdout=theirs, stderr=theirs, env=variables, start_new_session=True

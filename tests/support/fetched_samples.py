@@ -9,8 +9,8 @@ from typing import Final
 import pytest
 from platformdirs import user_cache_path
 
-from ovmstrio_samples.catalog import BY_NAME, Wheel
-from ovmstrio_samples.preparing import prepare_sample
+from ovmstrio.samples.catalog import BY_NAME, Wheel
+from ovmstrio.samples.preparing import prepare_sample
 
 WHEELS: Final = user_cache_path("ovmstrio") / "wheels"
 

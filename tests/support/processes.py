@@ -94,7 +94,7 @@ def environment() -> dict[str, str]:
 
 def run_ovms(*arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "ovms_cli", *arguments],
+        [sys.executable, "-m", "ovmstrio.cli", *arguments],
         check=False,
         capture_output=True,
         env=environment(),
@@ -170,7 +170,7 @@ def running(
 
     Output is appended to ``log`` if given. A server that prints much needs one, because its pipe is not read otherwise.
     """
-    command = [sys.executable, "-m", "ovms_cli", *arguments]
+    command = [sys.executable, "-m", "ovmstrio.cli", *arguments]
     with contextlib.ExitStack() as stack:
         output = subprocess.PIPE if log is None else stack.enter_context(log.open("a"))
         process = subprocess.Popen(
@@ -287,7 +287,7 @@ def serving_project(
 def _started(project: Path, *options: str) -> Iterator[ProjectProcess]:
     (port,) = free_ports(1)
     file = project.parent.parent / "workspace" / "ready.txt"
-    command = [sys.executable, "-m", "ovms_cli", "serve", str(project), "--port", str(port)]
+    command = [sys.executable, "-m", "ovmstrio.cli", "serve", str(project), "--port", str(port)]
     command += ["--readiness_file", str(file), *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     server = ProjectProcess(process, port, file)

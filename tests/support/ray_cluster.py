@@ -38,7 +38,7 @@ class RayCluster:
             return self.answers.readline().strip()
 
     def deploy(self, config: Path, *options: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "ovms_cli", "deploy", "ray", str(config), "--address", self.address]
+        command = [sys.executable, "-m", "ovmstrio.cli", "deploy", "ray", str(config), "--address", self.address]
         command += ["--http_port", str(self.http), "--grpc_port", str(self.grpc), "--proxies", "HeadOnly", *options]
         environment = os.environ | _QUIET
         return subprocess.run(

@@ -9,7 +9,7 @@ import openvino  # noqa: F401 - imported for the forked processes
 import trio  # noqa: F401
 
 import ovmstrio.workers.serve  # noqa: F401
-from ovms_cli.main import main
+from ovmstrio.cli.main import main
 
 
 def run_command(arguments: list[str], log: str) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import openvino as ov
 import openvino.opset13 as op
 
-from ovmstrio_samples.embedding.wordpiece import WordPieces
+from ovmstrio.samples.embedding.wordpiece import WordPieces
 from tests.support.model_cache import cached_folder
 
 LONGEST: Final = 20
@@ -90,7 +90,7 @@ def word_pieces() -> WordPieces:
     return WordPieces({token: number for number, token in enumerate(VOCABULARY)})
 
 
-@cached_folder("ovmstrio_samples.search.bert_tokenizer")
+@cached_folder("ovmstrio.samples.search.bert_tokenizer")
 def write_embedder(folder: Path, *, seed: int = 0, has_types: bool = True) -> Path:
     _write(folder, TinyEncoder(seed).model(has_types=has_types))
     tokens = {token: number for number, token in enumerate(VOCABULARY)}
@@ -99,7 +99,7 @@ def write_embedder(folder: Path, *, seed: int = 0, has_types: bool = True) -> Pa
     table = folder / "tokenizer.json"
     table.write_text(json.dumps({"added_tokens": added, "model": piece}), encoding="utf-8")
     # The package of tokenizers changes what every core of a process does that imports it.
-    command = [sys.executable, "-m", "ovmstrio_samples.search.bert_tokenizer", str(table), str(folder)]
+    command = [sys.executable, "-m", "ovmstrio.samples.search.bert_tokenizer", str(table), str(folder)]
     subprocess.run(command, check=True, timeout=300, capture_output=True)
     return folder
 

@@ -46,7 +46,7 @@ def heard_letters(samples: Numbers, *, length: float = 1.0) -> str:
 # SpeechT5
 
 
-@cached_folder("ovmstrio_samples.transcription.byte_tokenizer", "tests.support.ir")
+@cached_folder("ovmstrio.samples.transcription.byte_tokenizer", "tests.support.ir")
 def write_tiny_speecht5(folder: Path) -> Path:
     """Write the model with its tokenizer and a voice ``loud`` in ``voices``."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -119,7 +119,7 @@ def _write_tokenizer(folder: Path) -> None:
     table = folder / "tokenizer.json"
     table.write_text(json.dumps({"added_tokens": added, "model": model, "decoder": {"type": "ByteLevel"}}))
     # The package of tokenizers changes what every core of a process does that imports it.
-    command = [sys.executable, "-m", "ovmstrio_samples.transcription.byte_tokenizer", str(table), str(folder)]
+    command = [sys.executable, "-m", "ovmstrio.samples.transcription.byte_tokenizer", str(table), str(folder)]
     subprocess.run(command, check=True, timeout=300, capture_output=True)
 
 

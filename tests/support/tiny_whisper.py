@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ovmstrio_samples.transcription.prepare import write_folder
+from ovmstrio.samples.transcription.prepare import write_folder
 from tests.support.model_cache import cached_folder
 from tests.support.tiny_llm import byte_letters
 
@@ -41,9 +41,9 @@ Numbers = np.ndarray[Any, Any]
 
 @cached_folder(
     "tests.support.tiny_llm",
-    "ovmstrio_samples.transcription.byte_tokenizer",
-    "ovmstrio_samples.transcription.networks",
-    "ovmstrio_samples.transcription.prepare",
+    "ovmstrio.samples.transcription.byte_tokenizer",
+    "ovmstrio.samples.transcription.networks",
+    "ovmstrio.samples.transcription.prepare",
 )
 def write_tiny_whisper(folder: Path, *, seed: int = 0) -> Path:
     folder.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import trio
 
-from ovmstrio_samples.add_one.prepare import write as write_add_one
+from ovmstrio.samples.add_one.prepare import write as write_add_one
 from tests.support.ports import free_ports
 
 ROOT = Path(__file__).parents[2]

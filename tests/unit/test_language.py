@@ -17,12 +17,7 @@ INDIRECT_VERBS = {"Give", "Tell", "Have", "Say", "Let", "See", "Look", "Know"}
 BANNED_WORDS = re.compile(
     r"\b(told|anew|whoever|somebody|nobody|beside|forsake|condemn|mend|spoil|hurry|the way out)\b", re.IGNORECASE
 )
-SOURCES = sorted(
-    path
-    for folder in ("ovmstrio", "cli", "compat", "samples")
-    for path in (ROOT / folder).rglob("*.py")
-    if "generated" not in path.parts
-)
+SOURCES = sorted(path for path in (ROOT / "ovmstrio").rglob("*.py") if "generated" not in path.parts)
 TESTS = sorted(path for folder in ("tests", "benchmarks") for path in (ROOT / folder).rglob("*.py"))
 """Files whose data strings are exempt, such as names of unknown models."""
 SCRIPTS = sorted((ROOT / ".ci").iterdir())

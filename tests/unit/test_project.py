@@ -21,8 +21,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 _PATH = re.compile(r"(?<![\w/.])(?:ovmstrio|cli|compat|protos|samples|tests|benchmarks)(?:/[\w.]+)+/?")
 _MODULE = re.compile(r"\b(?:from|import) (ovmstrio(?:\.\w+)*)|(?<![\w.\"'])(ovmstrio(?:\.[a-z_]+)+)\b")
 _LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)(?:#[^)]*)?\)")
-_OWN = {"ovmstrio", "ovms_cli", "ovmstrio_conformance", "pyovms", "cortex_internal", "ovmstrio_samples"}
-_OWN |= {"paddle_serving_server", "paddle_serving_app"}
+_OWN = {"ovmstrio", "pyovms", "cortex_internal", "paddle_serving_server", "paddle_serving_app"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -81,31 +80,32 @@ def _spec(name: str) -> ModuleSpec | None:
 
 
 def _imported() -> Iterator[str]:
-    for folder in ("ovmstrio", "cli", "compat"):
-        for file in (ROOT / folder).rglob("*.py"):
-            for node in source_facts(file).imports:
-                names = []
-                if isinstance(node, ast.Import):
-                    names = [alias.name for alias in node.names]
-                elif node.module and not node.level:
-                    names = [node.module]
-                tops = {name.split(".")[0] for name in names}
-                yield from tops - _OWN - set(sys.stdlib_module_names)
+    for name, file in _modules().items():
+        if name.startswith("ovmstrio.samples"):
+            continue
+        for node in source_facts(file).imports:
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif node.module and not node.level:
+                names = [node.module]
+            tops = {name.split(".")[0] for name in names}
+            yield from tops - _OWN - set(sys.stdlib_module_names)
 
 
 def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name.strip()).lower()
 
 
-FOLDERS = (("", "ovmstrio"), ("cli", "ovms_cli"), ("compat", ""))
+COMPAT = ROOT / "ovmstrio" / "compat"
 
 
 def _modules() -> dict[str, Path]:
     found = {}
-    for base, package in FOLDERS:
-        for file in (ROOT / base / package).rglob("*.py"):
-            parts = file.relative_to(ROOT / base).with_suffix("").parts
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+    for file in (ROOT / "ovmstrio").rglob("*.py"):
+        base = COMPAT if file.is_relative_to(COMPAT) else ROOT
+        parts = file.relative_to(base).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
     return found
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from ovms_cli.trace_figures import NoFigures, find_url, open_source
+from ovmstrio.cli.trace_figures import NoFigures, find_url, open_source
+from ovmstrio.conformance.__main__ import main
+from ovmstrio.conformance.grpc_cases import GRPC_CASES
+from ovmstrio.conformance.rest_cases import REST_CASES
 from ovmstrio.util.truncation import CONTROLS
-from ovmstrio_conformance.__main__ import main
-from ovmstrio_conformance.grpc_cases import GRPC_CASES
-from ovmstrio_conformance.rest_cases import REST_CASES
 from tests.support import ir
 from tests.support.commands import CommandResult, run_command, run_on_terminal
 from tests.support.op_pipelines import EchoExecutor, serving_pipeline

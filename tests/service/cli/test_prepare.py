@@ -10,8 +10,8 @@ import openvino as ov
 import openvino.opset13 as op
 import pytest
 
-from ovmstrio_samples.add_one.prepare import build
-from ovmstrio_samples.catalog import PROJECTS, SAMPLES, ProjectSample
+from ovmstrio.samples.add_one.prepare import build
+from ovmstrio.samples.catalog import PROJECTS, SAMPLES, ProjectSample
 from tests.support.commands import CommandResult, run_command
 from tests.support.onnx_files import onnx_file
 from tests.support.paddle_files import layers, write_model
@@ -209,7 +209,7 @@ def test_a_sample_project_is_copied_with_its_next_commands(sample: ProjectSample
     folder = Path("models") / sample.name
     steps = [line.strip() for line in result.stderr.splitlines() if line.startswith("  ")]
     command = f"ovms serve {folder}" if sample.kind == "handler" else f"cd {folder} && ovms run web_service.py"
-    assert steps[-2:] == [command, f"python -m ovmstrio_samples.{sample.name}.client"]
+    assert steps[-2:] == [command, f"python -m ovmstrio.samples.{sample.name}.client"]
     assert all(str(folder) in step for step in steps[:-1])
     assert (folder / ("nucleus.yaml" if sample.kind == "handler" else "web_service.py")).is_file()
     assert str(sample.folder) not in result.output

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-import ovmstrio_samples
+import ovmstrio.samples
+from ovmstrio.samples.handler_batching import client as batching
+from ovmstrio.samples.handler_caching import client as caching
+from ovmstrio.samples.handler_iris import client as iris
+from ovmstrio.samples.handler_sklearn import client as sklearn
+from ovmstrio.samples.handler_sklearn.train import train
+from ovmstrio.samples.iris.flowers import FLOWERS
 from ovmstrio.telemetry.logs import configure_logs
-from ovmstrio_samples.handler_batching import client as batching
-from ovmstrio_samples.handler_caching import client as caching
-from ovmstrio_samples.handler_iris import client as iris
-from ovmstrio_samples.handler_sklearn import client as sklearn
-from ovmstrio_samples.handler_sklearn.train import train
-from ovmstrio_samples.iris.flowers import FLOWERS
 from tests.support.served_in_thread import serving_project_in_thread
 
-SAMPLES = Path(ovmstrio_samples.__file__).parent
+SAMPLES = Path(ovmstrio.samples.__file__).parent
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from ovmstrio.ops.predictor.factory import PredictorFactory
 from ovmstrio.ops.predictor.local_model import LocalPredictor
 from ovmstrio.ops.predictor.protocol import FeedMismatch, FeedTypeError, Predictor
 from ovmstrio.ops.settings import LocalServiceConf, OpSettings
-from ovmstrio_samples.catalog import BY_NAME
+from ovmstrio.samples.catalog import BY_NAME
 from tests.support.paddle_files import layers, write_described, write_model, write_prototxt
 from tests.support.pipelines import gather
 

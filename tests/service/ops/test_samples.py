@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import ovmstrio_samples
-from ovmstrio_samples.calling import call
-from ovmstrio_samples.ops_diamond import client as diamond
-from ovmstrio_samples.ops_regression import client as regression
+import ovmstrio.samples
+from ovmstrio.samples.calling import call
+from ovmstrio.samples.ops_diamond import client as diamond
+from ovmstrio.samples.ops_regression import client as regression
 from tests.support.served_in_thread import ServedInThread, serving_in_thread
 
-SAMPLES = Path(ovmstrio_samples.__file__).parent
+SAMPLES = Path(ovmstrio.samples.__file__).parent
 
 
 @pytest.fixture(scope="module")

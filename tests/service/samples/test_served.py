@@ -12,19 +12,19 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-import ovmstrio_samples
+import ovmstrio.samples
 from ovmstrio.client.factory import open_client
-from ovmstrio_samples.catalog import BY_NAME, SAMPLES
-from ovmstrio_samples.counter_stream.client import words
-from ovmstrio_samples.custom_node_c import client as custom_node_c
-from ovmstrio_samples.ensemble import client as ensemble
-from ovmstrio_samples.entries import write_config
-from ovmstrio_samples.error_output.client import MATRICES, inverses
-from ovmstrio_samples.image_pipeline.client import COFFEE, classify
-from ovmstrio_samples.iris.flowers import FLOWERS
-from ovmstrio_samples.labels_image.client import nearest, plain
-from ovmstrio_samples.text_generation.client import completions
-from ovmstrio_samples.triton import Stream, as_text
+from ovmstrio.samples.catalog import BY_NAME, SAMPLES
+from ovmstrio.samples.counter_stream.client import words
+from ovmstrio.samples.custom_node_c import client as custom_node_c
+from ovmstrio.samples.ensemble import client as ensemble
+from ovmstrio.samples.entries import write_config
+from ovmstrio.samples.error_output.client import MATRICES, inverses
+from ovmstrio.samples.image_pipeline.client import COFFEE, classify
+from ovmstrio.samples.iris.flowers import FLOWERS
+from ovmstrio.samples.labels_image.client import nearest, plain
+from ovmstrio.samples.text_generation.client import completions
+from ovmstrio.samples.triton import Stream, as_text
 from tests.support.commands import run_command
 from tests.support.fetched_samples import prepare_cached
 from tests.support.served_in_thread import ServedInThread, serving_in_thread
@@ -40,7 +40,7 @@ def _settings(name: str, tmp_path: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", _GRAPHS)
 def test_graph_files_of_samples_have_no_problems(name: str) -> None:
-    folder = Path(ovmstrio_samples.__file__).parent / name
+    folder = Path(ovmstrio.samples.__file__).parent / name
     result = run_command("graph", "check", str(folder / "graph.pbtxt"))
     assert result.exit_code == 0, result.output
 
@@ -176,7 +176,7 @@ def test_a_missing_compiler_is_reported_with_its_package(tmp_path: Path, monkeyp
 @pytest.fixture(scope="module")
 def read(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path], list[str]]]:
     pytest.importorskip("cv2")
-    from ovmstrio_samples.ocr_pipeline.client import read_text
+    from ovmstrio.samples.ocr_pipeline.client import read_text
 
     config = _config_of("ocr_pipeline", tmp_path_factory.mktemp("ocr"))
     with (
@@ -188,7 +188,7 @@ def read(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path], 
 
 @pytest.mark.slow
 def test_a_photographed_page_is_read(read: Callable[[Path], list[str]]) -> None:
-    from ovmstrio_samples.ocr_pipeline.client import PAGE, WORDS
+    from ovmstrio.samples.ocr_pipeline.client import PAGE, WORDS
 
     lines = read(PAGE)
     assert tuple(lines[: len(WORDS)]) == WORDS
@@ -197,7 +197,7 @@ def test_a_photographed_page_is_read(read: Callable[[Path], list[str]]) -> None:
 
 @pytest.mark.slow
 def test_a_picture_without_text_has_no_lines(read: Callable[[Path], list[str]]) -> None:
-    assert read(Path(ovmstrio_samples.__file__).parent / "image_pipeline" / "coffee.jpg") == []
+    assert read(Path(ovmstrio.samples.__file__).parent / "image_pipeline" / "coffee.jpg") == []
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ovmstrio_samples import prepare_repository
+from ovmstrio.samples import prepare_repository
 from tests.support.command_server import CLOSED
 from tests.support.commands import on_terminal, piped
 from tests.support.plain_http import ChatServer, chat_server, relaying
@@ -211,11 +211,11 @@ import os, signal, sys
 
 class Interrupting:
     def find_spec(self, name, path=None, target=None):
-        if name == "ovms_cli.main":
+        if name == "ovmstrio.cli.main":
             os.kill(os.getpid(), signal.SIGINT)
 
 sys.meta_path.insert(0, Interrupting())
-from ovms_cli.entry import main
+from ovmstrio.cli.entry import main
 main()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)

@@ -25,7 +25,7 @@ import atexit, sys
 def show():
     sys.stderr.write("imported: " + " ".join(sys.modules))
 
-from ovms_cli.entry import main
+from ovmstrio.cli.entry import main
 main()
 """
 
@@ -35,8 +35,8 @@ main()
     [
         (("--help",), ("pydantic", "numpy", "trio", "openvino")),
         (("--version",), ("pydantic", "numpy", "trio", "openvino", "rich")),
-        (("keys", "list"), ("ovms_cli.serve", "ovms_cli.chat", "ovmstrio.server.settings", "numpy", "trio")),
-        (("health", "--help"), ("ovms_cli.serve", "ovms_cli.chat", "ovmstrio.server.settings", "numpy")),
+        (("keys", "list"), ("ovmstrio.cli.serve", "ovmstrio.cli.chat", "ovmstrio.server.settings", "numpy", "trio")),
+        (("health", "--help"), ("ovmstrio.cli.serve", "ovmstrio.cli.chat", "ovmstrio.server.settings", "numpy")),
     ],
 )
 def test_a_command_imports_only_its_own_modules(arguments: tuple[str, ...], without: tuple[str, ...]) -> None:
@@ -44,7 +44,7 @@ def test_a_command_imports_only_its_own_modules(arguments: tuple[str, ...], with
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
     imported = done.stderr.partition("imported: ")[2].split()
-    assert "ovms_cli.main" in imported, done.stderr
+    assert "ovmstrio.cli.main" in imported, done.stderr
     assert [name for name in without if name in imported] == []
 
 
@@ -61,7 +61,7 @@ UNREAD = ">&3 2>&3"
 
 
 def _ovms(redirections: str, *arguments: str) -> subprocess.Popen[str]:
-    command = ["sh", "-c", f'exec "$@" {redirections}', "sh", sys.executable, "-m", "ovms_cli", *arguments]
+    command = ["sh", "-c", f'exec "$@" {redirections}', "sh", sys.executable, "-m", "ovmstrio.cli", *arguments]
     null = subprocess.DEVNULL
     if redirections != UNREAD:
         return subprocess.Popen(command, env=environment(), stdin=null, stdout=null, stderr=null, text=True)
@@ -122,7 +122,7 @@ def test_a_failed_start_without_standard_error_has_an_exit_code_and_a_log_file(
 
 def test_a_log_file_on_a_full_disk_prints_no_traceback(tmp_path: Path) -> None:
     options = ["--config_path", str(tmp_path / "no.json"), "--log_path", "/dev/full"]
-    command = [sys.executable, "-m", "ovms_cli", "serve", *options]
+    command = [sys.executable, "-m", "ovmstrio.cli", "serve", *options]
     done = subprocess.run(command, check=False, capture_output=True, env=environment(), text=True, timeout=60)
     assert done.returncode == 1
     assert "no.json: the file cannot be read" in done.stderr

@@ -123,7 +123,7 @@ def _serving(root: Path, folder: Path, *options: str) -> Iterator[httpx.Client]:
     rpc, rest = free_ports(2)
     ports = ["--port", str(rpc), "--rest_port", str(rest)]
     addresses = ["--grpc_bind_address", "127.0.0.1", "--rest_bind_address", "127.0.0.1"]
-    command = ["-m", "ovms_cli", "serve", "--model_path", "/models", *options, *ports, *addresses]
+    command = ["-m", "ovmstrio.cli", "serve", "--model_path", "/models", *options, *ports, *addresses]
     transport = httpx.HTTPTransport(retries=8)
     with (
         _run(root, *command, binds=("--ro-bind", str(folder), "/models")) as process,

@@ -17,8 +17,8 @@ import psutil
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 
-import ovmstrio_samples
-from ovmstrio_samples.handler_primes import client as primes
+import ovmstrio.samples
+from ovmstrio.samples.handler_primes import client as primes
 from tests.support.processes import ProjectProcess, serving_project
 from tests.support.projects import write_project
 from tests.support.system_servers import PROJECT_HANDLER, write_handler_project
@@ -382,7 +382,7 @@ def test_each_connection_belongs_to_one_process(tmp_path: Path, processes: int, 
 
 def test_primes_are_streamed(tmp_path: Path) -> None:
     project = shutil.copytree(
-        Path(ovmstrio_samples.__file__).parent / "handler_primes", tmp_path / "samples" / "primes"
+        Path(ovmstrio.samples.__file__).parent / "handler_primes", tmp_path / "samples" / "primes"
     )
     with serving_project(project, options=("--grpc_bind_address", "127.0.0.1")) as server:
         assert list(primes.primes(server.address, count=5)) == [2, 3, 5, 7, 11]

@@ -75,6 +75,6 @@ Service("s").prepare_pipeline_config(yml_dict={"rpc_port": 0})
 
 
 def test_a_prepared_service_creates_no_files(tmp_path: Path) -> None:
-    compat = Path(__file__).parents[3] / "compat"
+    compat = Path(__file__).parents[3] / "ovmstrio" / "compat"
     subprocess.run([sys.executable, "-c", _IMPORTS, str(compat)], check=True, cwd=tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -12,9 +12,9 @@ from PIL import Image
 from platformdirs import user_cache_path
 
 from ovmstrio.client.pipeline import PipelineClient
-from ovmstrio_samples.catalog import BY_NAME
-from ovmstrio_samples.ops_ocr import client as ocr
-from ovmstrio_samples.preparing import prepare_sample
+from ovmstrio.samples.catalog import BY_NAME
+from ovmstrio.samples.ops_ocr import client as ocr
+from ovmstrio.samples.preparing import prepare_sample
 from tests.support.fetched_samples import unpack_original
 from tests.support.processes import OvmsProcess, running_service
 from tests.support.waits import WAIT_SECONDS

@@ -13,11 +13,11 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-import ovmstrio_samples
-from ovmstrio_samples import prepare_repository
+import ovmstrio.samples
+from ovmstrio.samples import prepare_repository
 from tests.support.plain_http import BreakingHandler, answering_http
 
-SAMPLES = Path(ovmstrio_samples.__file__).parent
+SAMPLES = Path(ovmstrio.samples.__file__).parent
 ROOT = Path(__file__).parents[3]
 CLIENTS = sorted(file.parent.name for file in SAMPLES.glob("*/client.py"))
 
@@ -55,7 +55,7 @@ for name in sys.argv[2:]:
 """
 RUN_EACH = """
 import json, os, runpy, sys, traceback
-import numpy, PIL, grpc, openai, ovmstrio.client, ovmstrio_samples.asking, ovmstrio_samples.triton
+import numpy, PIL, grpc, openai, ovmstrio.client, ovmstrio.samples.asking, ovmstrio.samples.triton
 options, *names = json.loads(sys.argv[1])
 for name in names:
     if os.fork() == 0:
@@ -63,7 +63,7 @@ for name in names:
         sys.argv = ["client", *options]
         code = 0
         try:
-            runpy.run_module(f"ovmstrio_samples.{name}.client", run_name="__main__", alter_sys=True)
+            runpy.run_module(f"ovmstrio.samples.{name}.client", run_name="__main__", alter_sys=True)
         except SystemExit as ended:
             code = ended.code or 0
             if isinstance(code, str):
@@ -116,7 +116,7 @@ def test_a_client_reports_a_truncated_answer(tmp_path: Path) -> None:
 
 
 def test_concurrent_preparations_agree(tmp_path: Path) -> None:
-    code = f"import pathlib, ovmstrio_samples as s; print(s.prepare_repository(pathlib.Path({str(tmp_path)!r})))"
+    code = f"import pathlib, ovmstrio.samples as s; print(s.prepare_repository(pathlib.Path({str(tmp_path)!r})))"
     processes = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(3)]
     answers = {process.communicate(timeout=60)[0].strip() for process in processes}
     assert [process.returncode for process in processes] == [0, 0, 0]
@@ -126,7 +126,7 @@ def test_concurrent_preparations_agree(tmp_path: Path) -> None:
 
 def test_the_file_type_client_does_not_import_magika() -> None:
     code = (
-        "import sys, ovmstrio_samples.file_type.client as client;"
+        "import sys, ovmstrio.samples.file_type.client as client;"
         "client.labels(); print({'magika', 'onnxruntime'} & set(sys.modules))"
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
@@ -155,7 +155,7 @@ def test_clients_of_the_readme_need_only_packages_of_its_first_command() -> None
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     installed = _installed_by([*project["dependencies"], *project["optional-dependencies"]["samples"]])
     clients = [
-        f"ovmstrio_samples.{name}.client" for name in set(re.findall(r"ovmstrio_samples\.(\w+)\.client", readme))
+        f"ovmstrio.samples.{name}.client" for name in set(re.findall(r"ovmstrio.samples\.(\w+)\.client", readme))
     ]
     clients += set(re.findall(r"^from (tritonclient[\w.]*) import", readme, re.MULTILINE))
     brought = packages_distributions()

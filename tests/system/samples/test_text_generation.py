@@ -8,9 +8,9 @@ from typing import Any
 import openai
 import pytest
 
-import ovmstrio_samples.text_generation
-from ovmstrio_samples.catalog import BY_NAME
-from ovmstrio_samples.text_generation.client import completions
+import ovmstrio.samples.text_generation
+from ovmstrio.samples.catalog import BY_NAME
+from ovmstrio.samples.text_generation.client import completions
 from tests.support.processes import OvmsProcess, serving
 
 
@@ -21,7 +21,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OvmsProcess]:
 
     folder = tmp_path_factory.mktemp("sample") / "text_generation"
     folder.mkdir()
-    source = Path(ovmstrio_samples.text_generation.__file__).parent
+    source = Path(ovmstrio.samples.text_generation.__file__).parent
     for name in ("graph.pbtxt", "generator.py"):
         shutil.copyfile(source / name, folder / name)
     write_tiny_folder(folder / "model")

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from ovms_cli.all_commands import app
+from ovmstrio.cli.all_commands import app
 from tests.support import ir
 from tests.support.ports import free_ports
 from tests.support.processes import environment, serving
@@ -186,7 +186,7 @@ trio.run(main)
 
 _STUCK_AT_EXIT = """
 import sys, threading
-from ovms_cli.entry import main
+from ovmstrio.cli.entry import main
 from ovmstrio.server.end_watchdog import SHUTDOWN_WATCHDOG
 
 SHUTDOWN_WATCHDOG.enable(0, margin_seconds=0.5)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import trio
 
-from ovms_cli.profile_tables import profile_tables
-from ovms_cli.speedscope import speedscope_document
+from ovmstrio.cli.profile_tables import profile_tables
+from ovmstrio.cli.speedscope import speedscope_document
 from tests.support.all_kinds import HANDLER, NODE, OPS, write_all_kinds
 from tests.support.traced_servers import (
     GRAPH_BODY,

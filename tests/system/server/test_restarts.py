@@ -31,7 +31,7 @@ _WITH_TERMINAL = """
 import fcntl, os, signal, sys, termios
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-os.execv(sys.executable, [sys.executable, "-m", "ovms_cli", "serve", *sys.argv[1:]])
+os.execv(sys.executable, [sys.executable, "-m", "ovmstrio.cli", "serve", *sys.argv[1:]])
 """
 
 

@@ -32,7 +32,7 @@ for number, each in enumerate(given):
     os.dup2(each, 3 + number)
     os.close(each)
 os.environ |= {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": str(len(given)), "LISTEN_FDNAMES": "grpc:rest"}
-os.execv(sys.executable, [sys.executable, "-m", "ovms_cli", *sys.argv[2:]])
+os.execv(sys.executable, [sys.executable, "-m", "ovmstrio.cli", *sys.argv[2:]])
 """
 
 

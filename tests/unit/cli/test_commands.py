@@ -13,13 +13,13 @@ import typer
 import yaml
 from typer.testing import CliRunner, Result
 
-from ovms_cli import serve_service
-from ovms_cli.all_commands import app
-from ovms_cli.run import _command
-from ovms_cli.script import compat_folder, execute_script
-from ovms_cli.serve_project import run_project
-from ovms_cli.serve_service import run_pipeline_service
 from ovmstrio.auth.key_file import key_hash, read_key_file
+from ovmstrio.cli import serve_service
+from ovmstrio.cli.all_commands import app
+from ovmstrio.cli.run import _command
+from ovmstrio.cli.script import compat_folder, execute_script
+from ovmstrio.cli.serve_project import run_project
+from ovmstrio.cli.serve_service import run_pipeline_service
 from ovmstrio.ext.ops import WebService
 from ovmstrio.ops.prepared_service import PreparedService
 from tests.support.commands import run_command
@@ -328,7 +328,7 @@ def test_a_failed_script_is_reported_without_frames_of_the_command(
     assert ended(execute_script, Path(script.name), [], None, lambda service: service.graph()) == 1
     output = capsys.readouterr().err
     assert text in output.replace("\n", " ")
-    assert "ovms_cli" not in output
+    assert "ovmstrio.cli" not in output
 
 
 def test_a_pipeline_without_its_script_is_refused(script: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from ovms_cli import serve
-from ovms_cli.all_commands import app
-from ovms_cli.console import EX_USAGE
-from ovms_cli.serving import usage
+from ovmstrio.cli import serve
+from ovmstrio.cli.all_commands import app
+from ovmstrio.cli.console import EX_USAGE
+from ovmstrio.cli.serving import usage
 from ovmstrio.config.config_file import parse_config
 from ovmstrio.config.specs import TextModelSpec
 from ovmstrio.server.command_line import UNSUPPORTED_HINTS, ignored_options, read_settings, single_servable_spec

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from ovms_cli import console, stream_live
-from ovms_cli.sequence_run import StepAnswer
-from ovms_cli.sequence_show import Keeping, show
-from ovms_cli.stream_show import show as show_stream
-from ovms_cli.stream_text import Seen, TextReader, line_of, safe_for_terminals, text_of, values_of
-from ovms_cli.tables import Output
+from ovmstrio.cli import console, stream_live
+from ovmstrio.cli.sequence_run import StepAnswer
+from ovmstrio.cli.sequence_show import Keeping, show
+from ovmstrio.cli.stream_show import show as show_stream
+from ovmstrio.cli.stream_text import Seen, TextReader, line_of, safe_for_terminals, text_of, values_of
+from ovmstrio.cli.tables import Output
 from ovmstrio.client.api import StreamOutput, StreamReply
 from ovmstrio.core.errors import GraphFailure, InvalidRequest
 

@@ -17,12 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from ovms_cli.sequence_steps import Cutting, Steps, WrongOption, plan
-from ovms_cli.tensor_files import read_inputs
-from ovms_cli.tensor_images import ImageOptions
-from ovms_cli.tensor_output import as_json, write_outputs
-from ovms_cli.tensor_sounds import decode_wave
-from ovms_cli.tensor_types import to_type
+from ovmstrio.cli.sequence_steps import Cutting, Steps, WrongOption, plan
+from ovmstrio.cli.tensor_files import read_inputs
+from ovmstrio.cli.tensor_images import ImageOptions
+from ovmstrio.cli.tensor_output import as_json, write_outputs
+from ovmstrio.cli.tensor_sounds import decode_wave
+from ovmstrio.cli.tensor_types import to_type
 from ovmstrio.client import TensorInfo
 from ovmstrio.core.errors import InvalidRequest
 

@@ -16,17 +16,25 @@ from rich.console import Console
 from rich.table import Table
 from typer.main import get_command
 
-from ovms_cli import tables
-from ovms_cli.all_commands import app
-from ovms_cli.exits import EXIT_CODES
-from ovms_cli.profile_tables import profile_rows, profile_tables
-from ovms_cli.reference import cleaned, reference
-from ovms_cli.speedscope import speedscope_document
-from ovms_cli.tables import Output, print_table, show_data
-from ovms_cli.tensor_output import write_outputs
-from ovms_cli.top_figures import FAMILIES, Look, ServableFigures, ServerFigures, figures_between, quantile, read_look
-from ovms_cli.top_view import draw, in_order
-from ovms_cli.trace_figures import draw as draw_ops
+from ovmstrio.cli import tables
+from ovmstrio.cli.all_commands import app
+from ovmstrio.cli.exits import EXIT_CODES
+from ovmstrio.cli.profile_tables import profile_rows, profile_tables
+from ovmstrio.cli.reference import cleaned, reference
+from ovmstrio.cli.speedscope import speedscope_document
+from ovmstrio.cli.tables import Output, print_table, show_data
+from ovmstrio.cli.tensor_output import write_outputs
+from ovmstrio.cli.top_figures import (
+    FAMILIES,
+    Look,
+    ServableFigures,
+    ServerFigures,
+    figures_between,
+    quantile,
+    read_look,
+)
+from ovmstrio.cli.top_view import draw, in_order
+from ovmstrio.cli.trace_figures import draw as draw_ops
 from ovmstrio.client import ModelState
 from ovmstrio.core.events import OK, CallEvent
 from ovmstrio.core.metric_families import BUCKETS_US

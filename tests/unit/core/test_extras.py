@@ -71,7 +71,7 @@ def test_every_declared_extra_is_known() -> None:
 
 
 def test_no_page_installs_the_package_by_name() -> None:
-    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("samples/**/*.md")]
-    code = [*ROOT.glob("ovmstrio/**/*.py"), *ROOT.glob("cli/**/*.py"), *ROOT.glob("samples/**/*.py")]
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("ovmstrio/samples/**/*.md")]
+    code = [*ROOT.glob("ovmstrio/**/*.py")]
     found = [str(file.relative_to(ROOT)) for file in (*pages, *code) if BY_NAME_ALONE.search(file.read_text())]
     assert found == []

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ovms_cli.script import call_script
+from ovmstrio.cli.script import call_script
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.ext.ops import Op, ResponseOp, WebService
 from ovmstrio.ops.graph import set_service_runner

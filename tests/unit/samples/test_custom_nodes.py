@@ -11,7 +11,7 @@ from ovmstrio.core.tensor import Array
 
 cv2: Any = pytest.importorskip("cv2")
 
-from ovmstrio_samples.ocr_pipeline import cut, decode, rectangles, spell  # noqa: E402 - these imports need OpenCV
+from ovmstrio.samples.ocr_pipeline import cut, decode, rectangles, spell  # noqa: E402 - these imports need OpenCV
 
 _CUT = {"threshold": "0.3", "box_threshold": "0.5", "growth": "1.6"}
 

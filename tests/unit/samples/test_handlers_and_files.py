@@ -13,19 +13,19 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import ovmstrio_samples
+import ovmstrio.samples
 from ovmstrio.handlers.config.project_file import read_project
-from ovmstrio_samples.catalog import HANDLERS, ProjectSample
-from ovmstrio_samples.embedding.wordpiece import WordPieces
-from ovmstrio_samples.face_detection.client import faces
-from ovmstrio_samples.image_classifier import torch_file
-from ovmstrio_samples.image_pipeline.client import COFFEE
-from ovmstrio_samples.ocr.regions import Box, regions
-from ovmstrio_samples.speech import ct2_file
-from ovmstrio_samples.speech.hearing import RATE, Tokens, log_mel
+from ovmstrio.samples.catalog import HANDLERS, ProjectSample
+from ovmstrio.samples.embedding.wordpiece import WordPieces
+from ovmstrio.samples.face_detection.client import faces
+from ovmstrio.samples.image_classifier import torch_file
+from ovmstrio.samples.image_pipeline.client import COFFEE
+from ovmstrio.samples.ocr.regions import Box, regions
+from ovmstrio.samples.speech import ct2_file
+from ovmstrio.samples.speech.hearing import RATE, Tokens, log_mel
 from pyovms import Tensor
 
-_SAMPLES = Path(ovmstrio_samples.__file__).parent
+_SAMPLES = Path(ovmstrio.samples.__file__).parent
 
 
 def _load(sample: str, filename: str) -> Any:
@@ -83,7 +83,7 @@ def test_listed_handlers_are_documented_projects(sample: ProjectSample) -> None:
     assert project.name == sample.name
     assert (sample.folder / "client.py").is_file()
     readme = (sample.folder / "README.md").read_text(encoding="utf-8")
-    where = Path("models" if sample.first else "samples/ovmstrio_samples") / sample.name
+    where = Path("models" if sample.first else "ovmstrio/samples") / sample.name
     assert all(command in readme for command in sample.commands(where))
     assert f"[{sample.name}]({sample.name}/README.md)" in _README.read_text(encoding="utf-8")
 

@@ -499,7 +499,7 @@ def test_levels_are_read_and_written() -> None:
         ("ovmstrio.graphs", "expected names and levels such as .*, got 'ovmstrio.graphs'"),
         ("=debug", "expected names and levels"),
         ("ovmstrio.graphs=loud", "ovmstrio.graphs: expected one of TRACE, DEBUG, .*, got 'loud'"),
-        ("ovmstrio.grahps=debug", "unknown logger 'ovmstrio.grahps'; expected ovmstrio. and one of auth, client"),
+        ("ovmstrio.grahps=debug", "unknown logger 'ovmstrio.grahps'; expected ovmstrio. and one of auth, cli, client"),
         ("ovmstrio.graphs.nowhere=debug", "unknown logger 'ovmstrio.graphs.nowhere'"),
         (f"ovmstrio.{'x' * 5000}=debug", "unknown logger 'ovmstrio.x"),
     ],

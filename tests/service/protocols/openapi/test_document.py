@@ -10,12 +10,12 @@ from typing import Any
 import httpx
 import pytest
 
-import ovmstrio_samples
+import ovmstrio.samples
 from tests.support import ir
 from tests.support.projects import write_project
 from tests.support.served_in_thread import ServedInThread, serving_in_thread
 
-SAMPLES = Path(ovmstrio_samples.__file__).parent
+SAMPLES = Path(ovmstrio.samples.__file__).parent
 
 
 @pytest.fixture(scope="module")

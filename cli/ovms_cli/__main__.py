@@ -1,5 +1,0 @@
-"""``python -m ovms_cli`` is ``ovms``."""
-
-from ovms_cli.entry import main
-
-main()

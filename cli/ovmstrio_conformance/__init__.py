@@ -1,6 +1,0 @@
-"""A conformance test of the Open Inference Protocol, version 2, for any server that implements it.
-
-::
-
-    python -m ovmstrio_conformance http://localhost:8000 --grpc localhost:9000 --model my_model
-"""

@@ -1,0 +1,163 @@
+"""``ovms chat``: a conversation with a text model, through the server's OpenAI API."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ovmstrio.cli.console import ending_with, fail
+from ovmstrio.cli.exits import EX_FAILED, EX_INTERRUPTED, EX_UNREACHABLE, EX_USAGE
+from ovmstrio.cli.server_options import Ca, Cert, Key, open_tls
+from ovmstrio.cli.tables import JsonOption, Output, chosen, print_csv
+
+if TYPE_CHECKING:
+    from ovmstrio.cli.chat_answers import ChatConversation
+    from ovmstrio.client.chat import ChatClient
+
+_Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="[NAME|URL]",
+        help="Name of the model, or URL of a server such as http://localhost:8000/v3. Default: the first model that "
+        "the server on this machine lists.",
+        show_default=False,
+    ),
+]
+_Once = Annotated[
+    str | None,
+    typer.Option("--once", metavar="TEXT", help="Send one message and exit; - reads it from standard input."),
+]
+_Model = Annotated[str, typer.Option("--model", help="Name of the model, if the argument is a URL.")]
+_System = Annotated[str, typer.Option("--system", help="System message.")]
+_MaxTokens = Annotated[int | None, typer.Option("--max_tokens", min=1, help="Maximum number of tokens per answer.")]
+_Temperature = Annotated[
+    float | None,
+    typer.Option("--temperature", min=0, max=2, help="Sampling temperature; 0 always takes the most likely token."),
+]
+_TopP = Annotated[
+    float | None,
+    typer.Option(
+        "--top_p", min=0, max=1, help="Nucleus sampling: cumulative probability of the tokens to sample from."
+    ),
+]
+_Seed = Annotated[
+    int | None, typer.Option("--seed", min=0, help="Seed of sampling; the same seed gives the same answer.")
+]
+_ApiKey = Annotated[
+    str, typer.Option("--api_key", envvar="OVMS_API_KEY", help="API key of the server.", show_envvar=True)
+]
+_Output = Annotated[
+    Output,
+    typer.Option("--output", help="table: stream the answer; json: one object per answer; csv: one row per answer."),
+]
+_Url = Annotated[str, typer.Option("--url", help="HOST:PORT of the REST interface, or a URL. Default: 127.0.0.1:8000.")]
+_Timeout = Annotated[
+    float,
+    typer.Option("--timeout", min=0.001, max=86_400, help="Longest wait in seconds for the next part of an answer."),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(chat)
+
+
+def chat(
+    target: _Target = "",
+    *,
+    once: _Once = None,
+    model: _Model = "",
+    system: _System = "",
+    max_tokens: _MaxTokens = None,
+    temperature: _Temperature = None,
+    top_p: _TopP = None,
+    seed: _Seed = None,
+    api_key: _ApiKey = "",
+    output: _Output = Output.TABLE,
+    as_json: JsonOption = False,
+    url: _Url = "",
+    timeout: _Timeout = 600.0,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+) -> None:
+    """Talk to a text model in the terminal: answers are streamed, Ctrl-C stops an answer, /help lists commands.
+
+    From a pipe, each line is a message. Exit codes: 0 at the end of the input, 1 if a message was refused, 2 if the
+    server does not answer, 64 if the command line is wrong, 130 if interrupted.
+    """
+    from ovmstrio.cli.chat_answers import ChatConversation
+    from ovmstrio.client.chat import ChatClient
+    from ovmstrio.core.errors import InvalidRequest, ServerError
+    from ovmstrio.encoding.status_errors import Unreachable
+
+    is_url = "://" in target
+    name, address = (model, target) if is_url else (target or model, url)
+    if target and (url if is_url else model):
+        fail("server and model may be named only once: as the argument, or by --url and --model", EX_USAGE)
+    given = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
+    options = {field: value for field, value in given.items() if value is not None}
+    with ending_with(EX_USAGE, InvalidRequest):
+        client = ChatClient(address, api_key=api_key, timeout=timeout, tls=open_tls(address, ca, cert, key))
+    try:
+        talk = ChatConversation(client, name or _first(client), options, system)
+        went_well = _talk(talk, once, chosen(output, as_json=as_json))
+    except Unreachable as error:
+        fail(f"{error.message}; is the server running? --url sets its address", EX_UNREACHABLE)
+    except ServerError as error:
+        fail(error.message)
+    except KeyboardInterrupt:
+        raise typer.Exit(EX_INTERRUPTED) from None
+    if not went_well:
+        raise typer.Exit(EX_FAILED)
+
+
+def _first(client: ChatClient) -> str:
+    served = client.models()
+    if not served:
+        fail(f"{client.url} serves no models")
+    return served[0]
+
+
+def _talk(talk: ChatConversation, once: str | None, form: Output) -> bool:
+    from ovmstrio.cli.chat_terminal import answer_aloud, converse, show_piece
+
+    if form is Output.TABLE and once is None:
+        return converse(talk, answer_aloud)
+    printer = _Printer(form)
+
+    def answer(talk: ChatConversation, message: str) -> bool:
+        printer.show(talk.ask(message, lambda _: None).facts(talk.model))
+        return True
+
+    if once is None:
+        return converse(talk, answer)
+    message = sys.stdin.read() if once == "-" else once
+    if not message.strip():
+        fail("the message is empty", EX_USAGE)
+    if form is not Output.TABLE:
+        return answer(talk, message)
+    show, end = show_piece()
+    try:
+        talk.ask(message, show)
+    finally:
+        end()
+    return True
+
+
+class _Printer:
+    """Printer of answers for programs: a JSON object per line, or a CSV header and a row per answer."""
+
+    def __init__(self, form: Output) -> None:
+        self._form = form
+        self._is_begun = False
+
+    def show(self, facts: dict[str, Any]) -> None:
+        if self._form is Output.JSON:
+            typer.echo(json.dumps(facts))
+        else:
+            print_csv([*([] if self._is_begun else [list(facts)]), list(facts.values())])
+        self._is_begun = True

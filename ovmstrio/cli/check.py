@@ -1,0 +1,141 @@
+"""``ovms check``: load everything that a configuration names without serving, and report all problems."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from ovmstrio.cli.console import fail, stderr, stdout
+from ovmstrio.cli.problems import Strict, as_errors, count, count_problems, problem_rows, safe, show_problems
+from ovmstrio.cli.script import let_scripts_import
+from ovmstrio.cli.tables import JsonOption, Output, OutputOption, chosen, print_csv
+
+if TYPE_CHECKING:
+    from ovmstrio.server.check import CheckReport
+
+_WANTED: Final = "a config.json or nucleus.yaml, or the directory of a model, graph or handler"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(check)
+
+
+def check(
+    config: Annotated[
+        Path,
+        typer.Argument(
+            help="config.json, nucleus.yaml, config.yml of Ops, or the directory of one model, graph or handler",
+            show_default=False,
+        ),
+    ],
+    *,
+    no_import: Annotated[bool, typer.Option("--no_import", help="do not import handlers and scripts")] = False,
+    keys_file: Annotated[
+        Path | None, typer.Option("--keys_file", help="also check this key file", show_default=False)
+    ] = None,
+    strict: Strict = False,
+    output: OutputOption = Output.TABLE,
+    as_json: JsonOption = False,
+) -> None:
+    """Validate a configuration: load everything, report all problems with file and line. Exit code 1 on errors.
+
+    A configured service that can never be ready, such as a model without a version, is a warning. With --strict,
+    warnings are errors.
+    """
+    import sys
+    from contextlib import redirect_stdout
+    from dataclasses import replace
+    from functools import partial
+
+    import trio
+
+    from ovmstrio.cli.op_pipeline import configures_ops
+    from ovmstrio.server.check import check_config
+    from ovmstrio.telemetry.logs import configure_logs
+
+    if not config.exists():
+        fail(f"{config}: no such file or directory; expected {_WANTED}")
+    configure_logs(level="ERROR")
+    _leave_out_what_is_reported()
+    let_scripts_import()
+    # Output of user code must not mix with the report on standard output.
+    with stderr().status(f"checking {config} ..."), redirect_stdout(sys.stderr):
+        if (pipeline := configures_ops(config)) is not None:
+            report = _check_pipeline(pipeline, imports=not no_import, keys_file=keys_file)
+        else:
+            report = trio.run(partial(check_config, config, imports=not no_import, keys_file=keys_file))
+    if strict:
+        report = replace(report, problems=tuple(as_errors(report.problems)))
+    form = chosen(output, as_json=as_json)
+    if form is Output.JSON:
+        _print_json(report)
+    elif form is Output.CSV:
+        _print_csv(report)
+    else:
+        _show(report)
+    raise typer.Exit(1 if report.errors else 0)
+
+
+def _check_pipeline(config: Path, *, imports: bool, keys_file: Path | None) -> CheckReport:
+    """Check a pipeline of Ops with the script next to its configuration."""
+    from ovmstrio.cli.op_pipeline import find_service_problems
+    from ovmstrio.server.check import CheckReport, LoadedVersion, check_keys
+
+    names, problems = find_service_problems(config, imports=imports)
+    problems += [] if keys_file is None else check_keys(keys_file)
+    is_sound = all(problem.severity != "error" for problem in problems)
+    loaded = [LoadedVersion(name, 1) for name in names if is_sound]
+    return CheckReport(tuple(loaded), tuple(problems))
+
+
+def _leave_out_what_is_reported() -> None:
+    """Drop log records of failed loads, which the report repeats, unless they have a traceback."""
+    import logging
+
+    from ovmstrio.telemetry.log_levels import LOADING_LOGGERS
+
+    def adds_something(record: logging.LogRecord) -> bool:
+        has_traceback = isinstance(record.msg, dict) and bool(record.msg.get("exc_info"))
+        return has_traceback or not record.name.startswith(LOADING_LOGGERS)
+
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(adds_something)
+
+
+def _print_json(report: CheckReport) -> None:
+    import json
+    from dataclasses import asdict
+
+    facts: dict[str, Any] = {
+        "ok": not report.errors,
+        "errors": len(report.errors),
+        "warnings": len(report.warnings),
+        **asdict(report),
+    }
+    typer.echo(json.dumps(facts, indent=2))
+
+
+def _print_csv(report: CheckReport) -> None:
+    """Print a row for each problem and each loaded version."""
+    header, *rows = problem_rows(report.problems)
+    loads = [["loads", "", "", "", f"{each.model} version {each.version}", "", "", ""] for each in report.loaded]
+    print_csv([header, *rows, *loads])
+
+
+def _show(report: CheckReport) -> None:
+    show_problems(report.problems)
+    for loaded in report.loaded:
+        stdout().print(f"[green]loads[/]  {safe(loaded.model)} version {loaded.version}", highlight=False)
+    stdout().print(_summary(report), highlight=False)
+
+
+def _summary(report: CheckReport) -> str:
+    versions = count(len(report.loaded), "version")
+    if not report.problems:
+        return f"[bold green]ok[/]: {versions} loaded, no problem found"
+    found = count_problems(report.problems)
+    mark = "[bold red]not ok[/]" if report.errors else "[bold green]ok[/]"
+    return f"{mark}: {found}; {versions} loaded"

@@ -1,0 +1,141 @@
+"""The two consoles of the command line: results go to standard output, messages to standard error."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import contextmanager
+from functools import cache
+from typing import IO, TYPE_CHECKING, Any, Literal, NoReturn
+
+import typer
+
+from ovmstrio.cli.exits import EX_FAILED, EX_INTERRUPTED, EX_USAGE
+from ovmstrio.util.truncation import escape_controls
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from rich.console import Console
+    from rich.segment import Segment
+    from rich.table import Table
+
+__all__ = [
+    "EX_INTERRUPTED",
+    "EX_USAGE",
+    "broken_pipe_ends",
+    "data_table",
+    "echo",
+    "ending_with",
+    "escaping_console",
+    "fail",
+    "file_of",
+    "note",
+    "print_json",
+    "say",
+    "stderr",
+    "stdout",
+]
+
+
+@cache
+def stdout() -> Console:
+    """Return the console for results."""
+    return escaping_console()
+
+
+@cache
+def stderr() -> Console:
+    """Return the console for messages."""
+    return escaping_console(stderr=True)
+
+
+def escaping_console(**options: Any) -> Console:
+    """Return a console with these options of rich, which escapes control characters."""
+    return _console_class()(emoji=False, **options)
+
+
+@cache
+def _console_class() -> type[Console]:
+    from rich.console import Console
+
+    class EscapingConsole(Console):
+        """A console that escapes control characters: names and errors come from servers, clients and files."""
+
+        def render(self, renderable: Any, options: Any = None) -> Iterable[Segment]:
+            """Render into segments; those that control the cursor are rich's own."""
+            for segment in super().render(renderable, options):
+                text = segment.text if segment.control else escape_controls(segment.text, keep="\n")
+                yield segment if text is segment.text else segment._replace(text=text)
+
+    return EscapingConsole
+
+
+def echo(text: str, *, nl: bool = True, file: IO[str] | None = None) -> None:
+    """Print a text with its control characters escaped; not through rich, which wraps lines."""
+    typer.echo(escape_controls(text, keep="\n\t"), nl=nl, file=file)
+
+
+def say(markup: str) -> None:
+    """Print a line of a result without wrapping it."""
+    stdout().print(markup, highlight=False, soft_wrap=True)
+
+
+def note(text: str, style: str = "dim") -> None:
+    """Print a message to standard error, without markup."""
+    stderr().print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    """Print a result as JSON; not through rich, which is slow for long texts."""
+    import json
+
+    typer.echo(json.dumps(value, indent=2))
+
+
+def data_table(*columns: str, justify: Literal["left", "right"] = "left") -> Table:
+    """Return a table with these columns, whose cells wrap instead of being truncated."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE)
+    for column in columns:
+        table.add_column(column, overflow="fold", justify=justify)
+    return table
+
+
+@contextmanager
+def broken_pipe_ends() -> Iterator[None]:
+    """Exit with 1 and without a message when the reader of standard output has closed the pipe."""
+    try:
+        yield
+    except BrokenPipeError:
+        # Without this, Python reports the broken pipe again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(1) from None
+
+
+def file_of(path: Path, default_name: str) -> Path:
+    """Return the path, or the file ``default_name`` in a directory; exit if there is no such file."""
+    file = path / default_name if path.is_dir() else path
+    if not file.is_file():
+        fail(f"{file}: no such file; expected a {default_name}, or its directory", EX_USAGE)
+    return file
+
+
+@contextmanager
+def ending_with(code: int, *errors: type[Exception]) -> Iterator[None]:
+    """Exit with ``code`` and the error's text if the block raises one of these errors."""
+    try:
+        yield
+    except errors as error:
+        fail(str(error), code)
+
+
+def fail(message: str, code: int = EX_FAILED) -> NoReturn:
+    """Print an error message, and exit with ``code``."""
+    from rich.markup import escape
+
+    stderr().print(f"[bold red]error:[/] {escape(message)}", highlight=False, soft_wrap=True)
+    raise typer.Exit(code)

@@ -1,0 +1,59 @@
+"""``ovms graph``: check and show graph files, without loading models or running user code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ovmstrio.cli.console import file_of
+from ovmstrio.cli.pictures import FileOption, FormatOption, PictureFormat, render, write_picture
+from ovmstrio.cli.problems import Strict, as_errors, conclude, count, point_to, show_problems
+from ovmstrio.cli.tables import JsonOption, Output, OutputOption, chosen
+
+if TYPE_CHECKING:
+    from ovmstrio.graphs.validate import GraphValidation
+
+_GraphPath = Annotated[Path, typer.Argument(help="graph.pbtxt, or its directory", show_default=False, metavar="PATH")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    group = typer.Typer(no_args_is_help=True, help="Check and show graph files.")
+    group.command()(check)
+    group.command()(show)
+    app.add_typer(group, name="graph")
+
+
+def check(
+    path: _GraphPath,
+    *,
+    strict: Strict = False,
+    output: OutputOption = Output.TABLE,
+    as_json: JsonOption = False,
+) -> None:
+    """Check a graph file: report all problems with line and hint. Exit code 1 on errors."""
+    examined = _examine(path)
+    nodes = 0 if examined.config is None else len(examined.config.nodes)
+    problems = as_errors(examined.problems) if strict else examined.problems
+    sound = f"{count(nodes, 'node')}, no problem found"
+    conclude(problems, sound, output=chosen(output, as_json=as_json))
+
+
+def show(path: _GraphPath, *, picture: FormatOption = PictureFormat.TEXT, output: FileOption = None) -> None:
+    """Draw a graph: its nodes in layers, streams with their tags, input policies and back edges."""
+    from ovmstrio.graphs.plan import draw_graph
+
+    examined = _examine(path)
+    if examined.config is None:
+        show_problems(examined.problems)
+        raise typer.Exit(1)
+    write_picture(render(draw_graph(examined.config), picture, plain=output is not None), output)
+    point_to(f"ovms graph check {path}", examined.problems)
+
+
+def _examine(path: Path) -> GraphValidation:
+    from ovmstrio.graphs.validate import validate_graph
+
+    return validate_graph(file_of(path, "graph.pbtxt"))

