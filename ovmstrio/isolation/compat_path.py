@@ -14,6 +14,7 @@ from typing import Final
 __all__ = ["COMPAT_FOLDER", "add_compat_path"]
 
 COMPAT_FOLDER: Final = Path(__file__).parents[1] / "compat"
+"""Folder of the packages."""
 
 _EXCHANGED: Final = ("pyovms", "cortex_internal")
 """Packages whose objects user code exchanges with the server, so that another package of the name cannot replace them.
