@@ -9,7 +9,6 @@ import typer
 
 from ovmstrio.cli.console import fail, stderr, stdout
 from ovmstrio.cli.problems import Strict, as_errors, count, count_problems, problem_rows, safe, show_problems
-from ovmstrio.cli.script import let_scripts_import
 from ovmstrio.cli.tables import JsonOption, Output, OutputOption, chosen, print_csv
 
 if TYPE_CHECKING:
@@ -60,7 +59,6 @@ def check(
         fail(f"{config}: no such file or directory; expected {_WANTED}")
     configure_logs(level="ERROR")
     _leave_out_what_is_reported()
-    let_scripts_import()
     # Output of user code must not mix with the report on standard output.
     with stderr().status(f"checking {config} ..."), redirect_stdout(sys.stderr):
         if (pipeline := configures_ops(config)) is not None:

@@ -15,7 +15,6 @@ import typer
 from ovmstrio.cli.console import stderr
 from ovmstrio.cli.ovms_lines import ServeCommand
 from ovmstrio.cli.problems import safe
-from ovmstrio.cli.script import let_scripts_import
 from ovmstrio.cli.serve_project import run_project
 from ovmstrio.cli.serve_service import run_pipeline_service
 from ovmstrio.cli.serving import run_to_the_end, server_parameters, set_up_logs, usage
@@ -89,7 +88,6 @@ def run_server(options: dict[str, Any]) -> None:
     if settings.config_path is None and settings.model_name is None:
         settings = settings.model_copy(update={"config_path": _embedded_samples()})
     set_up_logs(settings)
-    let_scripts_import()
     _warn_of_old_names(settings)
     for name, reason in ignored_options(options).items():
         _warn(settings, f"--{name} has no effect: {reason}")
