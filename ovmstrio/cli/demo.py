@@ -51,10 +51,12 @@ def demo(
     rest_port: Annotated[int, typer.Option("--rest_port", min=1, max=65_535, help="REST port")] = _REST_PORT,
 ) -> None:
     """Serve the embedded samples, call them over gRPC and REST, show the answers, and keep serving."""
-    import trio
+    from functools import partial
+
     from platformdirs import user_cache_path
 
     from ovmstrio.samples import prepare_repository
+    from ovmstrio.util.interrupts import run_interruptible
 
     if port == rest_port:
         fail(f"--port and --rest_port are both {port}; they must differ", EX_USAGE)
@@ -65,7 +67,7 @@ def demo(
     answers: Sequence[Answer] = ()
     problem = ""
     try:
-        answers = trio.run(_demo, config, port, rest_port, once, chosen(output, as_json=as_json))
+        answers = run_interruptible(partial(_demo, config, port, rest_port, once, chosen(output, as_json=as_json)))
     except* OSError as group:
         problem = _first_reason(group)
     if problem:
