@@ -40,6 +40,7 @@ COMMANDS: Final = (
     "generate",
     "deploy",
     "prepare",
+    "migrate",
     "run",
     "trace",
     "profile",
