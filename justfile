@@ -88,6 +88,7 @@ clients *pythons:
 protos:
     {{ bin }}/python protos/generate.py
 
-# Write the command reference docs/cli.md.
+# Write the references docs/cli.md, docs/config_keys.md and docs/config.schema.json.
 docs:
     {{ bin }}/python -m ovmstrio.cli.reference docs/cli.md
+    {{ bin }}/python -m ovmstrio.cli.config_reference docs
