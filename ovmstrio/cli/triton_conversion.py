@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ovmstrio.cli.triton_config import ENSEMBLE, TritonModel, TritonRepository
-from ovmstrio.config.documents import Located
+from ovmstrio.config.documents import Located, did_you_mean
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.serving.model_versions import find_model_file
 from ovmstrio.util.regular_files import read_regular_bytes
@@ -434,11 +434,34 @@ class _Converter:
             elif called.entry.get("stateful"):
                 conversion.refuse(f"the model {name!r} has sequences, which a pipeline cannot call", *at)
             else:
-                strings = {each.name for each in called.model.config.input if each.data_type == _STRING}
-                between = {key for key, tensor in step.input_map.items() if producers[tensor][0] != _REQUEST}
-                for key in sorted(strings & between):
-                    message = f"the input {key!r} of {name!r} has strings of another step"
-                    conversion.refuse(message, *at, suggestion="models take strings only from the request")
+                self._check_tensors_of_step(conversion, number, called, producers)
+
+    def _check_tensors_of_step(
+        self, conversion: Conversion, number: int, called: Conversion, producers: Mapping[str, tuple[str, Any]]
+    ) -> None:
+        """Check the tensors of a step against the ``config.pbtxt`` of its model, if that lists them."""
+        at: tuple[str | int, ...] = ("ensemble_scheduling", "step", number)
+        step = conversion.model.config.ensemble_scheduling.step[number]
+        config, name = called.model.config, called.model.name
+        for kind, mapped in (("input", step.input_map), ("output", step.output_map)):
+            known = [each.name for each in getattr(config, kind)]
+            for key in sorted(mapped.keys() - known) if known else ():
+                suggestion = did_you_mean(key, known, otherwise=f"known are {', '.join(known)}")
+                self._error(conversion, f"{name!r} has no {kind} {key!r}", *at, f"{kind}_map", suggestion=suggestion)
+        for each in config.input:
+            if each.name not in step.input_map and each.optional:
+                message = f"the optional input {each.name!r} of {name!r} has no source, and every input is required"
+                conversion.refuse(message, *at, "input_map")
+            elif each.name not in step.input_map:
+                self._error(conversion, f"the input {each.name!r} of {name!r} has no source", *at, "input_map")
+            elif producers[step.input_map[each.name]][0] == _REQUEST:
+                continue
+            elif each.data_type == _STRING:
+                message = f"the input {each.name!r} of {name!r} has strings of another step"
+                conversion.refuse(message, *at, suggestion="models take strings only from the request")
+            elif each.HasField("reshape"):
+                message = f"the input {each.name!r} of {name!r} reshapes a tensor of another step"
+                conversion.refuse(message, *at, suggestion="convert the model with the shape of dims")
 
 
 _STRING: Final = 13  # TYPE_STRING

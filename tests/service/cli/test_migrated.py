@@ -36,6 +36,7 @@ CONFIGS = {
         output { name: "y" data_type: TYPE_FP32 dims: [ 1, 4 ] }
     """,
     "classifier": 'platform: "tensorflow_savedmodel" max_batch_size: 4',
+    "flat": 'backend: "openvino" max_batch_size: 4 input { name: "b" dims: [ 1 ] reshape: { shape: [ ] } }',
     "chosen": 'backend: "onnxruntime" default_model_filename: "second.onnx" version_policy { all { } }',
     "folder": 'backend: "onnxruntime"',
     "both": 'platform: "openvino" version_policy { specific { versions: [ 2 ] } }',
@@ -70,6 +71,7 @@ CONFIGS = {
 def _write(repository: Path) -> None:
     ir.save(ir.dummy((-1, 4)), repository, "adder")
     ir.save(ir.sum_of_two((-1, 4)), repository, "both", 2)
+    ir.save(ir.dummy((-1,)), repository, "flat")
     ir.save(ir.accumulator(), repository, "total")
     ir.save(ir.dummy((1, 4), addend=10), repository, "found")
     for name, files in {
@@ -159,6 +161,10 @@ def test_batches_are_limited_as_in_triton(served: ServedInThread) -> None:
     response = served.ask("POST", "/v2/models/adder/infer", json={"inputs": [tensor]})
     assert response.status_code == 400, response.text
     np.testing.assert_array_equal(_infer(served, "adder", {"b": nine[:8]})["a"], nine[:8] + 1)
+
+
+def test_a_reshaped_input_has_the_shape_of_the_model(served: ServedInThread) -> None:
+    np.testing.assert_array_equal(_infer(served, "flat", {"b": np.array([1, 2, 3])})["a"], [2, 3, 4])
 
 
 def test_sequences_of_a_model_with_state_add_up(served: ServedInThread) -> None:

@@ -260,6 +260,45 @@ def test_an_unconverted_model_leaves_out_only_itself_and_its_ensembles() -> None
     assert "1 model converted, 3 not converted" in shown
 
 
+CALLS = {
+    "an unknown input": ('name: "x" dims: [ 1 ]', '{ key: "z" value: "x" }', "'net' has no input 'z'"),
+    "an unmapped input": ('name: "x" dims: [ 1 ] } input { name: "w" dims: [ 1 ]', '{ key: "x" value: "x" }', "'w'"),
+}
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_a_step_that_does_not_fit_its_model_is_an_error(case: str) -> None:
+    inputs, mapped, message = CALLS[case]
+    _add("net", f"{ONNX} input {{ {inputs} }}", "1/model.onnx")
+    step = f'step {{ model_name: "net"\n input_map {mapped} output_map {{ key: "y" value: "y" }} }}'
+    ends = 'input { name: "x" dims: 1 } output { name: "y" dims: 1 }'
+    _add("all", f"ensemble_scheduling {{ {step} }} {ends}")
+    result = _migrate("--json", "--output", "out")
+    assert result.exit_code == 1
+    first, *_ = json.loads(result.stdout)["errors"]
+    assert message in first["message"]
+    assert first["line"] == 2
+
+
+CHAINS = {
+    "strings of another step": 'name: "x" data_type: TYPE_STRING dims: [ 1 ]',
+    "reshapes a tensor": 'name: "x" data_type: TYPE_FP32 dims: [ 1 ] reshape: { shape: [ ] }',
+    "every input is required": 'name: "x" dims: [ 1 ] } input { name: "w" dims: [ 1 ] optional: true',
+}
+
+
+@pytest.mark.parametrize("reason", CHAINS)
+def test_a_step_that_a_pipeline_cannot_run_leaves_the_ensemble_out(reason: str) -> None:
+    _add("net", f"{ONNX} input {{ {CHAINS[reason]} }}", "1/model.onnx")
+    _add("first", ONNX, "1/model.onnx")
+    step = 'step {{ model_name: "{}" input_map {{ key: "x" value: "{}" }} output_map {{ key: "y" value: "{}" }} }}'
+    ends = 'input { name: "x" dims: 1 } output { name: "y" dims: 1 }'
+    _add("all", f"ensemble_scheduling {{ {step.format('first', 'x', 't')}\n{step.format('net', 't', 'y')} }} {ends}")
+    report = _report()
+    assert reason in next(each for each in report["models"] if each["name"] == "all")["reason"]["message"]
+    assert "pipeline_config_list" not in json.loads(Path("out/config.json").read_text())
+
+
 def test_models_without_configuration_are_found_by_their_files() -> None:
     files = {
         "a": "1/model.onnx", "b": "1/model.xml", "c": "1/model.savedmodel/saved_model.pb", "d": "1/model.graphdef",
