@@ -86,7 +86,7 @@ _SAVED_MODEL: Final = "saved_model.pb"
 _AS_TEXT: Final = "list the model's folder in text_model_config_list, see docs/genai.md"
 _AS_CODE: Final = "write it as a Python node of a graph (docs/graphs.md) or as a handler (docs/handlers.md)"
 _ADVICE: Final = {
-    "pytorch": "export the model to model.onnx (torch.onnx.export) or model.xml (openvino.convert_model)",
+    "pytorch": "convert TorchScript with ovms prepare FILE --input NAME=TYPE[SIZES], or export the model to ONNX",
     "tensorrt": "use the ONNX model from which the plan was built",
     "python": f"{_AS_CODE}; BLS calls become models of the graph",
     "dali": f"{_AS_CODE}; images are decoded and resized by the server if the input has a layout (docs/kserve.md)",
@@ -270,7 +270,7 @@ class _Converter:
             conversion.refuse(
                 "the model has no state of its own, and the server sends it no control tensors",
                 "sequence_batching",
-                suggestion="convert it to an OpenVINO model with state (ReadValue, Assign), see docs/stateful.md",
+                suggestion="turn its state into that of an OpenVINO model with ovms prepare FILE --stateful",
             )
             return
         entry["stateful"] = True

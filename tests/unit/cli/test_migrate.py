@@ -221,7 +221,7 @@ def test_an_invalid_configuration_is_an_error_with_its_line_and_nothing_is_writt
 
 
 UNCONVERTED = {
-    "pytorch_libtorch": "torch.onnx.export",
+    "pytorch_libtorch": "ovms prepare",
     "tensorrt_plan": "ONNX model",
     "python": "Python node",
     "dali": "Python node",
