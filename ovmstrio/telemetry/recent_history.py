@@ -19,6 +19,8 @@ from ovmstrio.util.redaction import blanked
 from ovmstrio.util.truncation import cut, text_of
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from ovmstrio.core.events import CallEvent, RequestObserver, WireRequest
 
 # Failed calls
@@ -225,11 +227,15 @@ class RecentHistory:
 
     Args:
         body_bytes: bytes kept of the bodies of failed requests; 0 for none.
+
+    Attributes:
+        sample: task that samples the console's time series until cancelled; None without a console.
     """
 
     def __init__(self, body_bytes: int = 0) -> None:
         self.failures = FailedCalls(body_bytes)
         self.log = RecentLog()
+        self.sample: Callable[[], Awaitable[None]] | None = None
 
     @property
     def requests(self) -> tuple[RequestObserver, ...]:

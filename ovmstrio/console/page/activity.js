@@ -1,12 +1,10 @@
 // Activity view: charts of the server, its workers, and the last failed requests.
 
 import { h, replace, setText } from "./dom.js";
-import { chart } from "./charts.js";
+import { chart, timeRange } from "./charts.js";
 import * as format from "./format.js";
 import { state } from "./live.js";
 import { reloadButton } from "./actions.js";
-
-const POINTS = 300;
 
 const opened = new Set();
 
@@ -20,15 +18,17 @@ function sent(failure) {
 }
 
 export function activityView() {
+  const range = timeRange();
+  const noCalls = "no requests in this time";
   const charts = [
-    chart("Requests/s", [{ title: "", kind: "one", value: (point) => point.rate }], format.rate),
+    chart("Requests/s", [{ title: "", kind: "one", value: (point) => point.rate }], format.rate, range),
     chart("Latency", [
       { title: "p50", kind: "one", value: (point) => point.p50 }, { title: "p90", kind: "three", value: (point) => point.p90 }, { title: "p99", kind: "two", value: (point) => point.p99 },
-    ], format.ms),
-    chart("Errors/s", [{ title: "", kind: "bad", value: (point) => point.error_rate }], format.rate),
-    chart("In flight", [{ title: "", kind: "one", value: (point) => point.in_flight }], format.count),
-    chart("Memory", [{ title: "", kind: "one", value: (point) => point.memory_bytes }], format.bytes),
-    chart("CPU cores", [{ title: "", kind: "one", value: (point) => point.cpu }], (value) => value.toFixed(2)),
+    ], format.ms, range, noCalls),
+    chart("Errors/s", [{ title: "", kind: "bad", value: (point) => point.error_rate }], format.rate, range),
+    chart("In flight", [{ title: "", kind: "one", value: (point) => point.in_flight }], format.count, range),
+    chart("Memory", [{ title: "", kind: "one", value: (point) => point.memory_bytes }], format.bytes, range),
+    chart("CPU cores", [{ title: "", kind: "one", value: (point) => point.cpu }], (value) => value.toFixed(2), range),
   ];
   const body = h("tbody");
   const none = h("p.quiet", {}, "None so far.");
@@ -39,7 +39,7 @@ export function activityView() {
   const reason = h("p.quiet");
   const processes = h("div", { hidden: true }, h("h2", {}, "Workers"), reason, h("div.scroll", {}, h("table.workers", {}, h("thead", {}, h("tr", {},
     h("th", { scope: "col" }, "Worker"), ["Requests/s", "In flight", "CPU cores", "Memory", "PID"].map((title) => h("th.number", { scope: "col" }, title)))), workers)));
-  const element = h("section", {}, h("div.bar", {}, h("h1", {}, "Activity"), h("span.quiet", {}, "last five minutes, while a console was open"), reload),
+  const element = h("section", {}, h("div.bar", {}, h("h1", {}, "Activity"), range.element, reload),
     h("div.charts.many", {}, charts.map((each) => h("div.panel", {}, each.element))), processes, h("h2", {}, "Failed requests"), none, scroll);
 
   function failures() {
@@ -69,7 +69,7 @@ export function activityView() {
     title: "Activity",
     wants: { failures: 1 },
     update(what) {
-      if (what === "figures" || what === "rows") charts.forEach((each) => each.update(state.history, POINTS));
+      if (what === "figures" || what === "rows") charts.forEach((each) => each.update(state.history.points));
       if (what === "figures" || what === "rows") shownWorkers();
       if (what === "failures" || what === "rows") failures();
       if (what === "server" || what === "rows") if (state.server && state.server.may_change && !reload.children.length) reload.append(reloadButton());
