@@ -94,6 +94,8 @@ class MergedHistory:
     def __init__(self, *, is_alone: bool) -> None:
         self.failures = _MergedEntries(_MAX_FAILURES, keeps_numbers=is_alone)
         self.lines = _MergedEntries(_MAX_LINES, keeps_numbers=is_alone)
+        self.failure_groups: list[dict[str, Any]] = []
+        self._groups_of: dict[int, list[dict[str, Any]]] = {}
         self.traces: list[dict[str, Any]] = []
         self.traces_version = 0
         self._traces_of: dict[int, list[dict[str, Any]]] = {}
@@ -114,12 +116,31 @@ class MergedHistory:
                 for worker, part in parts.items()
                 if what in part
             )
+        groups = {worker: part["failure_groups"] for worker, part in parts.items() if "failure_groups" in part}
+        if groups:
+            self._groups_of |= groups
+            self.failure_groups = merge_groups([each for found in self._groups_of.values() for each in found])
         new = {worker: part["traces"] for worker, part in parts.items() if "traces" in part}
         if new:
             self._traces_of |= new
             self.traces = _merge_summaries([each for summaries in self._traces_of.values() for each in summaries])
             self.traces_version += 1
         return any(part.get("more_failures") or part.get("more_lines") for part in parts.values())
+
+
+def merge_groups(groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return groups of failed calls, the last failed first; groups of the same service, error and node are one."""
+    found: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for each in groups:
+        key = each["name"], each["code"], each["node"]
+        known = found.get(key)
+        if known is not None:
+            newer = each if each["last"] > known["last"] else known
+            counts = {"count": known["count"] + each["count"], "first": min(known["first"], each["first"])}
+            found[key] = {**newer, **counts}
+        else:
+            found[key] = each
+    return sorted(found.values(), key=lambda each: -each["last"])
 
 
 def _merge_summaries(summaries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -207,7 +207,7 @@ def _reading_rules(
         guard.check_read(request)
         await aggregator.fetch_history(FAILURES)
         entries = failure_entries(past, 0, shows_bodies=changes.page_may_change(request))
-        return json_response({"failures": entries}).with_headers(_NO_STORE)
+        return json_response({"failures": entries, "groups": past.failure_groups}).with_headers(_NO_STORE)
 
     async def services() -> dict[str, Any]:
         return {"services": list((await aggregator.rows()).values())}

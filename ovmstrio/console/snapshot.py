@@ -288,6 +288,8 @@ class LocalSnapshots:
         if known.failure is not None:
             failures = (asdict(each) for each in self._past.failures.since(known.failure))
             part["failures"], part["more_failures"] = _batch(failures, known.until, "message", "body")
+            if part["failures"]:
+                part["failure_groups"] = [asdict(each) for each in self._past.failures.groups]
         if known.line is not None:
             lines = (asdict(each) for each in self._past.log.since(known.line))
             part["lines"], part["more_lines"] = _batch(lines, known.until, "event", "facts")

@@ -395,7 +395,7 @@ class _Viewer:
         past, wanted, data = self._aggregator.past, self._filter, b""
         if wanted.failures and (failures := failure_entries(past, self._failure, shows_bodies=shows_bodies)):
             self._failure = failures[-1]["number"]
-            data += encode_event("failures", failures)
+            data += encode_event("failures", failures) + encode_event("failure_groups", past.failure_groups)
         if wanted.log and (lines := past.lines.since(self._line)):
             self._line = lines[-1]["number"]
             entries = _log_entries(each for each in lines if each["level"] >= wanted.log)

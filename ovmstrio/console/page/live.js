@@ -20,6 +20,7 @@ export const state = {
   totals: null,
   history: history(),
   failures: [],
+  groups: [],
   lines: [],
   traces: [],
   nodes: null,
@@ -69,6 +70,7 @@ async function run() {
       pause = FIRST_PAUSE;
       // A new stream starts with all kept entries.
       state.failures = [];
+      state.groups = [];
       state.lines = [];
       await readEvents(answer, take);
       setLink("lost", "the server closed the stream");
@@ -138,6 +140,8 @@ function take(name, text) {
     notifyListeners("nodes");
   } else if (name === "failures") {
     state.failures = state.failures.concat(data).slice(-FAILURES);
+  } else if (name === "failure_groups") {
+    state.groups = data;
     notifyListeners("failures");
   } else if (name === "log") {
     state.lines = state.lines.concat(data).slice(-LINES);

@@ -214,6 +214,11 @@ def test_failures_are_shown_with_their_node(server: ServedInThread, open_page: O
             _calls(server, 3)
         failed = page.locator("table.failures tbody tr", has_text="please fail").first
         expect(failed).to_contain_text("words")
+        expect(page.locator("table.failures tbody tr", has_text="detector")).to_have_count(1)
+        failed.get_by_role("button", name="GraphFailure").click()
+        calls = page.locator("table.failures tr.calls li")
+        expect(calls.first).to_contain_text("ValueError: the text asks for it: please fail (words.py:10)")
+        expect(failed.locator("td.number").first).to_have_text(str(calls.count()))
         page.get_by_role("button", name="Reload").click()
         expect(page.locator("#notice")).to_contain_text("path does not exist")
         _picture(page, "activity")

@@ -334,3 +334,38 @@ def test_facts_are_summed_joined_or_listed_by_worker() -> None:
         "runs": {"worker 0": "here", "worker 1": "there"},
     }
     assert (merged["sequences"], merged["sequence_count"]) == ([{**sequence, "worker": 0}], 1)
+
+
+def _failed(worker: _Worker, code: str, node: str = "", message: str = "no") -> None:
+    event = CallEvent("echo", "1", "model", ApiInterface("KServe", "REST"), "ModelInfer", code=code)
+    event.node, event.reason = node, message
+    worker.past.failures.call_failed(event)
+
+
+async def test_failures_are_counted_by_service_error_and_node_of_all_workers(tmp_path: Path) -> None:
+    async with _workers(tmp_path) as (one, other):
+        for number in range(150):
+            _failed(one, "InvalidRequest", message=f"shape {number}")
+        _failed(other, "InvalidRequest", message="the last")
+        _failed(other, "GraphFailure", "words")
+        _failed(other, "GraphFailure", "upper")
+        await one.gathering.fetch_history(FAILURES)
+        groups = one.gathering.past.failure_groups
+        counts = {(each["name"], each["code"], each["node"]): each["count"] for each in groups}
+        assert counts == {
+            ("echo", "InvalidRequest", ""): 151,
+            ("echo", "GraphFailure", "words"): 1,
+            ("echo", "GraphFailure", "upper"): 1,
+        }
+        assert [each["last"] for each in groups] == sorted((each["last"] for each in groups), reverse=True)
+        (invalid,) = [each for each in groups if each["code"] == "InvalidRequest"]
+        assert invalid["message"] == "the last"
+        assert invalid["first"] <= invalid["last"]
+
+
+async def test_the_groups_of_failures_are_limited(tmp_path: Path) -> None:
+    async with _workers(tmp_path) as (one, _):
+        for number in range(130):
+            _failed(one, f"Error{number}")
+        groups = one.past.failures.groups
+        assert [each.code for each in groups] == [f"Error{number}" for number in range(129, 29, -1)]
