@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import atexit
+import os
 import signal
+import sys
+from pathlib import Path
+from typing import Final
 
 from ovmstrio.cli.exits import EX_INTERRUPTED
 from ovmstrio.util.interrupts import exit_at_interrupt, raise_at_interrupt
+
+_ELF: Final = b"\x7fELF"
 
 
 def main() -> None:
@@ -33,3 +39,20 @@ def main() -> None:
     finally:
         exit_at_interrupt(EX_INTERRUPTED)
         SHUTDOWN_WATCHDOG.start_for_exit()
+
+
+def run_alias() -> None:
+    """Run the command line under the name ``ovms``, or OVMS's own program of that name if it is on the path."""
+    for folder in os.get_exec_path():
+        program = Path(folder, "ovms")
+        if os.access(program, os.X_OK) and _is_binary(program):
+            os.execv(program, [str(program), *sys.argv[1:]])  # noqa: S606 - the program that the user named
+    main()
+
+
+def _is_binary(program: Path) -> bool:
+    try:
+        with program.open("rb") as file:
+            return file.read(len(_ELF)) == _ELF
+    except OSError:
+        return False
