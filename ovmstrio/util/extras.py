@@ -24,7 +24,10 @@ _PACKAGE: Final = "ovmstrio"
 class Extra(StrEnum):
     """Optional dependencies of the package, each for one feature."""
 
+    AZ = "az"
+    GS = "gs"
     HANDLERS = "handlers"
+    HUB = "hub"
     LLM = "llm"
     OTEL = "otel"
     PADDLE = "paddle"
