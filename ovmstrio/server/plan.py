@@ -40,7 +40,8 @@ from ovmstrio.server.readiness_file import default_file
 from ovmstrio.server.systemd import Notifier, inherited_addresses
 from ovmstrio.server.worker_count import count_workers
 from ovmstrio.serving.mirrors import update_mirror
-from ovmstrio.stores.mirror import Mirror, OnDownload, ignore_download
+from ovmstrio.stores.mirror import Mirror
+from ovmstrio.util.progress import Progress, no_progress
 from ovmstrio.util.regular_files import read_regular_bytes
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def with_service_manager(plan: Plan, environ: MutableMapping[str, str]) -> Plan:
     )
 
 
-async def read_plan(settings: ServerSettings, kinds: Kinds = KINDS, on_download: OnDownload = ignore_download) -> Plan:
+async def read_plan(settings: ServerSettings, kinds: Kinds = KINDS, progress: Progress = no_progress) -> Plan:
     """Create the plan of the settings; download a remote model or configuration file that has no local copy.
 
     Raises:
@@ -108,7 +109,7 @@ async def read_plan(settings: ServerSettings, kinds: Kinds = KINDS, on_download:
     addresses = addresses_of(settings)
     missing = [mirror for mirror in map(Mirror, addresses.values()) if not mirror.is_usable]
     for mirror in missing:
-        await update_mirror(mirror, (single_model_policy(settings),), on_download)
+        await update_mirror(mirror, (single_model_policy(settings),), progress)
     if missing and (problems := single_problems(settings)):
         raise UsageError(problems)
     spec = await _read_spec(settings, kinds)

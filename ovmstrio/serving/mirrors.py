@@ -19,9 +19,10 @@ import structlog
 import trio
 
 from ovmstrio.core.errors import ConfigError, ServerError, StorageFailure
-from ovmstrio.stores.mirror import Mirror, OnDownload, evict, ignore_download
+from ovmstrio.stores.mirror import Mirror, evict
 from ovmstrio.stores.storage import STALL_SECONDS
 from ovmstrio.util.backoff import Backoff
+from ovmstrio.util.progress import Progress, no_progress
 
 if TYPE_CHECKING:
     from ovmstrio.config.specs import ServableSpec, VersionPolicy
@@ -36,7 +37,7 @@ _LONGEST_RETRY_SECONDS: Final = 60.0
 async def update_mirror(
     mirror: Mirror,
     policies: Iterable[VersionPolicy] = (),
-    on_download: OnDownload = ignore_download,
+    progress: Progress = no_progress,
     stall_seconds: float = STALL_SECONDS,
 ) -> bool:
     """Download what has changed at an address; return whether anything has.
@@ -44,7 +45,7 @@ async def update_mirror(
     Args:
         mirror: the local copy.
         policies: select the versions of a model; all without any.
-        on_download: receives progress, from a worker thread.
+        progress: receives progress, from a worker thread.
         stall_seconds: longest time without progress.
 
     Raises:
@@ -55,10 +56,10 @@ async def update_mirror(
     """
     moved = time.monotonic()
 
-    def note(name: str, done: int, total: int) -> None:
+    def note(name: str, done: int, total: int | None) -> None:
         nonlocal moved
         moved = time.monotonic()
-        on_download(name, done, total)
+        progress(name, done, total)
 
     chosen = tuple(policies)
     update = partial(mirror.update, partial(_choose, chosen) if chosen else list, note)
@@ -103,7 +104,7 @@ class _Followed:
         self.progress = ""
         self.scope = trio.CancelScope()
 
-    def note(self, _: str, done: int, total: int) -> None:
+    def note(self, _: str, done: int, total: int | None) -> None:
         share = f" of {total / 1e6:,.0f}" if total else ""
         self.progress = f", {done / 1e6:,.0f}{share} MB"
 
@@ -117,7 +118,7 @@ class Mirrors:
         on_change: called after a change of files, and when an address without a copy fails.
         poll_seconds: interval of checks for changes; 0 downloads each address once.
         cache_bytes: size above which copies of other addresses are removed.
-        on_download: receives progress.
+        progress: receives progress.
     """
 
     def __init__(
@@ -126,12 +127,12 @@ class Mirrors:
         *,
         poll_seconds: float = 60.0,
         cache_bytes: float = math.inf,
-        on_download: OnDownload = ignore_download,
+        progress: Progress = no_progress,
     ) -> None:
         self._on_change = on_change
         self._poll_seconds = poll_seconds
         self._cache_bytes = cache_bytes
-        self._on_download = on_download
+        self._progress = progress
         self._followed: dict[Address, _Followed] = {}
         self._nursery: trio.Nursery | None = None
         self._others: tuple[Address, ...] = ()
@@ -186,9 +187,9 @@ class Mirrors:
         mirror = each.mirror
         backoff = Backoff(_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS)
 
-        def note(name: str, done: int, total: int) -> None:
+        def note(name: str, done: int, total: int | None) -> None:
             each.note(name, done, total)
-            self._on_download(name, done, total)
+            self._progress(name, done, total)
 
         with each.scope:
             try:

@@ -31,9 +31,7 @@ from ovmstrio.core.errors import StorageFailure
 from ovmstrio.stores.address import Address, cache_root
 from ovmstrio.stores.storage import OpenStorage, StoredFile, check_file, open_storage
 from ovmstrio.util.backoff import Backoff
-
-OnDownload = Callable[[str, int, int], None]
-"""Called from any thread with the name of a download, its bytes so far, and all of its bytes (0 if unknown)."""
+from ovmstrio.util.progress import Progress, no_progress
 
 ChooseVersions = Callable[[Iterable[int]], Iterable[int]]
 """Returns the versions of a model that are needed."""
@@ -60,10 +58,6 @@ _UNUSED_SUFFIXES: Final = (
 _MODEL_SUFFIXES: Final = frozenset({".gguf", ".onnx", ".pb", ".pbtxt", ".pdmodel", ".tflite"})
 _VERSION: Final = re.compile(r"0*[1-9][0-9]{0,17}")
 _MAX_NAMES: Final = 8
-
-
-def ignore_download(name: str, done: int, total: int) -> None:
-    """Ignore progress."""
 
 
 class Mirror:
@@ -105,7 +99,7 @@ class Mirror:
             self._used.close()
             self._used = None
 
-    def update(self, choose: ChooseVersions = list, on_download: OnDownload = ignore_download) -> bool:
+    def update(self, choose: ChooseVersions = list, progress: Progress = no_progress) -> bool:
         """Download what has changed; return whether anything has.
 
         Of a folder of versions, ``choose`` selects the ones to download; others stay as long as the store has them.
@@ -118,16 +112,16 @@ class Mirror:
         name = str(self.address)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            with self._lock(on_download):
+            with self._lock(progress):
                 store = self._open_store(self.address.text)
                 try:
-                    return self._update(store, choose, on_download)
+                    return self._update(store, choose, progress)
                 finally:
                     store.close()
         except OSError as error:
             raise StorageFailure(f"{name} cannot be stored in {self._folder}: {error}", is_permanent=True) from error
 
-    def _update(self, store: Any, choose: ChooseVersions, on_download: OnDownload) -> bool:
+    def _update(self, store: Any, choose: ChooseVersions, progress: Progress) -> bool:
         files = self._list(store, choose)
         mark = _mark(files)
         tree = self._folder / "trees" / mark
@@ -138,7 +132,7 @@ class Mirror:
         unfinished = tree.with_suffix(".part")
         shutil.rmtree(unfinished, ignore_errors=True)
         (unfinished / "files").mkdir(parents=True)
-        self._fill(store, files, unfinished / "files", on_download)
+        self._fill(store, files, unfinished / "files", progress)
         if _mark(self._list(store, choose)) != mark:
             raise StorageFailure(f"{self.address} has changed while it was downloaded")
         index = [[file.path, file.size, file.mark] for file in files]
@@ -187,7 +181,7 @@ class Mirror:
         except (OSError, ValueError):
             return {}
 
-    def _fill(self, store: Any, files: Sequence[StoredFile], folder: Path, on_download: OnDownload) -> None:
+    def _fill(self, store: Any, files: Sequence[StoredFile], folder: Path, progress: Progress) -> None:
         present, known = self._present(), self._current.resolve()
         missing: list[tuple[StoredFile, Path]] = []
         for file in files:
@@ -212,7 +206,7 @@ class Mirror:
             if self._stopped.is_set():
                 raise StorageFailure("the download was abandoned", is_permanent=True)
             done += count
-            on_download(str(self.address), done, total)
+            progress(str(self.address), done, total or None)
 
         for (file, target), path in zip(missing, paths, strict=True):
             _with_retries(partial(_fetch, store, file, path, note), self._stopped, lambda: done)
@@ -222,7 +216,7 @@ class Mirror:
                 path.replace(target)
 
     @contextmanager
-    def _lock(self, on_download: OnDownload) -> Iterator[None]:
+    def _lock(self, progress: Progress) -> Iterator[None]:
         """Wait until no other process downloads, and report its progress meanwhile."""
         seen = -1
         with (self._folder / "lock").open("ab") as lock:
@@ -233,7 +227,7 @@ class Mirror:
                 except BlockingIOError:
                     size = _size_of(self._folder / "partial")
                     if size != seen:
-                        on_download(str(self.address), size, 0)
+                        progress(str(self.address), size, None)
                     seen = size
                     if self._stopped.wait(_LOCK_PAUSE_SECONDS):
                         raise StorageFailure("the download was abandoned", is_permanent=True) from None
@@ -388,7 +382,10 @@ def _unpack(archive: Path, suffix: str, folder: Path) -> None:
     """Unpack an archive; the files of its only folder, unless that is a version, are moved up."""
     kind = {".zip": "zip", ".tar": "tar"}.get(suffix, "gztar")
     try:
-        shutil.unpack_archive(archive, folder, kind, **({} if kind == "zip" else {"filter": "data"}))
+        if kind == "zip":
+            shutil.unpack_archive(archive, folder, kind)
+        else:
+            shutil.unpack_archive(archive, folder, kind, filter="data")
     except (shutil.ReadError, ValueError, EOFError) as error:
         raise StorageFailure(f"the archive is damaged: {error}", is_permanent=True) from error
     archive.unlink()

@@ -21,12 +21,8 @@ from ovmstrio.core.payloads import RawDocument
 from ovmstrio.graphs.calculator import ContractError, DefinitionScope, NodeContract, NodeFailure
 from ovmstrio.graphs.calculators.nodes import check_tags, find_options
 from ovmstrio.graphs.graph_config import NodeConfig, Port
-<<<<<<< HEAD
-from ovmstrio.stores.address import find_address, local_path
-from pyovms import Tensor
-=======
 from ovmstrio.graphs.python_nodes.api import Tensor
->>>>>>> main
+from ovmstrio.stores.address import find_address, local_path
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
