@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
+from typing import Final
+
 from ovmstrio.cli.exits import EX_INTERRUPTED
 from ovmstrio.server.end_watchdog import SHUTDOWN_WATCHDOG
 from ovmstrio.server.gc_tuning import raise_gc_threshold
 from ovmstrio.server.restart import remember_start
 from ovmstrio.util.stdio import ignore_failed_writes, open_standard_streams
+
+_ELF: Final = b"\x7fELF"
 
 
 def main() -> None:
@@ -23,3 +30,20 @@ def main() -> None:
         raise SystemExit(EX_INTERRUPTED) from None
     finally:
         SHUTDOWN_WATCHDOG.start_for_exit()
+
+
+def run_alias() -> None:
+    """Run the command line under the name ``ovms``, or OVMS's own program of that name if it is on the path."""
+    for folder in os.get_exec_path():
+        program = Path(folder, "ovms")
+        if os.access(program, os.X_OK) and _is_binary(program):
+            os.execv(program, [str(program), *sys.argv[1:]])  # noqa: S606 - the program that the user named
+    main()
+
+
+def _is_binary(program: Path) -> bool:
+    try:
+        with program.open("rb") as file:
+            return file.read(len(_ELF)) == _ELF
+    except OSError:
+        return False

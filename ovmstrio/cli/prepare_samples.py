@@ -100,7 +100,7 @@ def prepare_sample(name: str, repository: Path, version: int, *, force: bool, fo
         return
     _tell_written(written, is_there=is_there)
     if sample.service:
-        next_steps(f"cd {written[0]} && ovms run web_service.py", f"python -m ovmstrio.samples.{name}.client")
+        next_steps(f"cd {written[0]} && ovms paddle run web_service.py", f"python -m ovmstrio.samples.{name}.client")
         return
     path = written[0] if sample.graph or sample.task else written[0].parent
     one = " ".join(["--model_name", name, "--model_path", str(path), *sample.options])

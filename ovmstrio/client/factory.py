@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from ovmstrio.client.addresses import parse_address
 from ovmstrio.client.attempts import DEFAULT_TIMEOUT_SECONDS
 from ovmstrio.client.sync_client import Client
-from ovmstrio.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from ovmstrio.client.tls import ClientTls
@@ -35,10 +34,9 @@ def open_client(
     Raises:
         InvalidRequest: URL or key is malformed, or a file of ``tls`` cannot be used.
     """
+    is_secure = False
     scheme, found, rest_of_url = url.rpartition("://")
     if found and not url.startswith(_UNIX) and scheme in {"", "http", "https", "grpc", "grpcs"}:
-        if tls is None and scheme in {"https", "grpcs"}:
-            raise InvalidRequest(f"{url}: TLS settings are missing")
-        url = rest_of_url
-    address = parse_address(url, tls, default_scheme="http" if rest else "grpc")
+        url, is_secure = rest_of_url, scheme in {"https", "grpcs"}
+    address = parse_address(url, tls or is_secure, default_scheme="http" if rest else "grpc")
     return Client(timeout=timeout, retries=0, api_key=api_key, address=address)

@@ -467,7 +467,7 @@ class _Stream:
         self._connection = connection
         self._attempts = attempts
         self._changed = threading.Condition()
-        self._is_over = False
+        self._over = threading.Event()
         self.has_begun = False
         self.failure: Exception | None = None
         seconds = attempts.left()
@@ -496,7 +496,7 @@ class _Stream:
     def close(self) -> None:
         """Cancel the stream, unless it is complete."""
         with self._changed:
-            self._is_over = True
+            self._over.set()
             self._changed.notify_all()
             if self._connection.link.answer is None or self.failure is not None:
                 with suppress(OSError, TimeoutError):
@@ -509,21 +509,21 @@ class _Stream:
         try:
             for message in messages:
                 with self._changed:
-                    if self._is_over:
+                    if self._over.is_set():
                         return
                     link.send_message(message)
                     self._flush()
-                    while link.has_unsent and not self._is_over:
+                    while link.has_unsent and not self._over.is_set():
                         self._changed.wait()
                     if link.has_unsent or link.answer is not None:
                         return
             with self._changed:
-                if not self._is_over:
+                if not self._over.is_set():
                     link.end_request()
                     self._flush()
         except Exception as error:  # noqa: BLE001 - raised by the caller, which waits for data
             with self._changed:
-                if not self._is_over:
+                if not self._over.is_set():
                     if not isinstance(error, OSError):
                         self.failure = error
                     with suppress(OSError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import itertools
-import json
 import math
 import os
 import signal
@@ -13,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -41,16 +39,12 @@ from ovmstrio.util.stdio import StreamName, whole_lines
 _ROOT: Final = Path(__file__).parents[2]
 
 
-_SERVER_PACKAGES: Final = ("ovmstrio", "pyovms", "cortex_internal")
-
-
 class Program(NamedTuple):
     """Program of a worker process.
 
     Attributes:
         module: run as a program. Arguments: descriptor of its socket, descriptor of the parent-watch pipe.
-        python: interpreter; None for the server's. Another interpreter runs the module by path, with a third argument:
-            the folders of the server's packages as JSON.
+        python: interpreter; None for the server's. Another interpreter runs the module by path.
     """
 
     module: str
@@ -63,7 +57,7 @@ class Program(NamedTuple):
             # Without -P, modules of the current directory would shadow the server's.
             return [sys.executable, "-P", "-m", self.module, *numbers]
         file = _ROOT.joinpath(*self.module.split(".")).with_suffix(".py")
-        return [str(self.python), str(file), *numbers, json.dumps(_package_folders())]
+        return [str(self.python), str(file), *numbers]
 
     def environment(self) -> dict[str, str] | None:
         """Return the environment, with PYTHONPATH if the server is not installed; None to inherit."""
@@ -74,11 +68,6 @@ class Program(NamedTuple):
             return None
         search_path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
         return {**os.environ, "PYTHONPATH": search_path}
-
-
-def _package_folders() -> dict[str, str]:
-    specs = {name: find_spec(name) for name in _SERVER_PACKAGES}
-    return {name: str(Path(spec.origin).parent) for name, spec in specs.items() if spec is not None and spec.origin}
 
 
 async def start_program(

@@ -20,9 +20,11 @@ from typing import IO, Any
 
 import pytest
 import structlog
+import typer
 
 from ovmstrio.cli import console
-from ovmstrio.cli.main import main
+from ovmstrio.cli.commands import Group
+from ovmstrio.cli.main import command_line, main
 from ovmstrio.telemetry.log_writer import WRITER
 from tests.support.processes import environment
 from tests.support.waits import WAIT_SECONDS
@@ -46,6 +48,22 @@ def run_command(*arguments: str, stdin: str | bytes = "") -> CommandResult:
     exit_code = _run(arguments, *streams)
     out, err = (stream.buffer.getvalue().decode() for stream in streams[1:])
     return CommandResult(exit_code, out, err)
+
+
+def all_commands() -> dict[str, list[Any]]:
+    """Return the parameters of every command that runs something, by the words that name the command."""
+    found: dict[str, list[Any]] = {}
+
+    def collect(command: Any, path: str) -> None:
+        with typer.Context(command, info_name=path) as ctx:
+            if isinstance(command, Group):
+                for name in command.list_commands(ctx):
+                    collect(command.get_command(ctx, name), f"{path} {name}".strip())
+            else:
+                found[path] = command.get_params(ctx)
+
+    collect(typer.main.get_command(command_line()), "")
+    return found
 
 
 def run_on_terminal(*arguments: str, columns: int = 300) -> tuple[int, str]:

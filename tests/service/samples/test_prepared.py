@@ -112,7 +112,7 @@ def test_a_fetched_service_is_one_folder_with_its_commands(tmp_path: Path) -> No
     prepare_cached("ops_ocr", tmp_path / "cached")
     result = run_command("prepare", "--sample", "ops_ocr", "--repository", str(tmp_path / "models"))
     assert result.exit_code == 0, result.stderr
-    assert f"cd {tmp_path}/models/ops_ocr && ovms run web_service.py" in result.stderr
+    assert f"cd {tmp_path}/models/ops_ocr && ovms paddle run web_service.py" in result.stderr
     assert "python -m ovmstrio.samples.ops_ocr.client" in result.stderr
 
 
