@@ -19,7 +19,7 @@ GUIDE = ROOT / "docs" / "public_api.md"
 # Names of public modules; a name is deprecated for a minor version before it is removed.
 SURFACE = {
     "ovmstrio": """
-        Array Client ClientTls InferRequest InferResponse KINDS Kind Kinds LoadContext Running Servable
+        Array AsyncClient Client ClientTls InferRequest InferResponse KINDS Kind Kinds LoadContext Running Servable
         ServableMetadata ServerSettings Service Takes Tensor TensorSpec configure_logs open_client serve table_of
     """,
     "ovmstrio.ext.batching": """
@@ -30,8 +30,9 @@ SURFACE = {
         NodeFailure NodeResources OvTensor Port
     """,
     "ovmstrio.client": """
-        Array Client ClientTls Health ModelInfo ModelState Parameter Posted SequenceState StreamOutput StreamReply
-        StreamRequest TensorInfo Unreachable open_client
+        Array AsyncClient ChatAnswer ChatDelta ChatMessage ChatUsage Client ClientTls Health InferResult ModelInfo
+        ModelState Parameter Posted SequenceState ServerInfo StreamOutput StreamReply StreamRequest TensorInfo
+        Unreachable open_client
     """,
     "ovmstrio.client.pipeline": """
         PipelineClient PredictFuture
