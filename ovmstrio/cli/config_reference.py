@@ -151,7 +151,7 @@ KEYS: Final[Mapping[str, tuple[str, Any]]] = {
     "model_version_policy.latest.num_versions": ("Number of versions, the highest ones.", 2),
     "model_version_policy.specific.versions": ("Versions.", [1, 3]),
     "nireq": ("", 4),
-    "model_config_list.target_device": ("OpenVINO device, such as CPU, GPU, NPU or AUTO.", "AUTO"),
+    "model_config_list.target_device": ("OpenVINO device ([devices.md](devices.md)).", "AUTO"),
     "plugin_config": ("", {"NUM_STREAMS": "2"}),
     "max_sequence_number": ("", 1000),
     "stateful": ("", True),
@@ -210,7 +210,7 @@ KEYS: Final[Mapping[str, tuple[str, Any]]] = {
     # Text models
     "text_model_config_list.base_path": ("Folder of the model, or a .gguf file.", "models/qwen3"),
     "task": ("", "text_generation"),
-    "text_model_config_list.target_device": ("OpenVINO device, such as CPU, GPU, NPU or AUTO.", "CPU"),
+    "text_model_config_list.target_device": ("OpenVINO device ([devices.md](devices.md)).", "CPU"),
     "text_model_config_list.plugin_config": ("Device and pipeline properties.", {"prompt_lookup": True}),
     "idle_unload_seconds": ("", 600),
     "kv_cache_precision": ("", "u8"),
