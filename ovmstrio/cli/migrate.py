@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from ovmstrio.cli.commands import App
 from ovmstrio.cli.console import EX_USAGE, ending_with, fail, print_json, say
 from ovmstrio.cli.problems import count, safe, show_problems
 
@@ -24,7 +25,7 @@ _LINKS: Final = "models"
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    group = typer.Typer(no_args_is_help=True, help="Convert the configuration of another server.")
+    group = App(help="Convert the configuration of another server.")
     group.callback()(_group)
     group.command()(triton)
     app.add_typer(group, name="migrate")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.core.tensor import Array, RawTensor
 from ovmstrio.encoding.raw_contents import raw_tensor
+from ovmstrio.util.interrupts import raise_interrupt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -249,8 +250,9 @@ def cancel_on_interrupt(cancel: Callable[[], object]) -> Iterator[None]:
     An immediate exception inside the library might leave a lock taken. No effect in other threads, or if the program
     has its own SIGINT handler.
     """
+    handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or (
-        signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+        handler not in {signal.default_int_handler, raise_interrupt}
     ):
         yield
         return
@@ -265,6 +267,6 @@ def cancel_on_interrupt(cancel: Callable[[], object]) -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, handler)
         if is_interrupted:
             raise KeyboardInterrupt

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from ovmstrio.client.tls import ClientTls
 from ovmstrio.core.errors import InvalidRequest
+from ovmstrio.util.extras import Extra, missing_extra
 
 if TYPE_CHECKING:
     from ovmstrio.client.api import Client
@@ -49,6 +50,8 @@ def open_client(
         from ovmstrio.client.rest_client import RestClient  # noqa: PLC0415 - imports one protocol's library only
 
         return RestClient(address or _REST_ADDRESS, timeout=timeout, tls=tls, api_key=api_key)
+    if missing := missing_extra("grpc", Extra.GRPC):
+        raise InvalidRequest(f"calls over gRPC need grpcio: {missing}; or use REST")
     from ovmstrio.client.grpc_client import GrpcClient  # noqa: PLC0415 - imports one protocol's library only
 
     return GrpcClient(address or _GRPC_ADDRESS, timeout=timeout, tls=tls, api_key=api_key)

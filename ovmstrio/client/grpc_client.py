@@ -138,7 +138,8 @@ class GrpcClient(Client):
 
     def close(self) -> None:
         """Close the connection."""
-        self._channel.close()
+        with cancel_on_interrupt(lambda: None):
+            self._channel.close()
 
     def _infer(
         self, model: str, version: str, tensors: Sequence[RawTensor], parameters: Mapping[str, Parameter]
@@ -235,11 +236,12 @@ class GrpcClient(Client):
         return error
 
     def _connected(self) -> bool:
-        states: SimpleQueue[grpc.ChannelConnectivity] = SimpleQueue()
-        self._channel.subscribe(states.put)
-        try:
-            return states.get(timeout=_STATE_SECONDS) is grpc.ChannelConnectivity.READY
-        except Empty:
-            return False
-        finally:
-            self._channel.unsubscribe(states.put)
+        states: SimpleQueue[grpc.ChannelConnectivity | None] = SimpleQueue()
+        with cancel_on_interrupt(lambda: states.put(None)):
+            self._channel.subscribe(states.put)
+            try:
+                return states.get(timeout=_STATE_SECONDS) is grpc.ChannelConnectivity.READY
+            except Empty:
+                return False
+            finally:
+                self._channel.unsubscribe(states.put)

@@ -160,10 +160,12 @@ def console_rules(
     if mode == "off":
         return []
     guard, gathering = _ConsoleGuard(mode), ConsoleAggregator(plane, history)
+    frames = FrameMaker(plane, gathering)
+    history.sample = frames.sample
     return [
         *_page_rules(guard),
         *_reading_rules(plane, changes, gathering, guard),
-        *_live_rules(plane, changes, gathering, guard, gate),
+        *_live_rules(plane, changes, frames, guard, gate),
         *_change_rules(plane, changes, guard),
     ]
 
@@ -205,7 +207,7 @@ def _reading_rules(
         guard.check_read(request)
         await aggregator.fetch_history(FAILURES)
         entries = failure_entries(past, 0, shows_bodies=changes.page_may_change(request))
-        return json_response({"failures": entries}).with_headers(_NO_STORE)
+        return json_response({"failures": entries, "groups": past.failure_groups}).with_headers(_NO_STORE)
 
     async def services() -> dict[str, Any]:
         return {"services": list((await aggregator.rows()).values())}
@@ -231,6 +233,8 @@ def _reading_rules(
         rule(f"{_API}/failures", "GET", failures, is_hot=True, need=Permission.READ),
         reading("services", services),
         reading("services/<model>", service),
+        reading("series", aggregator.series_document),
+        reading("services/<service>/series", aggregator.series_document),
         reading("traces", traces),
         reading("traces/<trace>", trace),
         reading("log", log),
@@ -238,9 +242,9 @@ def _reading_rules(
 
 
 def _live_rules(
-    plane: DataPlane, changes: AdminChanges, aggregator: ConsoleAggregator, guard: _ConsoleGuard, gate: Gate | None
+    plane: DataPlane, changes: AdminChanges, frames: FrameMaker, guard: _ConsoleGuard, gate: Gate | None
 ) -> list[Rule]:
-    viewers, frames = StreamCounter(), FrameMaker(plane, aggregator)
+    viewers = StreamCounter()
 
     async def live(request: HttpRequest) -> HttpAnswer:
         guard.check_read(request)
@@ -254,7 +258,7 @@ def _live_rules(
 
         async def make(events: EventSink) -> None:
             with viewers.one():
-                await send_events(plane, frames, aggregator, wanted, events, may_see_bodies=still_may)
+                await send_events(plane, frames, wanted, events, may_see_bodies=still_may)
 
         return await stream_events(request, make, encode_error_event)
 

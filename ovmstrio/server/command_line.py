@@ -93,7 +93,7 @@ UNSUPPORTED_HINTS: Final = {
     "configure": _NO_CONFIGURE,
     "disable_input_count_validation": _NO_UNKNOWN_INPUTS,
     "verbose_response": "responses of text models have no __verbose object: remove it",
-    "trace_path": "request times are in /metrics, Op times in ovms trace",
+    "trace_path": "request times are in /metrics, Op times in ovms paddle trace",
 }
 """Hints for unsupported options; ignored options are in ``settings.IGNORED``."""
 

@@ -5,7 +5,7 @@
     ovms serve --config_path, --model_path ──┐
     ovms serve PROJECT ──────────────────────┤
     ovms serve config.yml --service SCRIPT ──┼─> Plan ─> serve
-    ovms run SCRIPT ─────────────────────────┤
+    ovms paddle run SCRIPT ─────────────────────────┤
     ovmstrio.serve(settings) ────────────────┘
 """
 

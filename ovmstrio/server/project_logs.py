@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
-from cortex_internal.lib.log import JsonFormatter, StdoutHandler
+from ovmstrio.handlers.cortex.log import JsonFormatter, StdoutHandler
 from ovmstrio.telemetry.log_levels import LOADING_LOGGERS, LOG_LEVEL, parse_log_levels
 from ovmstrio.telemetry.log_writer import LogOutlet, StandardSink
 from ovmstrio.telemetry.logs import add_call_ids, add_worker_number, configure_logs

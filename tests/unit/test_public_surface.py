@@ -51,7 +51,7 @@ SURFACE = {
         TooManySequences UserCodeError VersionLoading VersionMissing VersionRetired
     """,
     "ovmstrio.extras": """
-        Extra way_to_install
+        COMPAT_FOLDER Extra add_compat_path way_to_install
     """,
     "ovmstrio.ext.handlers": """
         HTMLResponse HTTPError JSONResponse PlainTextResponse Response StreamingResponse

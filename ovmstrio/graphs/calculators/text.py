@@ -21,7 +21,7 @@ from ovmstrio.core.payloads import RawDocument
 from ovmstrio.graphs.calculator import ContractError, DefinitionScope, NodeContract, NodeFailure
 from ovmstrio.graphs.calculators.nodes import check_tags, find_options
 from ovmstrio.graphs.graph_config import NodeConfig, Port
-from pyovms import Tensor
+from ovmstrio.graphs.python_nodes.api import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

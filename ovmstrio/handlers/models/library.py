@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import trio
 
-from cortex_internal.lib.client.tensorflow import TensorFlowClient as TensorFlowClientBase
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.core.tensor import Tensor
 from ovmstrio.handlers.config.project_spec import ModelsSpec, ProjectBatching, ProjectSpec
+from ovmstrio.handlers.cortex.clients import TensorFlowClient as TensorFlowClientBase
 from ovmstrio.handlers.models.client import (
     Array,
     LoadModel,
