@@ -158,7 +158,7 @@ KEYS: Final[Mapping[str, tuple[str, Any]]] = {
     "idle_sequence_cleanup": ("", False),
     "low_latency_transformation": ("", True),
     "sequence_migration": ("", False),
-    "allow_cache": ("Keep compiled models in --cache_dir even if their shapes follow requests (auto).", True),
+    "allow_cache": ("Keep compiled models in --cache-dir even if their shapes follow requests (auto).", True),
     "model_config_list.graph_path": ("Makes the entry a graph: its file below base_path.", "graph.pbtxt"),
     "model_config_list.subconfig": ("Makes the entry a graph: file with its models below base_path.", "subconfig.json"),
     "custom_loader_options": ("Not supported: the model is not loaded.", None),

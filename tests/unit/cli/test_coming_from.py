@@ -9,12 +9,16 @@ import pytest
 
 from ovmstrio.cli.config_reference import KEYS
 from ovmstrio.cli.main import COMMANDS
+from ovmstrio.server.settings import ServerSettings
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted((ROOT / "docs" / "coming_from").glob("*.md"))
-OPTIONS = set(re.findall(r"--(\w+)", (ROOT / "docs" / "cli.md").read_text()))
-OF_OTHER_PROGRAMS = {"weight", "device", "model", "served", "port"}
-"""Options of optimum-cli, docker, and of the server that a command line replaces."""
+OPTIONS = {
+    *ServerSettings.model_fields,
+    *(each.replace("-", "_") for each in re.findall(r"--([\w-]+)", (ROOT / "docs" / "cli.md").read_text())),
+}
+OF_OTHER_PROGRAMS = {"weight_format", "device", "model"}
+"""Options of optimum-cli and docker."""
 
 
 def _own_cells(page: Path) -> str:
@@ -25,7 +29,9 @@ def _own_cells(page: Path) -> str:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_options_of_this_server_exist(page: Path) -> None:
-    named = set(re.findall(r"(?<![\w-])--(\w+)", _own_cells(page)))
+    named = {
+        each.replace("-", "_").removeprefix("no_") for each in re.findall(r"(?<![\w-])--(\w[\w-]*)", _own_cells(page))
+    }
     assert named - OF_OTHER_PROGRAMS <= OPTIONS
 
 
