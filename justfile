@@ -88,6 +88,7 @@ clients *pythons:
 protos:
     {{ bin }}/python protos/generate.py
 
-# Write the command reference docs/cli.md.
+# Write the command reference docs/cli.md, and build the documentation site in build/site. `just setup-system` installs its tools.
 docs:
     {{ bin }}/python -m ovmstrio.cli.reference docs/cli.md
+    {{ bin }}/mkdocs build

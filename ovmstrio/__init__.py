@@ -1,6 +1,6 @@
 """A model server for OpenVINO whose every request is a trio nursery.
 
-What is here is loaded when it is asked for first: ``import ovmstrio`` itself costs next to nothing.
+Each public name is imported at its first use, so ``import ovmstrio`` itself is fast.
 """
 
 from __future__ import annotations
