@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -98,7 +99,7 @@ def run_server(options: dict[str, Any]) -> None:
         from ovmstrio.cli.startup import show_startup
 
         # Readers of the JSON log get nothing else on standard error; the log contains the same message.
-        show = show_startup if settings.log_format == "pretty" else None
+        show = partial(show_startup, settings=settings) if settings.log_format == "pretty" else None
         return await serve_in_processes(await read_plan(settings), show=show)
 
     raise typer.Exit(run_to_the_end(run, settings))
