@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,9 +26,9 @@ _LINKED = re.compile(r"\x1b\]8;[^;]*;([^\x1b]+)\x1b\\([^\x1b]*(?:\x1b\[[0-9;]*m[
 
 
 @pytest.fixture
-def ports() -> Iterator[tuple[int, int]]:
+def ports() -> tuple[int, int]:
     grpc, rest = free_ports(2)
-    yield grpc, rest
+    return grpc, rest
 
 
 def _options(ports: tuple[int, int]) -> list[str]:
@@ -73,7 +72,7 @@ def test_a_terminal_shows_the_step_of_a_service_that_loads(tmp_path: Path, ports
 def test_a_pipe_gets_one_line_for_each_service_and_no_links(tmp_path: Path, ports: tuple[int, int]) -> None:
     folder = ir.save(ir.dummy((1, 4)), tmp_path, "mine")
     with piped("serve", "--model_name", "mine", "--model_path", str(folder), *_options(ports)) as command:
-        lines = []
+        lines: list[str] = []
         while not lines or not lines[-1].startswith("ready after"):
             lines.append(command.stderr.readline())
             assert lines[-1]
