@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -95,11 +96,15 @@ def run_server(options: dict[str, Any]) -> None:
         _warn(settings, f"--{name} has no effect: {reason}")
 
     async def run() -> bool:
+        from ovmstrio.cli.progress import progress_bars
         from ovmstrio.cli.startup import show_startup
+        from ovmstrio.util.progress import no_progress
 
         # Readers of the JSON log get nothing else on standard error; the log contains the same message.
         show = show_startup if settings.log_format == "pretty" else None
-        return await serve_in_processes(await read_plan(settings), show=show)
+        with progress_bars() if show is not None else nullcontext(no_progress) as progress:
+            plan = await read_plan(settings, progress=progress)
+        return await serve_in_processes(plan, show=show)
 
     raise typer.Exit(run_to_the_end(run, settings))
 
