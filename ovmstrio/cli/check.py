@@ -49,11 +49,10 @@ def check(
     from dataclasses import replace
     from functools import partial
 
-    import trio
-
     from ovmstrio.cli.op_pipeline import configures_ops
     from ovmstrio.server.check import check_config
     from ovmstrio.telemetry.logs import configure_logs
+    from ovmstrio.util.interrupts import run_interruptible
 
     if not config.exists():
         fail(f"{config}: no such file or directory; expected {_WANTED}")
@@ -64,7 +63,7 @@ def check(
         if (pipeline := configures_ops(config)) is not None:
             report = _check_pipeline(pipeline, imports=not no_import, keys_file=keys_file)
         else:
-            report = trio.run(partial(check_config, config, imports=not no_import, keys_file=keys_file))
+            report = run_interruptible(partial(check_config, config, imports=not no_import, keys_file=keys_file))
     if strict:
         report = replace(report, problems=tuple(as_errors(report.problems)))
     form = chosen(form, as_json=as_json)

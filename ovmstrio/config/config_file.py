@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Final, NamedTuple, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Final, NamedTuple, Protocol, TypeVar
 
 from pydantic import create_model
 
 from ovmstrio.config.documents import Findings, Located, Place, did_you_mean, load_document, sorted_by_line
 from ovmstrio.config.model_entries import ModelEntries
-from ovmstrio.config.schema import OPTIONAL, Reader, Schema, check_members, is_whole, list_items
+from ovmstrio.config.schema import OPTIONAL, Key, Reader, Schema, check_members, is_whole, list_items
 from ovmstrio.config.service_options import apply_entry_options
 from ovmstrio.config.specs import MetricsSpec, ModelSpec, ServableSpec, ServerSpec
 from ovmstrio.core.errors import ConfigError, Problem
@@ -213,6 +213,8 @@ Object = dict[str, Any]
 
 class _File(Schema):
     model_config_list: list[Any]
+    schema_address: Annotated[str, Key("$schema")] = OPTIONAL
+    """JSON schema for editors, without effect."""
 
 
 class _Metrics(Schema):
@@ -222,7 +224,9 @@ class _Metrics(Schema):
     metrics_list: list[str] = OPTIONAL
 
 
-class _Monitoring(Schema):
+class Monitoring(Schema):
+    """Keys of ``monitoring``."""
+
     metrics: _Metrics
 
 
@@ -287,7 +291,7 @@ def parse_config_leniently(
     # Resolved, so that paths do not contain the `..` of the file's path.
     directory = path.parent.resolve()
     kinds = tuple(kinds)
-    members = check_members(document.root, _schema(kinds), findings)
+    members = check_members(document.root, file_schema(kinds), findings)
     file = ConfigFile(findings, directory, members, cache_dir, addresses)
     services = _read_services(kinds, file)
     metrics = _read_metrics(members["monitoring"], findings) if "monitoring" in members else None
@@ -319,7 +323,8 @@ def check_families(names: Sequence[str], *, patterns: bool = False) -> list[tupl
     return wrong
 
 
-def _schema(kinds: Iterable[ConfigReader]) -> type[Schema]:
+def file_schema(kinds: Iterable[ConfigReader]) -> type[Schema]:
+    """Return the schema of the file's own keys."""
     sections = [name for kind in kinds for name in (kind.section, *kind.further_sections) if name]
     lists: dict[str, Any] = dict.fromkeys([*sections, "custom_loader_config_list"], (list[Object], OPTIONAL))
     lists.pop("model_config_list", None)
@@ -359,7 +364,7 @@ def _refuse_occupied(message: str, spec: ServableSpec, other: ServableSpec, find
 
 
 def _read_metrics(node: Located, findings: Findings) -> MetricsSpec | None:
-    read = Reader(findings).read(node, _Monitoring)
+    read = Reader(findings).read(node, Monitoring)
     names = node.find("metrics", "metrics_list")
     listed = names.plain() if names.path.endswith("metrics_list") else None
     if isinstance(listed, list) and all(isinstance(name, str) for name in listed):

@@ -581,6 +581,8 @@ class _Server:
                     self._begin_loading(nursery)
                 self._front_ends = await self._make_front_ends()
                 self._count_connections()
+                if self._history is not None and self._history.sample is not None:
+                    nursery.start_soon(self._history.sample)
                 addresses = {
                     name: await nursery.start(front_end.serve_listeners, listeners[name])
                     for name, front_end in self._front_ends.items()
