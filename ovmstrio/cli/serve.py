@@ -101,6 +101,7 @@ def run_server(options: dict[str, Any]) -> None:
     async def run() -> bool:
         from ovmstrio.cli.progress import progress_bars
         from ovmstrio.cli.startup import show_startup
+        from ovmstrio.util.progress import no_progress
 
         # Readers of the JSON log get nothing else on standard error; the log contains the same message.
         is_shown = settings.log_format == "pretty"
