@@ -61,7 +61,9 @@ def triton(
     """
     from ovmstrio.cli.triton_config import CONFIG, read_repository
     from ovmstrio.cli.triton_conversion import convert
+    from ovmstrio.telemetry.logs import configure_logs
 
+    configure_logs(level="ERROR")  # the report has what the search for model files would log
     file = output if output.suffix == ".json" and not output.is_dir() else output / _CONFIG
     if not repository.is_dir():
         fail(f"{repository}: no such folder; expected a model repository of Triton", EX_USAGE)
