@@ -105,6 +105,7 @@ _DATA = {
     "pipeline check": ["c"],
     "custom-node check": ["n"],
     "keys list": [],
+    "migrate triton": ["repository"],
     "profile": [],
 }
 
