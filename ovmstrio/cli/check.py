@@ -9,7 +9,7 @@ import typer
 
 from ovmstrio.cli.console import fail, stderr, stdout
 from ovmstrio.cli.problems import Strict, as_errors, count, count_problems, problem_rows, safe, show_problems
-from ovmstrio.cli.tables import JsonOption, Output, OutputOption, chosen, print_csv
+from ovmstrio.cli.tables import FormatOption, JsonOption, Output, chosen, print_csv
 
 if TYPE_CHECKING:
     from ovmstrio.server.check import CheckReport
@@ -26,17 +26,17 @@ def check(
     config: Annotated[
         Path,
         typer.Argument(
-            help="config.json, nucleus.yaml, config.yml of Ops, or the directory of one model, graph or handler",
-            show_default=False,
+            metavar="PATH",
+            help="File config.json, nucleus.yaml, config.yml of Ops, or the directory of one model, graph or handler.",
         ),
     ],
     *,
-    no_import: Annotated[bool, typer.Option("--no_import", help="do not import handlers and scripts")] = False,
+    no_import: Annotated[bool, typer.Option("--no-import", help="Do not import handlers and scripts.")] = False,
     keys_file: Annotated[
-        Path | None, typer.Option("--keys_file", help="also check this key file", show_default=False)
+        Path | None, typer.Option("--keys-file", metavar="FILE", help="Also check this key file.")
     ] = None,
     strict: Strict = False,
-    output: OutputOption = Output.TABLE,
+    form: FormatOption = Output.TABLE,
     as_json: JsonOption = False,
 ) -> None:
     """Validate a configuration: load everything, report all problems with file and line. Exit code 1 on errors.
@@ -49,11 +49,10 @@ def check(
     from dataclasses import replace
     from functools import partial
 
-    import trio
-
     from ovmstrio.cli.op_pipeline import configures_ops
     from ovmstrio.server.check import check_config
     from ovmstrio.telemetry.logs import configure_logs
+    from ovmstrio.util.interrupts import run_interruptible
 
     if not config.exists():
         fail(f"{config}: no such file or directory; expected {_WANTED}")
@@ -64,10 +63,10 @@ def check(
         if (pipeline := configures_ops(config)) is not None:
             report = _check_pipeline(pipeline, imports=not no_import, keys_file=keys_file)
         else:
-            report = trio.run(partial(check_config, config, imports=not no_import, keys_file=keys_file))
+            report = run_interruptible(partial(check_config, config, imports=not no_import, keys_file=keys_file))
     if strict:
         report = replace(report, problems=tuple(as_errors(report.problems)))
-    form = chosen(output, as_json=as_json)
+    form = chosen(form, as_json=as_json)
     if form is Output.JSON:
         _print_json(report)
     elif form is Output.CSV:

@@ -23,9 +23,11 @@ class PictureFormat(StrEnum):
     SVG = "svg"
 
 
-FormatOption = Annotated[PictureFormat, typer.Option("--format", help="format of the drawing")]
+PictureOption = Annotated[
+    PictureFormat, typer.Option("--format", metavar="|".join(PictureFormat), help="Format of the drawing.")
+]
 FileOption = Annotated[
-    Path | None, typer.Option(help="write to this file instead of standard output", show_default=False)
+    Path | None, typer.Option("--output", metavar="FILE", help="Write to this file instead of standard output.")
 ]
 
 

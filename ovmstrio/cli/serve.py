@@ -15,9 +15,7 @@ import typer
 from ovmstrio.cli.console import stderr
 from ovmstrio.cli.ovms_lines import ServeCommand
 from ovmstrio.cli.problems import safe
-from ovmstrio.cli.serve_project import run_project
-from ovmstrio.cli.serve_service import run_pipeline_service
-from ovmstrio.cli.serving import run_to_the_end, server_parameters, set_up_logs, usage
+from ovmstrio.cli.settings_options import server_parameters
 from ovmstrio.util.deprecation import RENAMED_SETTINGS
 
 if TYPE_CHECKING:
@@ -27,9 +25,9 @@ if TYPE_CHECKING:
 
 HELP = """Serve models over gRPC and REST, a handler project, or a pipeline of Ops.
 
-Pass the folder or the [bold]nucleus.yaml[/] of a project, a pipeline's [bold]config.yml[/] with [bold]--service[/],
-[bold]--config_path[/] for many models, [bold]--model_name[/] and [bold]--model_path[/] for one, or nothing for the
-embedded samples. The first Ctrl-C or SIGTERM drains, the second stops at once. Option names accept _ or -.
+Pass the folder or the nucleus.yaml of a project, a pipeline's config.yml with --service, --config-path for many
+models, --model-name and --model-path for one, or nothing for the embedded samples. The first Ctrl-C or SIGTERM drains,
+the second stops at once.
 """
 
 
@@ -47,6 +45,9 @@ class _Serve(ServeCommand):
 def _command() -> Callable[..., None]:
     def serve(project: Path | None = None, service: Path | None = None, **options: Any) -> None:
         given = {name: value for name, value in options.items() if value is not None}
+        from ovmstrio.cli.serve_project import run_project
+        from ovmstrio.cli.serve_service import run_pipeline_service
+
         if service is not None:
             run_pipeline_service(project, service, given)
         elif project is None:
@@ -63,13 +64,13 @@ def _command() -> Callable[..., None]:
 
 def _project_parameter() -> inspect.Parameter:
     help_text = "Folder or nucleus.yaml of a handler project. With --service, the config.yml of a pipeline of Ops."
-    argument = typer.Argument(help=help_text, show_default=False)
+    argument = typer.Argument(metavar="PROJECT", help=help_text)
     kind = Annotated[Path | None, argument]
     return inspect.Parameter("project", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=kind)
 
 
 def _service_parameter() -> inspect.Parameter:
-    help_text = "The script of a pipeline of Ops, such as web_service.py."
+    help_text = "Script of a pipeline of Ops; for example web_service.py."
     option = typer.Option("--service", help=help_text, show_default=False, metavar="SCRIPT")
     kind = Annotated[Path | None, option]
     return inspect.Parameter("service", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
@@ -77,6 +78,7 @@ def _service_parameter() -> inspect.Parameter:
 
 def run_server(options: dict[str, Any]) -> None:
     """Run a server until a signal stops it; exit with 64 for a wrong command line, with 1 for a failure."""
+    from ovmstrio.cli.serving import run_to_the_end, set_up_logs, usage
     from ovmstrio.server.command_line import ignored_options, read_settings
     from ovmstrio.server.gc_tuning import freeze_imports
     from ovmstrio.server.plan import read_plan

@@ -75,16 +75,16 @@ async def start_program(
     program_socket: socket.socket,
     parent_watch: int,
     *,
-    has_own_group: bool = False,
     captures_output: bool = False,
 ) -> trio.Process:
-    """Start a program; the caller owns the process and its pipes, and keeps the files. Raises ``OSError``.
+    """Start a program in a process group of its own, which signals of the terminal do not reach.
+
+    The caller owns the process and its pipes, and keeps the files. Raises ``OSError``.
 
     Args:
         program: the program.
         program_socket: socket for the program.
         parent_watch: read end of the parent-watch pipe.
-        has_own_group: start a process group, which terminal signals do not reach.
         captures_output: create pipes for stdout and stderr instead of inheriting them.
     """
     output = subprocess.PIPE if captures_output else None
@@ -95,7 +95,7 @@ async def start_program(
         stderr=output,
         pass_fds=(program_socket.fileno(), parent_watch),
         env=program.environment(),
-        process_group=0 if has_own_group else None,
+        process_group=0,
     )
 
 
@@ -239,7 +239,6 @@ class WorkerProcess:
         memory_limit: resident bytes above which the process is killed; 0 for no limit.
         stopped_seconds: how long the process may be stopped, as by SIGSTOP, before it is killed. Time in which the
             server was stopped too does not count.
-        has_own_group: as for :func:`start_program`.
         kills_group: kill the remaining members of the process group at exit, such as forked children.
         log_fields: fields of the process's output and log records; without them the process shares the server's output
             and logs by itself.
@@ -264,7 +263,6 @@ class WorkerProcess:
         memory_limit: int = 0,
         stopped_seconds: float = _STOPPED_SECONDS,
         on_stuck: Callable[[], None] = lambda: None,
-        has_own_group: bool = False,
         kills_group: bool = False,
         log_fields: Mapping[str, str] | None = None,
         on_message: Callable[[Any], None] | None = None,
@@ -284,7 +282,6 @@ class WorkerProcess:
         self._stopped_seconds = stopped_seconds
         self._stuck = on_stuck
         self._is_stuck = False
-        self._own_group = has_own_group or kills_group
         self._ends_group = kills_group
         self._limiter = trio.CapacityLimiter(max_concurrent_calls)
         self._numbers = itertools.count(_NO_ANSWER_EXPECTED + 1)
@@ -360,7 +357,6 @@ class WorkerProcess:
                         self._program,
                         program_socket,
                         lifeline,
-                        has_own_group=self._own_group,
                         captures_output=self._names is not None,
                     )
                 self._process = process

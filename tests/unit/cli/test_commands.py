@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 from ovmstrio.auth.key_file import key_hash, read_key_file
 from ovmstrio.cli import serve_service
-from ovmstrio.cli.all_commands import app
+from ovmstrio.cli.main import command_line
 from ovmstrio.cli.run import _command
 from ovmstrio.cli.script import execute_script
 from ovmstrio.cli.serve_project import run_project
@@ -30,7 +30,7 @@ from tests.support.projects import PYTHON, write
 pytestmark = pytest.mark.usefixtures("command_folder")
 
 graph = partial(run_command, "graph")
-generate = partial(run_command, "generate")
+generate = partial(run_command, "handler", "dockerfile")
 
 
 def write_graph(text: str = "") -> None:
@@ -170,7 +170,7 @@ def test_generate_reports_failures_in_one_line(options: tuple[str, ...], error: 
 
 
 def _keys(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["keys", *arguments])
+    return CliRunner().invoke(command_line(), ["keys", *arguments])
 
 
 def test_keys_are_stored_as_hashes_and_revoked(tmp_path: Path) -> None:

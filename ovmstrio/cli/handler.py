@@ -1,4 +1,4 @@
-"""``ovms generate``: the Dockerfile of a handler project."""
+"""``ovms handler``: the Dockerfile of a handler project."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from ovmstrio.cli.commands import App
 from ovmstrio.cli.console import echo, fail, note
 from ovmstrio.cli.problems import conclude, show_problems
 
@@ -20,16 +21,28 @@ _NAME: Final = "nucleus.Dockerfile"
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(generate)
+    """Add the commands."""
+    group = App(help="Write the Dockerfile of a handler project.")
+    group.callback()(_group)
+    group.command()(dockerfile)
+    app.add_typer(group, name="handler")
 
 
-def generate(
-    config: Annotated[Path, typer.Argument(help="nucleus.yaml, or its directory")] = Path("nucleus.yaml"),
+def _group() -> None:
+    """Write the Dockerfile of a handler project."""
+
+
+def dockerfile(
+    config: Annotated[Path, typer.Argument(metavar="PROJECT", help="File nucleus.yaml, or its directory.")] = Path(
+        "nucleus.yaml"
+    ),
     *,
-    output: Annotated[Path, typer.Option(help="directory of the written files")] = Path(),
+    output: Annotated[Path, typer.Option("--output", metavar="DIR", help="Directory of the written file.")] = Path(),
     from_source: Annotated[
-        Path | None, typer.Option(help="source directory of the server, to build a wheel for the image")
+        Path | None,
+        typer.Option(
+            "--from-source", metavar="DIR", help="Source directory of the server, to build a wheel for the image."
+        ),
     ] = None,
 ) -> None:
     """Write a Dockerfile for a handler project and this server. Exit code 1 if the project has an error."""
