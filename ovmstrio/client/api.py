@@ -27,6 +27,7 @@ __all__ = [
     "Parameter",
     "Posted",
     "SequenceState",
+    "ServerInfo",
     "StreamOutput",
     "StreamReply",
     "StreamRequest",
@@ -147,6 +148,15 @@ class Posted:
     content_type: str
 
 
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """Metadata of a server."""
+
+    name: str
+    version: str
+    extensions: tuple[str, ...]
+
+
 class Client(ABC):
     """KServe v2 client.
 
@@ -190,6 +200,10 @@ class Client(ABC):
     @abstractmethod
     def post(self, service: str, body: bytes, content_type: str) -> Posted:
         """Post a body to a service at ``/{service}``; ``NotSupported`` over gRPC."""
+
+    @abstractmethod
+    def server_metadata(self) -> ServerInfo:
+        """Return the server's name, version and extensions of KServe v2."""
 
     @abstractmethod
     def metadata(self, model: str, version: str = "") -> ModelInfo:

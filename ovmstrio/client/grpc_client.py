@@ -13,6 +13,7 @@ from ovmstrio.client.api import (
     Health,
     ModelInfo,
     ModelState,
+    ServerInfo,
     StreamOutput,
     StreamReply,
     StreamRequest,
@@ -169,6 +170,11 @@ class GrpcClient(Client):
         """Raise ``NotSupported``."""
         del body, content_type
         raise NotSupported(f"{service!r} is called over HTTP, and not over KServe's gRPC: use REST")
+
+    def server_metadata(self) -> ServerInfo:
+        """Return the server's name, version and extensions."""
+        answer = self._call("ServerMetadata")
+        return ServerInfo(answer.name, answer.version, tuple(answer.extensions))
 
     def metadata(self, model: str, version: str = "") -> ModelInfo:
         """Return inputs, outputs and versions of a model."""

@@ -19,6 +19,7 @@ from ovmstrio.client.api import (
     ModelState,
     Posted,
     SequenceState,
+    ServerInfo,
     StreamOutput,
     StreamReply,
     StreamRequest,
@@ -196,6 +197,13 @@ class RestClient(Client):
         """Post a body to a service with its own HTTP paths."""
         answer = self._send("POST", f"/{_segment(service)}", content=body, headers={"Content-Type": content_type})
         return Posted(answer.content, answer.headers.get("Content-Type", ""))
+
+    def server_metadata(self) -> ServerInfo:
+        """Return the server's name, version and extensions."""
+        answer = self._send("GET", "/v2")
+        with reading(self._url):
+            document = answer.json()
+            return ServerInfo(document["name"], document["version"], tuple(document["extensions"]))
 
     def metadata(self, model: str, version: str = "") -> ModelInfo:
         """Return inputs, outputs and versions of a model."""
