@@ -9,8 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from ovmstrio.client.api import Client
+    from ovmstrio.client.async_client import AsyncClient
     from ovmstrio.client.factory import open_client
+    from ovmstrio.client.sync_client import Client
     from ovmstrio.client.tls import ClientTls
     from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata
     from ovmstrio.core.service import Servable, Service
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "KINDS",
     "Array",
+    "AsyncClient",
     "Client",
     "ClientTls",
     "InferRequest",
@@ -49,8 +51,9 @@ __all__ = [
 _HOMES: Final = {
     "KINDS": "server.kinds",
     "Array": "core.tensor",
-    "Client": "client.api",
-    "ClientTls": "client.factory",
+    "AsyncClient": "client.async_client",
+    "Client": "client.sync_client",
+    "ClientTls": "client.tls",
     "InferRequest": "core.request",
     "InferResponse": "core.request",
     "Kind": "serving.kind",

@@ -15,7 +15,7 @@ from ovmstrio.cli.tables import FORMATS, JsonOption, Output, chosen, print_csv
 
 if TYPE_CHECKING:
     from ovmstrio.cli.chat_answers import ChatConversation
-    from ovmstrio.client.chat import ChatClient
+    from ovmstrio.client.chat_client import ChatClient
 
 _Target = Annotated[
     str,
@@ -113,7 +113,7 @@ def chat(
     server does not answer, 64 if the command line is wrong, 130 if interrupted.
     """
     from ovmstrio.cli.chat_answers import ChatConversation
-    from ovmstrio.client.chat import ChatClient
+    from ovmstrio.client.chat_client import ChatClient
     from ovmstrio.core.errors import InvalidRequest
 
     is_url = "://" in target
@@ -132,7 +132,7 @@ def chat(
 
 
 def _first(client: ChatClient) -> str:
-    served = client.models()
+    served = client.chat_models()
     if not served:
         fail(f"{client.url} serves no models")
     return served[0]

@@ -9,7 +9,6 @@ import typer
 
 from ovmstrio.cli.console import fail, stderr, stdout
 from ovmstrio.cli.problems import Strict, as_errors, count, count_problems, problem_rows, safe, show_problems
-from ovmstrio.cli.script import let_scripts_import
 from ovmstrio.cli.tables import FormatOption, JsonOption, Output, chosen, print_csv
 
 if TYPE_CHECKING:
@@ -50,23 +49,21 @@ def check(
     from dataclasses import replace
     from functools import partial
 
-    import trio
-
     from ovmstrio.cli.op_pipeline import configures_ops
     from ovmstrio.server.check import check_config
     from ovmstrio.telemetry.logs import configure_logs
+    from ovmstrio.util.interrupts import run_interruptible
 
     if not config.exists():
         fail(f"{config}: no such file or directory; expected {_WANTED}")
     configure_logs(level="ERROR")
     _leave_out_what_is_reported()
-    let_scripts_import()
     # Output of user code must not mix with the report on standard output.
     with stderr().status(f"checking {config} ..."), redirect_stdout(sys.stderr):
         if (pipeline := configures_ops(config)) is not None:
             report = _check_pipeline(pipeline, imports=not no_import, keys_file=keys_file)
         else:
-            report = trio.run(partial(check_config, config, imports=not no_import, keys_file=keys_file))
+            report = run_interruptible(partial(check_config, config, imports=not no_import, keys_file=keys_file))
     if strict:
         report = replace(report, problems=tuple(as_errors(report.problems)))
     form = chosen(form, as_json=as_json)

@@ -53,10 +53,12 @@ def demo(
     ] = _REST_PORT,
 ) -> None:
     """Serve the embedded samples, call them over gRPC and REST, show the answers, and keep serving."""
-    import trio
+    from functools import partial
+
     from platformdirs import user_cache_path
 
     from ovmstrio.samples import prepare_repository
+    from ovmstrio.util.interrupts import run_interruptible
 
     if port == rest_port:
         fail(f"--port and --rest-port are both {port}; they must differ", EX_USAGE)
@@ -67,7 +69,7 @@ def demo(
     answers: Sequence[Answer] = ()
     problem = ""
     try:
-        answers = trio.run(_demo, config, port, rest_port, once, chosen(form, as_json=as_json))
+        answers = run_interruptible(partial(_demo, config, port, rest_port, once, chosen(form, as_json=as_json)))
     except* OSError as group:
         problem = _first_reason(group)
     if problem:

@@ -43,6 +43,7 @@ PANELS: Final[Mapping[str, Mapping[str, str]]] = {
     "Prepare": {
         "prepare": "Convert a model file into an entry of a model repository.",
         "check": "Load everything that a configuration names; report problems.",
+        "migrate": "Convert the configuration of another server.",
         "graph": "Check or draw graph files.",
         "pipeline": "Check or draw the pipelines of a configuration file.",
     },

@@ -58,10 +58,9 @@ def check(
     service: _Service = None,
 ) -> None:
     """Report all problems of pipelines, with line and hint. Exit code 1 on errors."""
-    import trio
-
     from ovmstrio.server.check import check_pipelines
     from ovmstrio.telemetry.logs import configure_logs
+    from ovmstrio.util.interrupts import run_interruptible
 
     configure_logs(level="ERROR")
     form = chosen(form, as_json=as_json)
@@ -72,7 +71,7 @@ def check(
     file = file_of(config, _DEFAULT_NAME)
     pipelines, problems = _read(file, name)
     with stderr().status(f"checking {file} ..."):
-        report = trio.run(lambda: check_pipelines(file, [name] if name else [], load=not no_models))
+        report = run_interruptible(lambda: check_pipelines(file, [name] if name else [], load=not no_models))
     if not pipelines and not problems:
         fail(f"{file}: no pipelines found in pipeline_config_list")
     found = as_errors(report.problems) if strict else report.problems

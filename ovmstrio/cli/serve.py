@@ -78,7 +78,6 @@ def _service_parameter() -> inspect.Parameter:
 
 def run_server(options: dict[str, Any]) -> None:
     """Run a server until a signal stops it; exit with 64 for a wrong command line, with 1 for a failure."""
-    from ovmstrio.cli.script import let_scripts_import
     from ovmstrio.cli.serving import run_to_the_end, set_up_logs, usage
     from ovmstrio.server.command_line import ignored_options, read_settings
     from ovmstrio.server.gc_tuning import freeze_imports
@@ -91,7 +90,6 @@ def run_server(options: dict[str, Any]) -> None:
     if settings.config_path is None and settings.model_name is None:
         settings = settings.model_copy(update={"config_path": _embedded_samples()})
     set_up_logs(settings)
-    let_scripts_import()
     _warn_of_old_names(settings)
     for name, reason in ignored_options(options).items():
         _warn(settings, f"--{name} has no effect: {reason}")

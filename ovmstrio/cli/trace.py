@@ -59,13 +59,12 @@ def trace(
 
 def watch_stages(target: str, service: str, patience: float, interval: float | None, form: Output) -> None:
     """Show the stages of a pipeline, once without an interval; ``service`` names it if the server has several."""
-    import trio
-
     from ovmstrio.cli.trace_figures import NoFigures, NoServer, NoTarget, find_url
+    from ovmstrio.util.interrupts import run_interruptible
 
     try:
         with ending_with(EX_USAGE, NoTarget), ending_with(1, NoFigures), ending_with(EX_UNREACHABLE, NoServer):
-            trio.run(_watch, find_url(target), service, patience, interval, form)
+            run_interruptible(lambda: _watch(find_url(target), service, patience, interval, form))
     except KeyboardInterrupt:
         raise typer.Exit(EX_INTERRUPTED) from None
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
-from pyovms.exporting import Exporter, over_array, over_buffer
+from ovmstrio.graphs.python_nodes.api.exporting import Exporter, over_array, over_buffer
 
 if TYPE_CHECKING:
     from typing import Self

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 # Type checkers must not take tensors for arrays.
 if TYPE_CHECKING or sys.version_info >= (3, 12):
-    from pyovms.buffer_exporter import Exporter, over_array, over_buffer
+    from ovmstrio.graphs.python_nodes.api.buffer_exporter import Exporter, over_array, over_buffer
 else:
-    from pyovms.array_exporter import Exporter, over_array, over_buffer
+    from ovmstrio.graphs.python_nodes.api.array_exporter import Exporter, over_array, over_buffer
 
 __all__ = ["Exporter", "over_array", "over_buffer"]

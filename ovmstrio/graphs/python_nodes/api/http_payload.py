@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from pyovms.tensor import Tensor
+from ovmstrio.graphs.python_nodes.api.tensor import Tensor
 
 __all__ = ["HttpPayload"]
 
