@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -71,7 +72,7 @@ def infer(
     as_json: JsonOption = False,
     repeat: _Repeat = 1,
     url: Url = "",
-    rest: Rest = False,
+    rest: Rest = None,
     timeout: Timeout = 60.0,
     ca: Ca = None,
     cert: Cert = None,
@@ -105,7 +106,13 @@ def infer(
     with asking(url, rest=rest, timeout=timeout, ca=ca, cert=cert, key=key) as client:
         known = client.metadata(model, version)
         if known.platform == _HANDLER:
-            post_file(client, model, given or [], target)
+            # Handlers are called over REST only.
+            with (
+                nullcontext(client)
+                if rest is not None
+                else asking(url, needs="REST", timeout=timeout, ca=ca, cert=cert, key=key) as over_rest
+            ):
+                post_file(over_rest, model, given or [], target)
             return
         if known.inputs and not given:
             fail(f"{model} takes {', '.join(each.name for each in known.inputs)}; expected --input", EX_USAGE)
