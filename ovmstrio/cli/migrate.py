@@ -44,7 +44,10 @@ def triton(
     ],
     *,
     output: Annotated[
-        Path, typer.Option("--output", help="File to write, or its folder; the folder models next to it has links.")
+        Path,
+        typer.Option(
+            "--output", metavar="FILE", help="File to write, or its folder; the folder models next to it has links."
+        ),
     ] = Path(_CONFIG),
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it exists.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,

@@ -205,7 +205,7 @@ def _drawing(drawing: Drawing) -> dict[str, Any]:
 
 # Snapshot
 
-MAX_TRACES: Final = 60
+MAX_TRACES: Final = 200
 FRESH_ROWS: Final = -1
 """Value of :attr:`KnownPast.rows` that requests fresh rows."""
 _BATCH_BYTES: Final = 256 * 1024  # Approximate text size of one batch of log lines or failures

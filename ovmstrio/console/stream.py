@@ -370,6 +370,7 @@ class _Viewer:
         self._aggregator = frames.aggregator
         self._filter = stream_filter
         self._traces = -1
+        self._sent_traces: dict[str, int] = {}
         self._frame = self._line = self._failure = self._quiet = 0
 
     async def tell(self, events: EventSink, frame: _Frame, *, shows_bodies: bool) -> None:
@@ -402,7 +403,10 @@ class _Viewer:
             data += encode_event("log", entries) if entries else b""
         if wanted.traces and past.traces and past.traces_version != self._traces:
             self._traces = past.traces_version
-            data += encode_event("traces", past.traces)
+            # A trace is sent again when it has more spans.
+            new = [each for each in past.traces if self._sent_traces.get(each["trace_id"]) != each["spans"]]
+            self._sent_traces = {each["trace_id"]: each["spans"] for each in past.traces}
+            data += encode_event("traces", new) if new else b""
         return data
 
 

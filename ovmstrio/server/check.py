@@ -20,7 +20,7 @@ from ovmstrio.auth.key_file import read_key_file
 from ovmstrio.config.config_file import parse_config_leniently
 from ovmstrio.config.model_entries import is_graph
 from ovmstrio.config.specs import AllVersions, ModelSpec, PipelineSpec, ServableSpec, ServerSpec
-from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.errors import ConfigError, Problem, StorageFailure
 from ovmstrio.handlers.config.project_file import find_project_file, read_project
 from ovmstrio.handlers.trial import trial_load
 from ovmstrio.inference.crash_probe import open_crash_probe, verdicts_folder
@@ -29,8 +29,10 @@ from ovmstrio.server.kinds import KINDS, Kinds
 from ovmstrio.server.settings import ServerSettings
 from ovmstrio.serving.kind import LoadContext
 from ovmstrio.serving.loading import find_cycles
+from ovmstrio.serving.mirrors import update_mirror
 from ovmstrio.serving.model_versions import scan_versions
 from ovmstrio.serving.registry import Registry
+from ovmstrio.stores.mirror import Mirror
 from ovmstrio.util.regular_files import read_regular_bytes
 
 _CONFIG_NAME: Final = "config.json"
@@ -177,6 +179,9 @@ class _Check:
         try:
             content = await trio.to_thread.run_sync(read_regular_bytes, path, abandon_on_cancel=True)
             examined = parse_config_leniently(self.kinds.values(), content, path)
+            if await self._download(examined.spec):
+                # The kind of a service depends on its files.
+                examined = parse_config_leniently(self.kinds.values(), content, path)
         except OSError as error:
             self.add(Problem(f"configuration not readable: {error.strerror or error}", str(path)))
         except ConfigError as error:
@@ -185,6 +190,17 @@ class _Check:
             self.add(*examined.fatal)
             return examined.spec
         return ServerSpec()
+
+    async def _download(self, spec: ServerSpec) -> bool:
+        """Download the files of remote services; return whether any were new."""
+        changed = False
+        for service in spec.services:
+            for address in service.sources:
+                try:
+                    changed |= await update_mirror(Mirror(address), (service.version_policy,))
+                except StorageFailure as error:
+                    self.add(service.placed(Problem(error.message, path="base_path")))
+        return changed
 
     async def all(self, spec: ServerSpec) -> None:
         self.add(*spec.problems, *(problem for service in spec.services for problem in service.problems))

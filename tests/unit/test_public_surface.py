@@ -157,7 +157,7 @@ def _imports(module: ModuleType) -> dict[str, str]:
 def test_guides_and_samples_import_only_public_names() -> None:
     pages = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("ovmstrio/samples/**/*.md")]
     programs = {page: "".join(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)) for page in pages}
-    programs |= {path: path.read_text() for path in ROOT.glob("ovmstrio/samples/**/*.py")}
+    programs |= {path: path.read_text() for path in ROOT.glob("ovmstrio/samples/*/**/*.py")}
     private = {
         f"{path.relative_to(ROOT)}: {module}.{name}"
         for path, program in programs.items()
