@@ -249,13 +249,15 @@ class AsyncClient(ClientBase):
 
     async def _run(self, call: ClientCall[T], timeout: float | None = None) -> T:
         attempts = Attempts(self._retries, self._timeout if timeout is None else timeout, anyio.current_time)
-        async with self._slot(attempts):
+        await self._take_slot(attempts)
+        try:
             while True:
                 connection = await self._connection(attempts)
                 failure: NotSent | Refused
+                seconds = attempts.left()
                 try:
-                    with anyio.fail_after(_timeout(attempts.left())):
-                        answer = await connection.run(call, attempts.left())
+                    with anyio.fail_after(_timeout(seconds)):
+                        answer = await connection.run(call, seconds)
                 except BaseException as error:  # noqa: BLE001 - raised again
                     await connection.aclose()
                     failure = self._failure(_translated(error))
@@ -267,19 +269,18 @@ class AsyncClient(ClientBase):
                     finally:
                         await self._give_back(connection)
                 await anyio.sleep(attempts.pause_after(failure))
-
-    @asynccontextmanager
-    async def _slot(self, attempts: Attempts) -> AsyncIterator[None]:
-        """Take one of the connections, of which there are ``max_connections``."""
-        try:
-            with anyio.fail_after(_timeout(attempts.left())):
-                await self._slots.acquire()
-        except TimeoutError as error:
-            raise self._failure(error) from None
-        try:
-            yield
         finally:
             self._slots.release()
+
+    async def _take_slot(self, attempts: Attempts) -> None:
+        """Take one of the connections, of which there are ``max_connections``."""
+        try:
+            self._slots.acquire_nowait()
+        except anyio.WouldBlock:
+            with anyio.move_on_after(_timeout(attempts.left())) as limited:
+                await self._slots.acquire()
+            if limited.cancelled_caught:
+                raise self._late() from None
 
     async def _give_back(self, connection: _Connection) -> None:
         if connection.link.is_reusable and not connection.is_closed:
@@ -323,7 +324,8 @@ class AsyncClient(ClientBase):
         self, call: ClientCall[None], read: Callable[[Buffer], Iterable[T]], timeout: float | None
     ) -> AsyncIterator[_Stream[T]]:
         attempts = Attempts(self._retries, timeout, anyio.current_time)
-        async with self._slot(attempts):
+        await self._take_slot(attempts)
+        try:
             connection = await self._connection(attempts)
             stream = _Stream(self, connection, call, read)
             try:
@@ -345,6 +347,8 @@ class AsyncClient(ClientBase):
                     if connection.link.answer is None:
                         await stream.cancel()
                     await self._give_back(connection)
+        finally:
+            self._slots.release()
 
     def finish(self, call: ClientCall[T], answer: Answer, link: Link) -> T:
         """Return the value of a stream's answer; raises its error."""
