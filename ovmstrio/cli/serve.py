@@ -85,7 +85,6 @@ def run_server(options: dict[str, Any]) -> None:
     from ovmstrio.server.gc_tuning import freeze_imports
     from ovmstrio.server.plan import read_plan
     from ovmstrio.util.interrupts import interruptible
-    from ovmstrio.util.progress import no_progress
     from ovmstrio.workers.serve import serve_in_processes
 
     freeze_imports()

@@ -166,7 +166,8 @@ def read_source_models(arguments: Sequence[str]) -> SourceModels:
         for each, file in ((source, values.get("gguf_filename", "")), (draft, ""))
         if each
     ]
-    paths = dict(zip([name for name, each in (("model_path", source), ("draft_models_path", draft)) if each], found, strict=True))
+    names_of_paths = [name for name, each in (("model_path", source), ("draft_models_path", draft)) if each]
+    paths = dict(zip(names_of_paths, found, strict=True))
     named = ["--model_name", source] if source and "model_name" not in names else []
     options = [part for name, (path, _) in paths.items() for part in (f"--{name}", path)]
     downloads = tuple(download for _, download in found if download is not None)

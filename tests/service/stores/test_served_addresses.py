@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -151,7 +152,7 @@ def test_a_repository_of_a_hub_is_served(files: FileServer, tmp_path: Path) -> N
     config = _config(tmp_path / "config.json", **addresses)
     with serving_in_thread(config_path=config, store_poll_seconds=0.05) as server:
         for name in addresses:
-            until(lambda name=name: _is_ready(server, name))
+            until(partial(_is_ready, server, name))
             assert _outputs(server, name) == [6.0, 7.0]
     assert not any("safetensors" in each for each in files.requests)
 
