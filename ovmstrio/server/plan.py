@@ -2,7 +2,7 @@
 
 ::
 
-    ovms serve --config_path, --model_path ──┐
+    ovms serve THING, --config_path, ... ────┐
     ovms serve PROJECT ──────────────────────┤
     ovms serve config.yml --service SCRIPT ──┼─> Plan ─> serve
     ovms run SCRIPT ─────────────────────────┤
@@ -34,8 +34,8 @@ from ovmstrio.server.command_line import (
 from ovmstrio.server.kinds import KINDS, Kinds
 from ovmstrio.server.readiness_file import default_file
 from ovmstrio.server.systemd import Notifier, inherited_addresses
+from ovmstrio.server.target import read_config
 from ovmstrio.server.worker_count import count_workers
-from ovmstrio.util.regular_files import read_regular_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
@@ -127,7 +127,7 @@ async def _read_spec(settings: ServerSettings, kinds: Kinds) -> ServerSpec:
     if settings.config_path is None:
         return single_servable_spec(settings)
     try:
-        content = await trio.to_thread.run_sync(read_regular_bytes, settings.config_path, abandon_on_cancel=True)
+        content = await trio.to_thread.run_sync(read_config, settings.config_path, abandon_on_cancel=True)
     except OSError as error:
         raise ConfigError([Problem(f"the file cannot be read: {error.strerror}", str(settings.config_path))]) from None
     spec = parse_config(kinds.values(), content, settings.config_path, cache_dir=cache_directory(settings))

@@ -55,6 +55,7 @@ from ovmstrio.server.readiness_file import ReadinessFile
 from ovmstrio.server.reload import Reloader
 from ovmstrio.server.running import Running
 from ovmstrio.server.signals import handle_reopen_signals, handle_restart_signals, handle_stop_signals
+from ovmstrio.server.target import read_config, settings_of
 from ovmstrio.server.worker_context import WorkerProcessContext
 from ovmstrio.serving.admission import Admission, SharedAdmission
 from ovmstrio.serving.authorization import AuthorizingDataPlane, CallerRecorder
@@ -233,7 +234,7 @@ class FrontEnd(Protocol):
 
 
 async def serve(
-    settings: ServerSettings,
+    settings: ServerSettings | str | os.PathLike[str],
     *,
     kinds: Kinds = KINDS,
     handle_signals: bool = True,
@@ -244,7 +245,8 @@ async def serve(
     Reports a :class:`Running` once connections are accepted, before models are loaded.
 
     Args:
-        settings: the settings.
+        settings: the settings, or a path: what ``ovms serve PATH`` takes. ``settings_of(path, rest_port=8001)`` are
+            the settings of a path.
         kinds: service kinds that ``config.json`` may list; ``{**KINDS, **table_of(Own())}`` adds one.
         handle_signals: whether the first SIGINT or SIGTERM drains and the second stops at once; main thread only.
         task_status: for ``nursery.start``.
@@ -257,6 +259,8 @@ async def serve(
 
     Cancellation: no drain; models are unloaded, for a bounded time.
     """
+    if isinstance(settings, str | os.PathLike):
+        settings = await trio.to_thread.run_sync(settings_of, settings)
     if settings.workers > 1:
         text = "an embedded server cannot have several workers"
         raise ConfigError([Problem(text, path="--workers", suggestion="use `ovms serve`")])
@@ -454,7 +458,7 @@ class _Server:
         path = self._settings.config_path
         if path is None:
             return None
-        return ConfigSource(path, self._registry, self._parse, self._apply)
+        return ConfigSource(path, self._registry, self._parse, self._apply, read_config)
 
     def _parse(self, content: bytes, path: Path) -> ServerSpec:
         return parse_config(self._plan.kinds.values(), content, path, cache_dir=cache_directory(self._settings))
