@@ -8,6 +8,7 @@ import typer
 
 from ovmstrio.cli.console import EX_USAGE, ending_with, fail, note, stderr
 from ovmstrio.cli.server_options import Ca, Cert, Key, Rest, Timeout, Url, asking
+from ovmstrio.cli.tables import JsonOption, Output
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,12 +23,23 @@ _HANDLER: Final = "handler"
 """Platform of services that take an HTTP body instead of tensors."""
 
 
-_Model = Annotated[str, typer.Option("--model", help="Name of the model.", show_default=False)]
+_Name = Annotated[str, typer.Argument(help="Name of the model.", show_default=False, metavar="[NAME]")]
+_Inputs = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="FILE, JSON such as '[[1, 2]]', or - for standard input; INPUT=... if the model has several inputs.",
+        show_default=False,
+        metavar="[INPUT]...",
+    ),
+]
+_Model = Annotated[
+    str | None, typer.Option("--model", help="Name of the model, instead of the first argument.", show_default=False)
+]
 _Given = Annotated[
     list[str] | None,
     typer.Option(
         "--input",
-        help="FILE, or NAME=FILE if the model has several inputs; - is standard input. "
+        help="FILE or JSON, or NAME=... if the model has several inputs; - is standard input. "
         ".npy, .npz, .json, .wav and images are decoded, other files are raw bytes; a graph also takes a TEXT. "
         "Repeatable.",
         show_default=False,
@@ -55,14 +67,17 @@ def register(app: typer.Typer) -> None:
 
 
 def infer(
+    name: _Name = "",
+    inputs: _Inputs = None,
     *,
-    model: _Model,
+    model: _Model = None,
     given: _Given = None,
     version: _Version = "",
     encoded: _Encoded = False,
     mean: _Mean = None,
     scale: _Scale = None,
     output: _Output = "table",
+    as_json: JsonOption = False,
     repeat: _Repeat = 1,
     url: Url = "",
     rest: Rest = False,
@@ -91,19 +106,26 @@ def infer(
     from ovmstrio.cli.tensor_output import check_target, write_outputs
     from ovmstrio.core.errors import InvalidRequest
 
+    inputs_given = [*(inputs or []), *(given or [])]
+    if model is not None and name:
+        inputs_given.insert(0, name)
+    if not (model := model or name):
+        fail("expected a model: ovms infer NAME INPUT, or --model NAME", EX_USAGE)
+    output = Output.JSON if as_json else output
     images = ImageOptions(encoded, mean, scale)
     with ending_with(EX_USAGE, InvalidRequest):
         check_target(output)
-        images.check(given or [])
+        images.check(inputs_given)
     with asking(url, rest=rest, timeout=timeout, ca=ca, cert=cert, key=key) as client:
         known = client.metadata(model, version)
         if known.platform == _HANDLER:
-            post_file(client, model, given or [], output)
+            post_file(client, model, inputs_given, output)
             return
-        if known.inputs and not given:
-            fail(f"{model} takes {', '.join(each.name for each in known.inputs)}; expected --input", EX_USAGE)
-        inputs = read_inputs(given or [], known.inputs, note, images)
-        (outputs, pieces), seconds = _timed(lambda: _answer(client, known, version, inputs, timeout), repeat)
+        if known.inputs and not inputs_given:
+            names = ", ".join(each.name for each in known.inputs)
+            fail(f"{model} takes {names}; expected a file or JSON for each, as INPUT or --input", EX_USAGE)
+        tensors = read_inputs(inputs_given, known.inputs, note, images)
+        (outputs, pieces), seconds = _timed(lambda: _answer(client, known, version, tensors, timeout), repeat)
         if pieces > 1:
             note(f"{model} streams: {pieces} pieces joined; ovms stream shows each piece as it arrives")
         write_outputs(outputs, output)

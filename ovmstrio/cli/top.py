@@ -10,7 +10,7 @@ import typer
 
 from ovmstrio.cli.console import EX_USAGE, fail, stdout
 from ovmstrio.cli.server_options import Ca, Cert, Key, Timeout, Url, asking
-from ovmstrio.cli.tables import Output, OutputOption, show_data
+from ovmstrio.cli.tables import JsonOption, Output, OutputOption, chosen, show_data
 from ovmstrio.cli.trace import watch_stages
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def top(
         str, typer.Option("--stages", help="Show the stages of the Ops of this pipeline, as ovms trace does.")
     ] = "",
     output: OutputOption = Output.TABLE,
+    as_json: JsonOption = False,
     url: Url = "",
     timeout: Timeout = 5.0,
     ca: Ca = None,
@@ -55,6 +56,7 @@ def top(
     """
     from ovmstrio.cli.top_view import BUSIEST, SORTS
 
+    output = chosen(output, as_json=as_json)
     if sort and sort not in SORTS:
         fail(f"--sort: expected one of {', '.join(SORTS)}, got {sort}", EX_USAGE)
     if stages:

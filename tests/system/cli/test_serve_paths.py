@@ -37,10 +37,9 @@ def test_another_name_and_options_are_taken_with_a_path(tmp_path: Path) -> None:
 
 
 def test_a_configuration_of_ops_is_served_with_the_script_next_to_it(tmp_path: Path) -> None:
-    (tmp_path / "config.yml").write_text("worker_num: 4\nlogging: {enabled: false}\n")
+    (tmp_path / "config.yml").write_text("rpc_port: 18091\nhttp_port: 18092\nlogging: {enabled: false}\n")
     (tmp_path / "my_service.py").write_text(OPS)
-    with serving(str(tmp_path / "config.yml"), ready=False) as server:
-        server.wait_path("/v2/health/ready")
+    with serving(str(tmp_path / "config.yml"), ready=True) as server:
         answer = httpx.post(server.rest + "/ops/prediction", json={"key": ["x"], "value": ["abc"]}, timeout=60)
     assert answer.json()["value"] == ["first abc"]
 

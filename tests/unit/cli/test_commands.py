@@ -98,6 +98,13 @@ def test_graph_show_writes_pictures_to_files(picture: str, start: str) -> None:
     assert Path("picture").read_text().startswith(start)
 
 
+def test_graph_show_prints_boxes_and_edges_as_json() -> None:
+    write_graph()
+    document = json.loads(graph("show", ".", "--json").stdout)
+    assert document == json.loads(graph("show", ".", "--format", "json").stdout)
+    assert {edge["stream"] for edge in document["edges"]} >= {"in", "out"}
+
+
 def test_graph_show_draws_a_graph_with_errors() -> None:
     write_graph(graph_text(python_node("none.py")))
     result = graph("show", ".", "--format", "mermaid")
@@ -186,7 +193,8 @@ def test_keys_are_stored_as_hashes_and_revoked(tmp_path: Path) -> None:
     listed = json.loads(_keys("list", "--file", str(file), "--json").stdout)
     assert [(each["name"], each["sha256"]) for each in listed] == [("shop", entry.sha256[:8])]
     assert "infer:a*, read" in _keys("list", "--file", str(file)).stdout
-    assert _keys("new", "node", "--file", str(file)).exit_code == 0
+    made = json.loads(_keys("new", "node", "--file", str(file), "--json").stdout)
+    assert (made["name"], key_hash(made["key"])) == ("node", made["sha256"])
     assert _keys("revoke", "shop", "--file", str(file)).exit_code == 0
     assert [entry.name for entry in read_key_file(file)] == ["node"]
     again = _keys("revoke", "shop", "--file", str(file))
