@@ -150,7 +150,7 @@ def plan_project(project: ProjectSpec, options: Mapping[str, Any]) -> Plan:
     """Plan a server of one handler project; ``options`` are command-line options.
 
     A project has one port: ``serve_port`` or ``--port``.  With ``--rest_port`` in addition, an HTTP project also has
-    gRPC and a gRPC project also has HTTP.
+    gRPC and a gRPC project also has HTTP, each unless its port is 0.
 
     Raises:
         UsageProblems: unknown options, invalid values, or conflicting or missing options.
@@ -163,8 +163,9 @@ def plan_project(project: ProjectSpec, options: Mapping[str, Any]) -> Plan:
     given = settings.model_fields_set
     is_http = project.protobuf_path is None
     port = own_port(project, settings)
-    grpc = listen_addresses(settings.grpc_bind_address, settings.port if is_http else port, zero_is_any=True)
-    rest = listen_addresses(settings.rest_bind_address, port if is_http else settings.rest_port, zero_is_any=True)
+    # 0 is any free port for the project's own protocol, and disables the other one.
+    grpc = listen_addresses(settings.grpc_bind_address, settings.port if is_http else port, zero_is_any=not is_http)
+    rest = listen_addresses(settings.rest_bind_address, port if is_http else settings.rest_port, zero_is_any=is_http)
     spec = HandlerSpec(name=project.name, base_path=project.directory, path=project.file, origin=str(project.file))
     return Plan(
         settings=settings,

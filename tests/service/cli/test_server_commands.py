@@ -138,7 +138,7 @@ def test_models_lists_inputs_and_states(server: ServedInThread) -> None:
 @both_protocols
 def test_models_shows_why_a_model_failed_to_load(server: ServedInThread, protocol: str) -> None:
     (entry,) = _outputs(_call(server, protocol, "models", "damaged", "--json"))
-    assert entry["state"] != "READY"
+    assert entry["state"] == "UNAVAILABLE"
     assert "cannot read the model" in entry["reason"]
 
 

@@ -63,6 +63,7 @@ def test_nothing_to_serve_is_a_wrong_command_line_with_examples() -> None:
     [
         (("nothing.onnx",), 1, "error: nothing.onnx: no such file or directory (expected a model file"),
         (("ops",), 64, "several scripts create Ops"),
+        (("none",), 64, "script of the pipeline of Ops is missing (expected web_service.py, or one script"),
         (("net.onnx", "--model_path", "net.onnx"), 64, "remove one of them"),
     ],
 )
@@ -70,8 +71,9 @@ def test_a_path_that_cannot_be_served_ends_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], code: int, message: str
 ) -> None:
     (tmp_path / "net.onnx").write_bytes(onnx_file("Relu"))
-    (tmp_path / "ops").mkdir()
-    (tmp_path / "ops" / "config.yml").touch()
+    for name in ("ops", "none"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yml").write_text("http_port: 18092\n")
     for name in ("a.py", "b.py"):
         (tmp_path / "ops" / name).write_text(OPS)
     monkeypatch.chdir(tmp_path)

@@ -18,7 +18,6 @@ from ovmstrio.cli import serve_service
 from ovmstrio.cli.all_commands import app
 from ovmstrio.cli.run import _command
 from ovmstrio.cli.script import compat_folder, execute_script
-from ovmstrio.cli.serve_project import run_project
 from ovmstrio.cli.serve_service import run_pipeline_service
 from ovmstrio.ext.ops import WebService
 from ovmstrio.ops.prepared_service import PreparedService
@@ -337,13 +336,6 @@ def test_a_failed_script_is_reported_without_frames_of_the_command(
     output = capsys.readouterr().err
     assert text in output.replace("\n", " ")
     assert "ovmstrio.cli" not in output
-
-
-def test_a_pipeline_without_its_script_is_refused(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for given in (Path("config.yml"), script.parent):
-        assert ended(run_project, given, {}) == 64
-        output = " ".join(capsys.readouterr().err.split())
-        assert "config.yml configures a pipeline of Ops; add --service SCRIPT" in output
 
 
 _OWN_PARSER = """
