@@ -186,7 +186,7 @@ def service(folder: Path) -> Iterator[int]:
     file = folder / "config.yml"
     text = re.sub(r"(?m)^rpc_port:.*$", f"rpc_port: {grpc}", file.read_text())
     file.write_text(re.sub(r"(?m)^http_port:.*$", f"http_port: {rest}", text))
-    command = [sys.executable, "-m", "ovmstrio.cli", "run", "web_service.py"]
+    command = [sys.executable, "-m", "ovmstrio.cli", "paddle", "run", "web_service.py"]
     started = time.perf_counter()
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     with ended(process):

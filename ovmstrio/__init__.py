@@ -1,6 +1,6 @@
 """A model server for OpenVINO whose every request is a trio nursery.
 
-What is here is loaded when it is asked for first: ``import ovmstrio`` itself costs next to nothing.
+Each public name is imported at its first use, so ``import ovmstrio`` itself is fast.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from ovmstrio.client.api import Client
+    from ovmstrio.client.async_client import AsyncClient
     from ovmstrio.client.factory import open_client
+    from ovmstrio.client.sync_client import Client
     from ovmstrio.client.tls import ClientTls
     from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata
     from ovmstrio.core.service import Servable, Service
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "KINDS",
     "Array",
+    "AsyncClient",
     "Client",
     "ClientTls",
     "InferRequest",
@@ -51,8 +53,9 @@ __all__ = [
 _HOMES: Final = {
     "KINDS": "server.kinds",
     "Array": "core.tensor",
-    "Client": "client.api",
-    "ClientTls": "client.factory",
+    "AsyncClient": "client.async_client",
+    "Client": "client.sync_client",
+    "ClientTls": "client.tls",
     "InferRequest": "core.request",
     "InferResponse": "core.request",
     "Kind": "serving.kind",

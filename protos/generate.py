@@ -2,8 +2,9 @@
 
 Writes typed message classes and service bases (betterproto2) and ``descriptors.binpb``, a serialised
 ``FileDescriptorSet`` of all sources, which reflection hands out and from which the parser of the hot path is made.
-Three folders are for Google's parser alone: graph files (``mediapipe/``), for betterproto2 knows no extensions, and the
-messages of pipelines (``paddle_serving/``) and of SavedModels, which become values of their own at once.
+Four folders are for Google's parser alone: graph files (``mediapipe/``), for betterproto2 knows no extensions, the
+messages of pipelines (``paddle_serving/``) and of SavedModels, and ``config.pbtxt`` files (``triton/``), which become
+values of their own at once.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tempfile import TemporaryDirectory
 SOURCES = Path(__file__).resolve().parent
 GENERATED = SOURCES.parent / "ovmstrio" / "encoding" / "generated"
 
-_UNTYPED = ("mediapipe/", "paddle_serving/", "saved_model/")
+_UNTYPED = ("mediapipe/", "paddle_serving/", "saved_model/", "triton/")
 _BESIDE_OURS = ("google/protobuf/struct.proto",)  # options of calculators that the server does not know
 
 

@@ -11,16 +11,16 @@ import typer
 from ovmstrio.cli.console import ending_with, fail
 from ovmstrio.cli.exits import EX_FAILED, EX_INTERRUPTED, EX_UNREACHABLE, EX_USAGE
 from ovmstrio.cli.server_options import Ca, Cert, Key, open_tls
-from ovmstrio.cli.tables import JsonOption, Output, chosen, print_csv
+from ovmstrio.cli.tables import FORMATS, JsonOption, Output, chosen, print_csv
 
 if TYPE_CHECKING:
     from ovmstrio.cli.chat_answers import ChatConversation
-    from ovmstrio.client.chat import ChatClient
+    from ovmstrio.client.chat_client import ChatClient
 
 _Target = Annotated[
     str,
     typer.Argument(
-        metavar="[NAME|URL]",
+        metavar="NAME|URL",
         help="Name of the model, or URL of a server such as http://localhost:8000/v3. Default: the first model that "
         "the server on this machine lists.",
         show_default=False,
@@ -30,33 +30,60 @@ _Once = Annotated[
     str | None,
     typer.Option("--once", metavar="TEXT", help="Send one message and exit; - reads it from standard input."),
 ]
-_Model = Annotated[str, typer.Option("--model", help="Name of the model, if the argument is a URL.")]
-_System = Annotated[str, typer.Option("--system", help="System message.")]
-_MaxTokens = Annotated[int | None, typer.Option("--max_tokens", min=1, help="Maximum number of tokens per answer.")]
+_Model = Annotated[str, typer.Option("--model", metavar="NAME", help="Name of the model, if the argument is a URL.")]
+_System = Annotated[str, typer.Option("--system", metavar="TEXT", help="System message.")]
+_MaxTokens = Annotated[
+    int | None, typer.Option("--max-tokens", min=1, metavar="N", help="Maximum number of tokens per answer.")
+]
 _Temperature = Annotated[
     float | None,
-    typer.Option("--temperature", min=0, max=2, help="Sampling temperature; 0 always takes the most likely token."),
+    typer.Option(
+        "--temperature",
+        min=0,
+        max=2,
+        metavar="NUMBER",
+        help="Sampling temperature; 0 always takes the most likely token.",
+    ),
 ]
 _TopP = Annotated[
     float | None,
     typer.Option(
-        "--top_p", min=0, max=1, help="Nucleus sampling: cumulative probability of the tokens to sample from."
+        "--top-p",
+        min=0,
+        max=1,
+        metavar="NUMBER",
+        help="Nucleus sampling: cumulative probability of the tokens to sample from.",
     ),
 ]
 _Seed = Annotated[
-    int | None, typer.Option("--seed", min=0, help="Seed of sampling; the same seed gives the same answer.")
+    int | None,
+    typer.Option("--seed", min=0, metavar="N", help="Seed of sampling; the same seed gives the same answer."),
 ]
 _ApiKey = Annotated[
-    str, typer.Option("--api_key", envvar="OVMS_API_KEY", help="API key of the server.", show_envvar=True)
+    str,
+    typer.Option("--api-key", metavar="KEY", envvar="OVMS_API_KEY", help="API key of the server.", show_envvar=True),
 ]
-_Output = Annotated[
+_Format = Annotated[
     Output,
-    typer.Option("--output", help="table: stream the answer; json: one object per answer; csv: one row per answer."),
+    typer.Option(
+        "--format",
+        metavar=FORMATS,
+        help="Format of the output; table: stream the answer, json: one object per answer, csv: one row per answer.",
+    ),
 ]
-_Url = Annotated[str, typer.Option("--url", help="HOST:PORT of the REST interface, or a URL. Default: 127.0.0.1:8000.")]
+_Url = Annotated[
+    str,
+    typer.Option("--url", metavar="URL", help="HOST:PORT of the REST interface, or a URL. Default: 127.0.0.1:8000."),
+]
 _Timeout = Annotated[
     float,
-    typer.Option("--timeout", min=0.001, max=86_400, help="Longest wait in seconds for the next part of an answer."),
+    typer.Option(
+        "--timeout",
+        min=0.001,
+        max=86_400,
+        metavar="SECONDS",
+        help="Longest wait in seconds for the next part of an answer.",
+    ),
 ]
 
 
@@ -76,7 +103,7 @@ def chat(
     top_p: _TopP = None,
     seed: _Seed = None,
     api_key: _ApiKey = "",
-    output: _Output = Output.TABLE,
+    form: _Format = Output.TABLE,
     as_json: JsonOption = False,
     url: _Url = "",
     timeout: _Timeout = 600.0,
@@ -90,7 +117,7 @@ def chat(
     server does not answer, 64 if the command line is wrong, 130 if interrupted.
     """
     from ovmstrio.cli.chat_answers import ChatConversation
-    from ovmstrio.client.chat import ChatClient
+    from ovmstrio.client.chat_client import ChatClient
     from ovmstrio.core.errors import InvalidRequest, ServerError
     from ovmstrio.encoding.status_errors import Unreachable
 
@@ -104,7 +131,7 @@ def chat(
         client = ChatClient(address, api_key=api_key, timeout=timeout, tls=open_tls(address, ca, cert, key))
     try:
         talk = ChatConversation(client, name or _first(client), options, system)
-        went_well = _talk(talk, once, chosen(output, as_json=as_json))
+        went_well = _talk(talk, once, chosen(form, as_json=as_json))
     except Unreachable as error:
         fail(f"{error.message}; is the server running? --url sets its address", EX_UNREACHABLE)
     except ServerError as error:
@@ -116,7 +143,7 @@ def chat(
 
 
 def _first(client: ChatClient) -> str:
-    served = client.models()
+    served = client.chat_models()
     if not served:
         fail(f"{client.url} serves no models")
     return served[0]

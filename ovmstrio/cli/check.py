@@ -9,8 +9,7 @@ import typer
 
 from ovmstrio.cli.console import fail, stderr, stdout
 from ovmstrio.cli.problems import Strict, as_errors, count, count_problems, problem_rows, safe, show_problems
-from ovmstrio.cli.script import let_scripts_import
-from ovmstrio.cli.tables import JsonOption, Output, OutputOption, chosen, print_csv
+from ovmstrio.cli.tables import FormatOption, JsonOption, Output, chosen, print_csv
 
 if TYPE_CHECKING:
     from ovmstrio.server.check import CheckReport
@@ -25,18 +24,17 @@ def check(
     thing: Annotated[
         str,
         typer.Argument(
-            help="What ovms serve takes: a model file, a folder, a configuration, a graph or a project.",
-            show_default=False,
             metavar="THING",
+            help="What ovms serve takes: a model file, a folder, a configuration, a graph or a project.",
         ),
     ],
     *,
-    no_import: Annotated[bool, typer.Option("--no_import", help="do not import handlers and scripts")] = False,
+    no_import: Annotated[bool, typer.Option("--no-import", help="Do not import handlers and scripts.")] = False,
     keys_file: Annotated[
-        Path | None, typer.Option("--keys_file", help="also check this key file", show_default=False)
+        Path | None, typer.Option("--keys-file", metavar="FILE", help="Also check this key file.")
     ] = None,
     strict: Strict = False,
-    output: OutputOption = Output.TABLE,
+    form: FormatOption = Output.TABLE,
     as_json: JsonOption = False,
 ) -> None:
     """Validate a configuration: load everything, report all problems with file and line. Exit code 1 on errors.
@@ -49,22 +47,20 @@ def check(
     from dataclasses import replace
     from functools import partial
 
-    import trio
-
     from ovmstrio.server.check import check_config
     from ovmstrio.telemetry.logs import configure_logs
+    from ovmstrio.util.interrupts import run_interruptible
 
-    form = chosen(output, as_json=as_json)
+    form = chosen(form, as_json=as_json)
     pipeline = _find_pipeline(thing, as_text=form is Output.TABLE)
     configure_logs(level="ERROR")
     _leave_out_what_is_reported()
-    let_scripts_import()
     # Output of user code must not mix with the report on standard output.
     with stderr().status(f"checking {thing} ..."), redirect_stdout(sys.stderr):
         if pipeline is not None:
             report = _check_pipeline(pipeline, imports=not no_import, keys_file=keys_file)
         else:
-            report = trio.run(partial(check_config, thing, imports=not no_import, keys_file=keys_file))
+            report = run_interruptible(partial(check_config, thing, imports=not no_import, keys_file=keys_file))
     if strict:
         report = replace(report, problems=tuple(as_errors(report.problems)))
     if form is Output.JSON:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ovmstrio.cli.commands import App
 from ovmstrio.cli.console import EX_USAGE, data_table, ending_with, fail, say
 from ovmstrio.cli.problems import conclude, problem_facts, safe
-from ovmstrio.cli.tables import JsonOption, Output, OutputOption, chosen, plain_rows, print_csv, print_table
+from ovmstrio.cli.tables import FormatOption, JsonOption, Output, chosen, plain_rows, print_csv, print_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -19,23 +20,26 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    group = typer.Typer(no_args_is_help=True, help="Build and check custom nodes of pipelines.")
+    group = App(help="Build and check custom nodes of pipelines.")
     group.command()(build)
     group.command()(check)
     app.add_typer(group, name="custom-node")
 
 
 def build(
-    source: Annotated[
-        Path, typer.Argument(help="a C or C++ file, or a directory of them", show_default=False, metavar="PATH")
-    ],
+    source: Annotated[Path, typer.Argument(metavar="PATH", help="A C or C++ file, or a directory of them.")],
     *,
     output: Annotated[
         Path | None,
-        typer.Option(help="the library; by default libcustom_node_<name>.so next to the source", show_default=False),
+        typer.Option(
+            "--output",
+            metavar="FILE",
+            help="The library. Default: libcustom_node_<name>.so next to the source.",
+        ),
     ] = None,
     flag: Annotated[
-        list[str] | None, typer.Option(help="an additional compiler flag, such as -lm; repeatable", show_default=False)
+        list[str] | None,
+        typer.Option("--flag", metavar="FLAG", help="Additional compiler flag, such as -lm. Repeatable."),
     ] = None,
 ) -> None:
     """Compile a library against the bundled interface. Exit code 1 on compiler errors.
@@ -51,14 +55,16 @@ def build(
 
 def check(
     library: Annotated[
-        str, typer.Argument(help="a library, a .py file, or the name of a built-in node", show_default=False)
+        str, typer.Argument(metavar="LIBRARY", help="A library, a .py file, or the name of a built-in node.")
     ],
     *,
     param: Annotated[
-        list[str] | None, typer.Option(help="a parameter of the node: name=value; repeatable", show_default=False)
+        list[str] | None, typer.Option("--param", metavar="NAME=VALUE", help="Parameter of the node. Repeatable.")
     ] = None,
-    timeout: Annotated[float, typer.Option(help="timeout of the check in seconds", min=0.1)] = 60.0,
-    output: OutputOption = Output.TABLE,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=0.1, metavar="SECONDS", help="Timeout of the check.")
+    ] = 60.0,
+    form: FormatOption = Output.TABLE,
     as_json: JsonOption = False,
 ) -> None:
     """Load and initialize a custom node, show its inputs and outputs, and deinitialize it. Exit code 1 on errors.
@@ -70,7 +76,7 @@ def check(
     from ovmstrio.cli.custom_node_check import check_library
 
     verdict = check_library(library, _params(param or []), timeout)
-    form = chosen(output, as_json=as_json)
+    form = chosen(form, as_json=as_json)
     facts = {"ok": problem_facts(verdict.problems)["ok"], **asdict(verdict)}
     if form is Output.CSV and not verdict.problems:
         print_csv(plain_rows(_items(verdict)))
@@ -85,7 +91,7 @@ def _params(given: list[str]) -> dict[str, str]:
     for each in given:
         name, equals, value = each.partition("=")
         if not name or not equals:
-            fail(f"--param {each}: expected name=value", EX_USAGE)
+            fail(f"--param {each}: expected NAME=VALUE", EX_USAGE)
         params[name] = value
     return params
 

@@ -55,7 +55,7 @@ def check_library(library: str, params: Mapping[str, str], timeout: float) -> Li
         command = [sys.executable, "-P", "-m", _PROBE]
         try:
             done = subprocess.run(  # noqa: S603 - this interpreter
-                command, input=question, text=True, check=False, stdout=sys.__stderr__, timeout=timeout
+                command, input=question, text=True, check=False, stdout=sys.__stderr__, timeout=timeout, process_group=0
             )
         except subprocess.TimeoutExpired:
             remove_leftovers(path)

@@ -11,7 +11,7 @@ import typer
 
 from ovmstrio.cli.console import EX_USAGE, fail, stderr, stdout
 from ovmstrio.cli.exits import EX_INTERRUPTED
-from ovmstrio.cli.tables import JsonOption, Output, OutputOption, chosen, show_data
+from ovmstrio.cli.tables import FormatOption, JsonOption, Output, chosen, show_data
 
 if TYPE_CHECKING:
     from ovmstrio.samples.question import Ask, Question
@@ -43,29 +43,33 @@ def register(app: typer.Typer) -> None:
 def demo(
     *,
     once: Annotated[
-        bool, typer.Option("--once", help="exit after the answers; exit code 0 only if all are right")
+        bool, typer.Option("--once", help="Exit after the answers; exit code 0 only if all are right.")
     ] = False,
-    output: OutputOption = Output.TABLE,
+    form: FormatOption = Output.TABLE,
     as_json: JsonOption = False,
-    port: Annotated[int, typer.Option("--port", min=1, max=65_535, help="gRPC port")] = _PORT,
-    rest_port: Annotated[int, typer.Option("--rest_port", min=1, max=65_535, help="REST port")] = _REST_PORT,
+    port: Annotated[int, typer.Option("--port", min=1, max=65_535, metavar="PORT", help="gRPC port.")] = _PORT,
+    rest_port: Annotated[
+        int, typer.Option("--rest-port", min=1, max=65_535, metavar="PORT", help="REST port.")
+    ] = _REST_PORT,
 ) -> None:
     """Serve the embedded samples, call them over gRPC and REST, show the answers, and keep serving."""
-    import trio
+    from functools import partial
+
     from platformdirs import user_cache_path
 
     from ovmstrio.samples import prepare_repository
+    from ovmstrio.util.interrupts import run_interruptible
 
     if port == rest_port:
-        fail(f"--port and --rest_port are both {port}; they must differ", EX_USAGE)
-    for number, option in ((port, "--port"), (rest_port, "--rest_port")):
+        fail(f"--port and --rest-port are both {port}; they must differ", EX_USAGE)
+    for number, option in ((port, "--port"), (rest_port, "--rest-port")):
         _refuse_taken(number, option)
     with stderr().status("preparing the embedded samples ..."):
         config = prepare_repository(user_cache_path("ovmstrio"))
     answers: Sequence[Answer] = ()
     problem = ""
     try:
-        answers = trio.run(_demo, config, port, rest_port, once, chosen(output, as_json=as_json))
+        answers = run_interruptible(partial(_demo, config, port, rest_port, once, chosen(form, as_json=as_json)))
     except* OSError as group:
         problem = _first_reason(group)
     if problem:

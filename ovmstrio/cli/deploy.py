@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 
+from ovmstrio.cli.commands import App
 from ovmstrio.cli.console import echo, fail, note
 from ovmstrio.cli.exits import EX_UNREACHABLE
 from ovmstrio.cli.problems import conclude
@@ -37,39 +38,58 @@ class Proxies(StrEnum):
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    engines = typer.Typer(no_args_is_help=True, help="Deploy a configuration to a cluster.")
+    engines = App(help="Deploy a configuration to a cluster.")
     engines.command("ray")(ray)
     app.add_typer(engines, name="deploy")
 
 
 def ray(
     config: Annotated[
-        Path, typer.Argument(help="config.json; must exist at this path on each machine", show_default=False)
+        Path, typer.Argument(metavar="CONFIG", help="File config.json; must exist at this path on each machine.")
     ],
     *,
-    address: Annotated[str, typer.Option(help="address of the cluster; auto is the cluster of this machine")] = "auto",
-    name: Annotated[str, typer.Option(help="name of the application")] = "ovms",
-    route_prefix: Annotated[str, typer.Option("--route_prefix", help="prefix of all paths of the server")] = "/",
-    http_host: Annotated[str, typer.Option("--http_host", help="HTTP bind address of Ray's proxies")] = "127.0.0.1",
-    http_port: Annotated[int, typer.Option("--http_port", help="HTTP port of Ray's proxies")] = 8000,
-    grpc_port: Annotated[int, typer.Option("--grpc_port", help="gRPC port of Ray's proxies")] = 9000,
+    address: Annotated[
+        str,
+        typer.Option(
+            "--address", metavar="ADDRESS", help="Address of the cluster; auto is the cluster of this machine."
+        ),
+    ] = "auto",
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the application.")] = "ovms",
+    route_prefix: Annotated[
+        str, typer.Option("--route-prefix", metavar="PATH", help="Prefix of all paths of the server.")
+    ] = "/",
+    http_host: Annotated[
+        str, typer.Option("--http-host", metavar="HOST", help="HTTP bind address of Ray's proxies.")
+    ] = "127.0.0.1",
+    http_port: Annotated[int, typer.Option("--http-port", metavar="PORT", help="HTTP port of Ray's proxies.")] = 8000,
+    grpc_port: Annotated[int, typer.Option("--grpc-port", metavar="PORT", help="gRPC port of Ray's proxies.")] = 9000,
     setting: Annotated[
         list[str] | None,
         typer.Option(
-            help="option of ovms serve for each replica, such as cache_dir=/cache; repeatable", show_default=False
+            "--setting",
+            metavar="NAME=VALUE",
+            help="Option of ovms serve for each replica, such as cache_dir=/cache. Repeatable.",
         ),
     ] = None,
     ingress: Annotated[
         str,
         typer.Option(
-            help='placement of the ingress group, if there are several groups: {"replicas":2}',
+            "--ingress",
+            metavar="JSON",
+            help='Placement of the ingress group, if there are several groups: {"replicas":2}.',
             show_default=False,
         ),
     ] = "{}",
-    proxies: Annotated[Proxies, typer.Option(help="nodes that run Ray's proxies")] = Proxies.EVERY_NODE,
+    proxies: Annotated[
+        Proxies, typer.Option("--proxies", metavar="|".join(Proxies), help="Nodes that run Ray's proxies.")
+    ] = Proxies.EVERY_NODE,
     output: Annotated[
         Path | None,
-        typer.Option(help="write the file for `serve run` and `serve deploy` instead of deploying", show_default=False),
+        typer.Option(
+            "--output",
+            metavar="FILE",
+            help="Write the file for `serve run` and `serve deploy` instead of deploying.",
+        ),
     ] = None,
 ) -> None:
     """Deploy a configuration with Ray Serve, with one deployment per group of services. Exit code 1 on errors.

@@ -1,25 +1,58 @@
-"""Entry point of the command: light to import, so that an interrupt during the other imports is handled."""
+"""Entry point of the command: light to import, so that SIGINT is handled before other modules are imported."""
 
 from __future__ import annotations
 
+import atexit
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Final
+
 from ovmstrio.cli.exits import EX_INTERRUPTED
-from ovmstrio.server.end_watchdog import SHUTDOWN_WATCHDOG
-from ovmstrio.server.gc_tuning import raise_gc_threshold
-from ovmstrio.server.restart import remember_start
-from ovmstrio.util.stdio import ignore_failed_writes, open_standard_streams
+from ovmstrio.util.interrupts import exit_at_interrupt, raise_at_interrupt
+
+_ELF: Final = b"\x7fELF"
 
 
 def main() -> None:
     """Run the command line; an interrupt exits with 130 and without a message."""
+    exit_at_interrupt(EX_INTERRUPTED)
+    # Runs last: while the interpreter ends, the signal would end the process without an exit code.
+    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
+    from ovmstrio.server.end_watchdog import SHUTDOWN_WATCHDOG
+    from ovmstrio.server.gc_tuning import raise_gc_threshold
+    from ovmstrio.server.restart import remember_start
+    from ovmstrio.util.stdio import ignore_failed_writes, open_standard_streams
+
     remember_start()
     open_standard_streams()
     ignore_failed_writes("stderr")
     raise_gc_threshold()
-    try:
-        from ovmstrio.cli.main import main as run
+    from ovmstrio.cli.main import main as run
 
+    raise_at_interrupt()
+    try:
         run()
     except KeyboardInterrupt:
         raise SystemExit(EX_INTERRUPTED) from None
     finally:
+        exit_at_interrupt(EX_INTERRUPTED)
         SHUTDOWN_WATCHDOG.start_for_exit()
+
+
+def run_alias() -> None:
+    """Run the command line under the name ``ovms``, or OVMS's own program of that name if it is on the path."""
+    for folder in os.get_exec_path():
+        program = Path(folder, "ovms")
+        if os.access(program, os.X_OK) and _is_binary(program):
+            os.execv(program, [str(program), *sys.argv[1:]])  # noqa: S606 - the program that the user named
+    main()
+
+
+def _is_binary(program: Path) -> bool:
+    try:
+        with program.open("rb") as file:
+            return file.read(len(_ELF)) == _ELF
+    except OSError:
+        return False

@@ -7,20 +7,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ovmstrio.cli.commands import App
 from ovmstrio.cli.console import file_of
-from ovmstrio.cli.pictures import DrawingJsonOption, FileOption, FormatOption, PictureFormat, render, write_picture
+from ovmstrio.cli.pictures import DrawingJsonOption, FileOption, PictureFormat, PictureOption, render, write_picture
 from ovmstrio.cli.problems import Strict, as_errors, conclude, count, point_to, show_problems
-from ovmstrio.cli.tables import JsonOption, Output, OutputOption, chosen
+from ovmstrio.cli.tables import FormatOption, JsonOption, Output, chosen
 
 if TYPE_CHECKING:
     from ovmstrio.graphs.validate import GraphValidation
 
-_GraphPath = Annotated[Path, typer.Argument(help="graph.pbtxt, or its directory", show_default=False, metavar="PATH")]
+_GraphPath = Annotated[Path, typer.Argument(metavar="PATH", help="File graph.pbtxt, or its directory.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    group = typer.Typer(no_args_is_help=True, help="Check and show graph files.")
+    group = App(help="Check and show graph files.")
     group.command()(check)
     group.command()(show)
     app.add_typer(group, name="graph")
@@ -30,7 +31,7 @@ def check(
     path: _GraphPath,
     *,
     strict: Strict = False,
-    output: OutputOption = Output.TABLE,
+    form: FormatOption = Output.TABLE,
     as_json: JsonOption = False,
 ) -> None:
     """Check a graph file: report all problems with line and hint. Exit code 1 on errors."""
@@ -38,13 +39,13 @@ def check(
     nodes = 0 if examined.config is None else len(examined.config.nodes)
     problems = as_errors(examined.problems) if strict else examined.problems
     sound = f"{count(nodes, 'node')}, no problem found"
-    conclude(problems, sound, output=chosen(output, as_json=as_json))
+    conclude(problems, sound, output=chosen(form, as_json=as_json))
 
 
 def show(
     path: _GraphPath,
     *,
-    picture: FormatOption = PictureFormat.TEXT,
+    picture: PictureOption = PictureFormat.TEXT,
     as_json: DrawingJsonOption = False,
     output: FileOption = None,
 ) -> None:

@@ -10,7 +10,7 @@ import typer
 from ovmstrio.cli.console import data_table, note, stdout
 from ovmstrio.cli.problems import safe
 from ovmstrio.cli.server_options import Ca, Cert, Key, Timeout, Url, asking, open_tls
-from ovmstrio.cli.tables import JsonOption, Output, OutputOption, chosen, show_data
+from ovmstrio.cli.tables import FormatOption, JsonOption, Output, chosen, show_data
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -23,10 +23,10 @@ def register(app: typer.Typer) -> None:
 
 def health(
     *,
-    model: Annotated[str, typer.Option("--model", help="Check this model instead of the server.")] = "",
-    version: Annotated[str, typer.Option("--version", help="Check this version of the model.")] = "",
+    model: Annotated[str, typer.Option("--model", metavar="NAME", help="Check this model instead of the server.")] = "",
+    version: Annotated[str, typer.Option("--version", metavar="VERSION", help="Check this version of the model.")] = "",
     live: Annotated[bool, typer.Option("--live", help="Check liveness instead of readiness.")] = False,
-    output: OutputOption = Output.TABLE,
+    form: FormatOption = Output.TABLE,
     as_json: JsonOption = False,
     url: Url = "",
     rest: Annotated[
@@ -51,7 +51,7 @@ def health(
             answer = Health(ready=client.server_live())
         else:
             answer = client.model_ready(model, version) if model else client.server_ready()
-    form = chosen(output, as_json=as_json)
+    form = chosen(form, as_json=as_json)
     if form is not Output.TABLE:
         facts = {"ready": answer.ready, "reason": answer.reason}
         show_data(_table(facts), facts, form)

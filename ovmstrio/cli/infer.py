@@ -8,7 +8,7 @@ import typer
 
 from ovmstrio.cli.console import EX_USAGE, ending_with, fail, note, stderr
 from ovmstrio.cli.server_options import Ca, Cert, Key, Rest, Timeout, Url, asking
-from ovmstrio.cli.tables import JsonOption, Output
+from ovmstrio.cli.tables import FormatOption, JsonOption, Output, chosen
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,41 +23,43 @@ _HANDLER: Final = "handler"
 """Platform of services that take an HTTP body instead of tensors."""
 
 
-_Name = Annotated[str, typer.Argument(help="Name of the model.", show_default=False, metavar="[NAME]")]
+_Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the model.")]
 _Inputs = Annotated[
     list[str] | None,
     typer.Argument(
+        metavar="INPUT",
         help="FILE, JSON such as '[[1, 2]]', or - for standard input; INPUT=... if the model has several inputs.",
-        show_default=False,
-        metavar="[INPUT]...",
     ),
 ]
 _Model = Annotated[
-    str | None, typer.Option("--model", help="Name of the model, instead of the first argument.", show_default=False)
+    str | None, typer.Option("--model", metavar="NAME", help="Name of the model, instead of the first argument.")
 ]
 _Given = Annotated[
     list[str] | None,
     typer.Option(
         "--input",
+        metavar="[NAME=]INPUT",
         help="FILE or JSON, or NAME=... if the model has several inputs; - is standard input. "
         ".npy, .npz, .json, .wav and images are decoded, other files are raw bytes; a graph also takes a TEXT. "
         "Repeatable.",
         show_default=False,
     ),
 ]
-_Version = Annotated[str, typer.Option("--version", help="Version of the model. Default: the default version.")]
+_Version = Annotated[
+    str, typer.Option("--version", metavar="VERSION", help="Version of the model. Default: the default version.")
+]
 _Encoded = Annotated[
     bool, typer.Option("--encoded", help="Send image files undecoded: the server decodes and resizes them.")
 ]
 _Mean = Annotated[
-    float | None, typer.Option("--mean", help="Value to subtract from the pixels of images.", show_default=False)
+    float | None, typer.Option("--mean", metavar="NUMBER", help="Value to subtract from the pixels of images.")
 ]
 _Scale = Annotated[
-    float | None, typer.Option("--scale", help="Value to divide the pixels of images by.", show_default=False)
+    float | None, typer.Option("--scale", metavar="NUMBER", help="Value to divide the pixels of images by.")
 ]
-_Output = Annotated[str, typer.Option("--output", help="table, json, csv, or a file to write: .npy, .npz, .json.")]
+_Output = Annotated[str, typer.Option("--output", metavar="FILE", help="Write outputs to a file: .npy, .npz, .json.")]
 _Repeat = Annotated[
-    int, typer.Option("--repeat", min=1, help="Number of calls; more than 1 prints latency percentiles.")
+    int, typer.Option("--repeat", min=1, metavar="N", help="Number of calls; more than 1 prints latency percentiles.")
 ]
 
 
@@ -76,7 +78,8 @@ def infer(
     encoded: _Encoded = False,
     mean: _Mean = None,
     scale: _Scale = None,
-    output: _Output = "table",
+    output: _Output = "",
+    form: FormatOption = Output.TABLE,
     as_json: JsonOption = False,
     repeat: _Repeat = 1,
     url: Url = "",
@@ -111,15 +114,15 @@ def infer(
         inputs_given.insert(0, name)
     if not (model := model or name):
         fail("expected a model: ovms infer NAME INPUT, or --model NAME", EX_USAGE)
-    output = Output.JSON if as_json else output
+    target = output or chosen(form, as_json=as_json)
     images = ImageOptions(encoded, mean, scale)
     with ending_with(EX_USAGE, InvalidRequest):
-        check_target(output)
+        check_target(target)
         images.check(inputs_given)
     with asking(url, rest=rest, timeout=timeout, ca=ca, cert=cert, key=key) as client:
         known = client.metadata(model, version)
         if known.platform == _HANDLER:
-            post_file(client, model, inputs_given, output)
+            post_file(client, model, inputs_given, target)
             return
         if known.inputs and not inputs_given:
             names = ", ".join(each.name for each in known.inputs)
@@ -128,7 +131,7 @@ def infer(
         (outputs, pieces), seconds = _timed(lambda: _answer(client, known, version, tensors, timeout), repeat)
         if pieces > 1:
             note(f"{model} streams: {pieces} pieces joined; ovms stream shows each piece as it arrives")
-        write_outputs(outputs, output)
+        write_outputs(outputs, target)
     if repeat > 1:
         _print_latencies(seconds)
 

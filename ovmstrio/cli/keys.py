@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from ovmstrio.cli.commands import App
 from ovmstrio.cli.console import data_table, ending_with, fail, note, print_json
 from ovmstrio.cli.exits import EX_USAGE
 from ovmstrio.cli.problems import safe
-from ovmstrio.cli.tables import JsonOption, Output, OutputOption, show_data
+from ovmstrio.cli.tables import FormatOption, JsonOption, Output, show_data
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -20,27 +21,55 @@ if TYPE_CHECKING:
 
 _DEFAULT: Final = Path("keys.json")
 
-_Name = Annotated[str, typer.Argument(help="Name of the caller in logs.", show_default=False)]
-_File = Annotated[Path, typer.Option("--file", help="The key file.")]
+_Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the caller in logs.")]
+_File = Annotated[Path, typer.Option("--file", metavar="FILE", help="The key file.")]
 _Scope = Annotated[
     list[str] | None,
-    typer.Option("--scope", help="read, metrics, admin or infer:PATTERN; repeatable.", show_default="infer:*"),
+    typer.Option(
+        "--scope",
+        metavar="SCOPE",
+        help="Scope: read, metrics, admin or infer:PATTERN. Repeatable.",
+        show_default="infer:*",
+    ),
 ]
-_RequestsPerSecond = Annotated[float, typer.Option(min=0, help="Average limit of requests per second; 0 = unlimited.")]
-_Concurrency = Annotated[int, typer.Option(min=0, help="Limit of concurrent requests; 0 = unlimited.")]
+_RequestsPerSecond = Annotated[
+    float,
+    typer.Option(
+        "--requests-per-second", min=0, metavar="N", help="Average limit of requests per second; 0 = unlimited."
+    ),
+]
+_Concurrency = Annotated[
+    int, typer.Option("--concurrency", min=0, metavar="N", help="Limit of concurrent requests; 0 = unlimited.")
+]
 _TokensPerMinute = Annotated[
-    int, typer.Option(min=0, help="Average limit of prompt and completion tokens per minute; 0 = unlimited.")
+    int,
+    typer.Option(
+        "--tokens-per-minute",
+        min=0,
+        metavar="N",
+        help="Average limit of prompt and completion tokens per minute; 0 = unlimited.",
+    ),
 ]
-_Expires = Annotated[str, typer.Option(help="First day (YYYY-MM-DD, UTC) on which the key is invalid.")]
+_Expires = Annotated[
+    str, typer.Option("--expires", metavar="DATE", help="First day (YYYY-MM-DD, UTC) on which the key is invalid.")
+]
 _Certificate = Annotated[
-    str, typer.Option(help="Identify the caller by a client certificate with this name instead of a key.")
+    str,
+    typer.Option(
+        "--certificate",
+        metavar="NAME",
+        help="Identify the caller by a client certificate with this name instead of a key.",
+    ),
 ]
-_Subject = Annotated[str, typer.Option(help="Identify the caller by tokens with this subject instead of a key.")]
+_Subject = Annotated[
+    str,
+    typer.Option("--subject", metavar="NAME", help="Identify the caller by tokens with this subject instead of a key."),
+]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    group = typer.Typer(no_args_is_help=True, help="Create, list and revoke keys of callers.")
+    group = App(help="Create, list and revoke keys of callers.")
     group.command()(new)
     group.command(name="list")(list_keys)
     group.command()(revoke)
@@ -98,10 +127,10 @@ def new(
         typer.echo(key)
 
 
-def list_keys(*, file: _File = _DEFAULT, output: OutputOption = Output.TABLE, as_json: JsonOption = False) -> None:
+def list_keys(*, file: _File = _DEFAULT, form: FormatOption = Output.TABLE, as_json: JsonOption = False) -> None:
     """List the callers of the key file, with the first 8 digits of their keys' hashes."""
     entries = [replace(each, sha256=each.sha256[:8]) for each in _read(file)]
-    show_data(_table(entries), [each.document() for each in entries], output, as_json=as_json)
+    show_data(_table(entries), [each.document() for each in entries], form, as_json=as_json)
 
 
 def revoke(name: _Name, *, file: _File = _DEFAULT) -> None:

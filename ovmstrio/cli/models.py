@@ -10,7 +10,7 @@ import typer
 from ovmstrio.cli.console import data_table
 from ovmstrio.cli.problems import safe
 from ovmstrio.cli.server_options import Ca, Cert, Key, Rest, Timeout, Url, asking
-from ovmstrio.cli.tables import JsonOption, Output, OutputOption, show_data
+from ovmstrio.cli.tables import FormatOption, JsonOption, Output, show_data
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -29,9 +29,9 @@ def register(app: typer.Typer) -> None:
 
 
 def models(
-    name: Annotated[str, typer.Argument(help="Show only this model.", show_default=False)] = "",
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Show only this model.")] = "",
     *,
-    output: OutputOption = Output.TABLE,
+    form: FormatOption = Output.TABLE,
     as_json: JsonOption = False,
     url: Url = "",
     rest: Rest = False,
@@ -51,7 +51,7 @@ def models(
             client.metadata(name)  # Raises the error of the server for this name.
         ready = [(state.name, state.version) for state in states if state.state == "READY"]
         known = {each: client.metadata(*each) for each in ready}
-    show_data(_table(states, known), _as_data(states, known), output, as_json=as_json)
+    show_data(_table(states, known), _as_data(states, known), form, as_json=as_json)
 
 
 def _as_data(states: list[ModelState], known: Known) -> list[dict[str, Any]]:

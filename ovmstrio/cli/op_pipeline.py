@@ -175,9 +175,8 @@ class _Findings:
     problems: list[Problem] = field(default_factory=list)
 
     def collect(self, config: Path, script: Path | None, *, load: bool) -> None:
-        import trio
-
         from ovmstrio.ops.validate import validate_pipeline
+        from ovmstrio.util.interrupts import run_interruptible
 
         examined = _examine(config, None)
         self.problems += examined.problems
@@ -190,4 +189,4 @@ class _Findings:
         self.sound = f"service {safe(service.name)} with {count(len(graph.ops), 'Op')}, no problem found"
         with_script = _examine(config, service)
         self.problems += [problem for problem in with_script.problems if problem not in self.problems]
-        self.problems += trio.run(lambda: validate_pipeline(graph, with_script, load=load))
+        self.problems += run_interruptible(lambda: validate_pipeline(graph, with_script, load=load))

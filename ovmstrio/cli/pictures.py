@@ -26,10 +26,12 @@ class PictureFormat(StrEnum):
     JSON = "json"
 
 
-FormatOption = Annotated[PictureFormat, typer.Option("--format", help="format of the drawing")]
+PictureOption = Annotated[
+    PictureFormat, typer.Option("--format", metavar="|".join(PictureFormat), help="Format of the drawing.")
+]
 DrawingJsonOption = Annotated[bool, typer.Option("--json", help="The same as --format json.")]
 FileOption = Annotated[
-    Path | None, typer.Option(help="write to this file instead of standard output", show_default=False)
+    Path | None, typer.Option("--output", metavar="FILE", help="Write to this file instead of standard output.")
 ]
 
 

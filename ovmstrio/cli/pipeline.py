@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ovmstrio.cli.commands import App
 from ovmstrio.cli.console import EX_USAGE, fail, file_of, stderr
-from ovmstrio.cli.pictures import DrawingJsonOption, FileOption, FormatOption, PictureFormat, render, write_picture
+from ovmstrio.cli.pictures import DrawingJsonOption, FileOption, PictureFormat, PictureOption, render, write_picture
 from ovmstrio.cli.problems import Strict, as_errors, conclude, count, point_to, problem_facts, show_problems
-from ovmstrio.cli.tables import JsonOption, Output, OutputOption, chosen
+from ovmstrio.cli.tables import FormatOption, JsonOption, Output, chosen
 from ovmstrio.util.regular_files import read_regular_bytes
 
 if TYPE_CHECKING:
@@ -22,25 +23,23 @@ _DEFAULT_NAME = "config.json"
 _ConfigPath = Annotated[
     Path,
     typer.Argument(
-        help="config.json, config.yml of a pipeline of Ops, or the directory of either",
-        show_default=False,
-        metavar="CONFIG",
+        metavar="CONFIG", help="File config.json, config.yml of a pipeline of Ops, or the directory of either."
     ),
 ]
-_PipelineName = Annotated[
-    str, typer.Argument(help="name of one pipeline; default: all", show_default=False, metavar="NAME")
-]
+_PipelineName = Annotated[str, typer.Argument(metavar="NAME", help="Name of one pipeline. Default: all.")]
 _Service = Annotated[
     Path | None,
     typer.Option(
-        help="the script that creates the Ops of config.yml; default: web_service.py next to it", show_default=False
+        "--service",
+        metavar="SCRIPT",
+        help="Script that creates the Ops of config.yml. Default: web_service.py next to it.",
     ),
 ]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    group = typer.Typer(no_args_is_help=True, help="Check and show the pipelines of a configuration file.")
+    group = App(help="Check and show the pipelines of a configuration file.")
     group.command()(check)
     group.command()(show)
     app.add_typer(group, name="pipeline")
@@ -51,21 +50,20 @@ def check(
     name: _PipelineName = "",
     *,
     no_models: Annotated[
-        bool, typer.Option("--no-models", help="check only the structure, without loading models and custom nodes")
+        bool, typer.Option("--no-models", help="Check only the structure, without loading models and custom nodes.")
     ] = False,
     strict: Strict = False,
-    output: OutputOption = Output.TABLE,
+    form: FormatOption = Output.TABLE,
     as_json: JsonOption = False,
     service: _Service = None,
 ) -> None:
     """Report all problems of pipelines, with line and hint. Exit code 1 on errors."""
-    import trio
-
     from ovmstrio.server.check import check_pipelines
     from ovmstrio.telemetry.logs import configure_logs
+    from ovmstrio.util.interrupts import run_interruptible
 
     configure_logs(level="ERROR")
-    form = chosen(output, as_json=as_json)
+    form = chosen(form, as_json=as_json)
     if (of_ops := _find_ops(config, service, name)) is not None:
         from ovmstrio.cli.op_pipeline import check_service
 
@@ -73,7 +71,7 @@ def check(
     file = file_of(config, _DEFAULT_NAME)
     pipelines, problems = _read(file, name)
     with stderr().status(f"checking {file} ..."):
-        report = trio.run(lambda: check_pipelines(file, [name] if name else [], load=not no_models))
+        report = run_interruptible(lambda: check_pipelines(file, [name] if name else [], load=not no_models))
     if not pipelines and not problems:
         fail(f"{file}: no pipelines found in pipeline_config_list")
     found = as_errors(report.problems) if strict else report.problems
@@ -86,7 +84,7 @@ def show(
     config: _ConfigPath,
     name: _PipelineName = "",
     *,
-    picture: FormatOption = PictureFormat.TEXT,
+    picture: PictureOption = PictureFormat.TEXT,
     as_json: DrawingJsonOption = False,
     output: FileOption = None,
     service: _Service = None,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ovmstrio.cli.console import EX_USAGE, ending_with, fail
-from ovmstrio.cli.tables import JsonOption, Output, OutputOption, chosen
+from ovmstrio.cli.tables import FormatOption, JsonOption, Output, chosen
 
 if TYPE_CHECKING:
     from ovmstrio.inference.conversion import InputSpec
@@ -33,50 +33,57 @@ def register(app: typer.Typer) -> None:
 _ModelFile = Annotated[
     Path | None,
     typer.Argument(
+        metavar="MODEL_FILE",
         help="ONNX, TensorFlow (SavedModel folder, .pb), .tflite, Paddle (.pdmodel, folder), PyTorch (.pt2, "
-        "TorchScript .pt), OpenVINO .xml; or a folder, of which all models are converted"
+        "TorchScript .pt), OpenVINO .xml; or a folder, of which all models are converted.",
     ),
 ]
-_Name = Annotated[str, typer.Option("--name", help="name of the served model; default: the name of the file")]
-_Version = Annotated[int, typer.Option("--version", min=1, help="version to write")]
-_Repository = Annotated[Path, typer.Option("--repository", help="folder of the model repository")]
-_Fp16 = Annotated[bool, typer.Option("--fp16", help="store the weights in half precision")]
+_Name = Annotated[
+    str, typer.Option("--name", metavar="NAME", help="Name of the served model. Default: the name of the file.")
+]
+_Version = Annotated[int, typer.Option("--version", min=1, metavar="N", help="Version to write.")]
+_Repository = Annotated[Path, typer.Option("--repository", metavar="DIR", help="Folder of the model repository.")]
+_Fp16 = Annotated[bool, typer.Option("--fp16", help="Store the weights in half precision.")]
 _Stateful = Annotated[
-    bool, typer.Option("--stateful", help="turn inputs that receive the last call's outputs into model state")
+    bool, typer.Option("--stateful", help="Turn inputs that receive the last call's outputs into model state.")
 ]
 _State = Annotated[
     list[str] | None,
     typer.Option(
-        "--state", metavar="IN=OUT", help="an input and its output for --stateful; default: detected. May be repeated."
+        "--state", metavar="IN=OUT", help="Input and its output for --stateful. Default: detected. Repeatable."
     ),
 ]
 _LowLatency = Annotated[
-    bool, typer.Option("--low_latency", help="keep the state of loops (TensorIterator, Loop) between calls")
+    bool, typer.Option("--low-latency", help="Keep the state of loops (TensorIterator, Loop) between calls.")
 ]
 _Inputs = Annotated[
     list[str] | None,
     typer.Option(
         "--input",
         metavar="NAME=TYPE[SIZES]",
-        help="type and shape of an input, such as x=FP32[-1,4]: required if the file lacks them (TorchScript), "
-        "otherwise to restrict them",
+        help="Type and shape of an input, such as x=FP32[-1,4]. Required if the file has none (TorchScript); otherwise "
+        "restricts them. Repeatable.",
     ),
 ]
 _Quantize = Annotated[
     Quantization | None,
-    typer.Option("--quantize", help="compute in this type where the loss of accuracy is small; requires --calibration"),
+    typer.Option(
+        "--quantize",
+        metavar="int8",
+        help="Compute in this type where the loss of accuracy is small; requires --calibration.",
+    ),
 ]
 _Calibration = Annotated[
     Path | None,
     typer.Option(
         "--calibration",
         metavar="DIR",
-        help="samples for --quantize: .npy files; for several inputs, one folder per input, named after it",
+        help="Samples for --quantize: .npy files; for several inputs, one folder per input, named after it.",
     ),
 ]
-_Force = Annotated[bool, typer.Option("--force", help="replace the version if it exists")]
-_Sample = Annotated[str, typer.Option("--sample", metavar="NAME", help="prepare a sample; --list lists their names")]
-_ListSamples = Annotated[bool, typer.Option("--list", help="list the samples")]
+_Force = Annotated[bool, typer.Option("--force", help="Replace the version if it exists.")]
+_Sample = Annotated[str, typer.Option("--sample", metavar="NAME", help="Prepare a sample; --list lists their names.")]
+_ListSamples = Annotated[bool, typer.Option("--list", help="List the samples.")]
 
 
 def prepare(
@@ -95,13 +102,13 @@ def prepare(
     force: _Force = False,
     sample: _Sample = "",
     list_samples: _ListSamples = False,
-    output: OutputOption = Output.TABLE,
+    form: FormatOption = Output.TABLE,
     as_json: JsonOption = False,
 ) -> None:
     """Convert a model file, a folder of models or a sample into versioned repository entries for ``ovms serve``."""
     if sum((list_samples, bool(sample), model_file is not None)) != 1:
         fail("give either a MODEL_FILE, or --sample NAME, or --list", EX_USAGE)
-    form = chosen(output, as_json=as_json)
+    form = chosen(form, as_json=as_json)
     if list_samples:
         from ovmstrio.cli.prepare_samples import list_samples as show_samples
 
@@ -130,7 +137,7 @@ def _check_quantization(quantize: Quantization | None, calibration: Path | None,
     if bool(quantize) != bool(calibration):
         fail("--quantize int8 and --calibration DIR require each other: give both", EX_USAGE)
     if quantize and keeps_state:
-        fail("--quantize cannot be combined with --stateful or --low_latency: samples contain no state", EX_USAGE)
+        fail("--quantize cannot be combined with --stateful or --low-latency: samples contain no state", EX_USAGE)
     if calibration is not None and not calibration.is_dir():
         fail(f"--calibration: expected a folder with .npy files, got {calibration}", EX_USAGE)
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ovmstrio.cli.console import data_table, ending_with, fail, note, say, stderr
 from ovmstrio.cli.prepare_models import next_steps
 from ovmstrio.cli.problems import safe
+from ovmstrio.cli.progress import progress_bars
 from ovmstrio.cli.tables import Output, show_data
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from ovmstrio.samples.catalog import ProjectSample, Sample
-    from ovmstrio.samples.wheels import Progress
 
 
 def list_samples(form: Output) -> None:
@@ -53,18 +52,6 @@ def _project_facts(sample: ProjectSample) -> dict[str, Any]:
     return {**fields, "project": str(sample.folder), "megabytes": 0}
 
 
-@contextmanager
-def _download_bar(sample: Sample) -> Iterator[Progress]:
-    """Show a progress bar, which pulses while pip reports no progress."""
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
-    with Bar(*columns, console=stderr(), transient=True, disable=not stderr().is_terminal) as bar:
-        task = bar.add_task(f"preparing {sample.name}", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
 def prepare_sample(name: str, repository: Path, version: int, *, force: bool, form: Output) -> None:
     """Write a sample model or project into the repository, or report that it already exists."""
     from difflib import get_close_matches
@@ -89,7 +76,7 @@ def prepare_sample(name: str, repository: Path, version: int, *, force: bool, fo
     written = prepared_folders(sample, repository, version)
     is_there = not force and all(map(Path.exists, written))
     if not is_there:
-        with ending_with(1, ServerError, WheelUnavailable, OSError, ValueError), _download_bar(sample) as progress:
+        with ending_with(1, ServerError, WheelUnavailable, OSError, ValueError), progress_bars() as progress:
             written = preparing.prepare_sample(sample, repository, version, cache, force=force, progress=progress)
     config = repository / f"{name}.json" if len(written) > 1 else None
     if config:
@@ -100,7 +87,7 @@ def prepare_sample(name: str, repository: Path, version: int, *, force: bool, fo
         return
     _tell_written(written, is_there=is_there)
     if sample.service:
-        next_steps(f"cd {written[0]} && ovms run web_service.py", f"python -m ovmstrio.samples.{name}.client")
+        next_steps(f"cd {written[0]} && ovms paddle run web_service.py", f"python -m ovmstrio.samples.{name}.client")
         return
     path = written[0] if sample.graph or sample.task else written[0].parent
     one = " ".join(["--model_name", name, "--model_path", str(path), *sample.options])

@@ -9,7 +9,7 @@ import typer
 
 from ovmstrio.cli.console import fail, note, print_json, say
 from ovmstrio.cli.server_options import Ca, Cert, Key, Timeout, Url, asking
-from ovmstrio.cli.tables import JsonOption, Output, OutputOption, chosen, print_csv, print_table
+from ovmstrio.cli.tables import FormatOption, JsonOption, Output, chosen, print_csv, print_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,22 +23,24 @@ def register(app: typer.Typer) -> None:
 def profile(
     *,
     seconds: Annotated[
-        float, typer.Option("--seconds", min=0.01, max=60, help="Duration of sampling in seconds.")
+        float, typer.Option("--seconds", min=0.01, max=60, metavar="SECONDS", help="Duration of sampling in seconds.")
     ] = 5.0,
-    rate: Annotated[float, typer.Option("--rate", min=1, max=1000, help="Samples per second.")] = 100.0,
+    rate: Annotated[float, typer.Option("--rate", min=1, max=1000, metavar="N", help="Samples per second.")] = 100.0,
     model: Annotated[
         list[str] | None,
         typer.Option(
             "--model",
+            metavar="NAME",
             help="Time the layers of this model. May be repeated.",
             show_default="models called while sampling",
         ),
     ] = None,
-    layers: Annotated[bool, typer.Option("--layers/--no_layers", help="Time the layers of models.")] = True,
+    layers: Annotated[bool, typer.Option("--layers/--no-layers", help="Time the layers of models.")] = True,
     speedscope: Annotated[
-        Path | None, typer.Option("--speedscope", help="Also write a file for https://www.speedscope.app.")
+        Path | None,
+        typer.Option("--speedscope", metavar="FILE", help="Also write a file for https://www.speedscope.app."),
     ] = None,
-    output: OutputOption = Output.TABLE,
+    form: FormatOption = Output.TABLE,
     as_json: JsonOption = False,
     url: Url = "",
     timeout: Timeout = 5.0,
@@ -61,7 +63,7 @@ def profile(
         report = client.profile(seconds, rate, model if layers else [])
     if speedscope is not None:
         _write(speedscope, report)
-    match chosen(output, as_json=as_json):
+    match chosen(form, as_json=as_json):
         case Output.JSON:
             print_json(report)
         case Output.CSV:

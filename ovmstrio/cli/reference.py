@@ -1,62 +1,66 @@
-"""Generator of the command line reference ``docs/cli.md``: the text of typer as plain Markdown, without HTML.
+"""Generator of the command line reference ``docs/cli.md`` from the declarations of the commands.
 
 ``python -m ovmstrio.cli.reference FILE`` writes it.
 """
 
 from __future__ import annotations
 
-import html
 import re
 import sys
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
-from typer.testing import CliRunner
+import typer
 
-_BOLD: Final = re.compile(r'<span style="font-weight: bold">(.*?)</span>', re.DOTALL)
-_OTHER_SPANS: Final = re.compile(r"</?span[^>]*>")
-_CODE: Final = re.compile(r"(```.*?```|`[^`\n]*`)", re.DOTALL)
+from ovmstrio.cli.commands import Group
+from ovmstrio.cli.help_text import paragraphs, parameter_entries, parameter_entry, usage
+from ovmstrio.cli.main import PANELS, command_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_HEAD: Final = """# Command line
+
+All commands of `ovms` with all their options. `ovms COMMAND --help` prints the same text; `ovms serve --help` shows the
+common options only, and `ovms help TOPIC` those of one group. Option names accept `_` in place of `-`.
+"""
 _TAG: Final = re.compile(r"<(?=[A-Za-z/!])")
-_DEFAULT: Final = re.compile(r"\[default: \((.*)\)\]$", re.MULTILINE)
-_SECTION: Final = re.compile(r"^#+ `([^`]+)`\n\n(.+?)(?:\.\s|\n\n)", re.MULTILINE | re.DOTALL)
-_SHORTENED: Final = re.compile(r"\* `(.+)`: .*\.\.\.")
 
 
 def reference() -> str:
     """Write the reference of all commands."""
-    from typer.cli import app
-
-    with TemporaryDirectory() as folder:
-        file = Path(folder) / "cli.md"
-        options = ["ovmstrio.cli.all_commands", "utils", "docs", "--name", "ovms", "--output", str(file)]
-        done = CliRunner().invoke(app, options, catch_exceptions=False)
-        if done.exit_code:
-            raise RuntimeError(done.output)
-        return cleaned(file.read_text(encoding="utf-8"))
-
-
-def cleaned(text: str) -> str:
-    """Convert HTML in Markdown: bold spans become Markdown, entities become characters."""
-    text = _OTHER_SPANS.sub("", _BOLD.sub(r"**\1**", text))
-    text = _DEFAULT.sub(r"[default: \1]", _with_whole_summaries(html.unescape(text)))
-    # Markdown viewers hide text outside of code that looks like a tag.
-    parts = _CODE.split(text)
-    return "".join(part if number % 2 else _TAG.sub(r"\<", part) for number, part in enumerate(parts))
+    root: Any = typer.main.get_command(command_line())
+    with typer.Context(root, info_name="ovms") as ctx:
+        parts = [_HEAD]
+        for panel, names in PANELS.items():
+            parts.append(f"## {panel}")
+            for name in names:
+                parts += _sections(root.get_command(ctx, name), f"ovms {name}")
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
-def _with_whole_summaries(text: str) -> str:
-    """Replace shortened summaries in lists of commands by the first sentence of the command's section."""
-    sentences = {name: " ".join(sentence.split()) for name, sentence in _SECTION.findall(text)}
-    lines, section = [], ""
-    for line in text.split("\n"):
-        if line.startswith("#"):
-            section = line.strip("#` ")
-        shortened = _SHORTENED.fullmatch(line)
-        name = "" if shortened is None else shortened[1]
-        sentence = sentences.get(f"{section} {name}")
-        lines.append(f"* `{name}`: {sentence.rstrip('.')}." if sentence else line)
-    return "\n".join(lines)
+def _sections(command: Any, path: str) -> Iterator[str]:
+    """Yield the parts of a command and its sub-commands."""
+    with typer.Context(command, info_name=path) as ctx:
+        params = command.get_params(ctx)
+        is_group = isinstance(command, Group)
+        yield f"### `{path}`"
+        yield f"```console\n$ {usage(path, params, has_commands=is_group)}\n```"
+        yield from map(_escaped, paragraphs(command.help or ""))
+        if is_group:
+            for name in command.list_commands(ctx):
+                yield from _sections(command.get_command(ctx, name), f"{path} {name}")
+            return
+    params = [each for each in params if each.name != "help"]
+    entries = [*parameter_entries(params), *(parameter_entry(each) for each in params if each.hidden)]
+    for title in dict.fromkeys(each.group for each in entries):
+        yield f"**{title}**"
+        yield "\n".join(f"* `{each.name}`: {_escaped(each.help)}" for each in entries if each.group == title)
+
+
+def _escaped(text: str) -> str:
+    """Escape what Markdown viewers take for tags; no-break spaces become spaces."""
+    return _TAG.sub(r"\<", text.replace("\u00a0", " "))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`ovms run`: a server for the unchanged script of a pipeline service."""
+"""`ovms paddle run`: a server for the unchanged script of a pipeline service."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from ovmstrio.cli.console import EX_USAGE, fail
-from ovmstrio.cli.ovms_lines import LateCommand
 from ovmstrio.cli.serve_service import serve_script
-from ovmstrio.cli.serving import server_parameters
+from ovmstrio.cli.settings_options import ServerCommand, server_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-HELP = """Run a pipeline service's script, such as a [bold]web_service.py[/] of Paddle Serving, unchanged.
+HELP = """Run a pipeline service's script, such as a web_service.py of Paddle Serving, unchanged.
 
-The script can import [bold]paddle_serving_server[/] and [bold]paddle_serving_app[/]. [bold]-c FILE[/] replaces the
+The script can import paddle_serving_server and paddle_serving_app. -c FILE replaces the
 configuration that the script names. The script receives the arguments that follow it; options of the server come
-before the script. Arguments after [bold]--[/] are the script's, also if they look like options of the server.
+before the script. Arguments after -- are the script's, also if they look like options of the server.
 """
 _CONFIG_OPTIONS: Final = ("-c", "--config")
 _LITERAL_OPTION: Final = re.compile(r"""["'](--?[A-Za-z][\w-]*)["'=]""")
 """An option in Python source, such as ``"--config"``."""
 _PARSER: Final = "ArgumentParser"
-_EACH: Final = "give --grpc_bind_address and --rest_bind_address"
+_EACH: Final = "give --grpc-bind-address and --rest-bind-address"
 
 
 def register(app: typer.Typer) -> None:
@@ -36,7 +35,7 @@ def register(app: typer.Typer) -> None:
     app.command("run", cls=_Run, help=HELP, context_settings=settings)(lambda: None)
 
 
-class _Run(LateCommand):
+class _Run(ServerCommand):
     @staticmethod
     def make() -> Callable[..., None]:
         return _command()
@@ -53,7 +52,7 @@ def _command() -> Callable[..., None]:
         given = {name: value for name, value in options.items() if value is not None}
         if bind_address is not None:
             if "unix:" in bind_address:
-                fail(f"--bind_address: {bind_address}: gRPC and REST need separate socket files: {_EACH}", EX_USAGE)
+                fail(f"--bind-address: {bind_address}: gRPC and REST need separate socket files: {_EACH}", EX_USAGE)
             given = {"grpc_bind_address": bind_address, "rest_bind_address": bind_address, **given}
         own, left = _script_arguments(script, arguments or [])
         file = config or own
@@ -62,12 +61,27 @@ def _command() -> Callable[..., None]:
         serve_script(script, left, file, given)
 
     parameters = [
-        _parameter("script", Path, typer.Argument(help="The service's script.", exists=True, dir_okay=False), ...),
-        _parameter("arguments", list[str] | None, typer.Argument(help="Arguments of the script, such as -c FILE.")),
         _parameter(
-            "config", str | None, typer.Option("-c", "--config", help="Configuration that replaces the script's own.")
+            "script",
+            Path,
+            typer.Argument(help="The service's script.", metavar="SCRIPT", exists=True, dir_okay=False),
+            ...,
         ),
-        _parameter("bind_address", str | None, typer.Option(help="Addresses to listen on, comma separated.")),
+        _parameter(
+            "arguments",
+            list[str] | None,
+            typer.Argument(metavar="ARGUMENTS", help="Arguments of the script, such as -c FILE."),
+        ),
+        _parameter(
+            "config",
+            str | None,
+            typer.Option("-c", "--config", metavar="FILE", help="Configuration that replaces the script's own."),
+        ),
+        _parameter(
+            "bind_address",
+            str | None,
+            typer.Option("--bind-address", metavar="ADDRESSES", help="Addresses to listen on, comma separated."),
+        ),
         *server_parameters(without=("config_path",)),
     ]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

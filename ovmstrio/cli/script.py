@@ -48,13 +48,14 @@ def call_script(
     Raises:
         BaseException: any error of the script.
     """
+    from ovmstrio.isolation.compat_path import COMPAT_FOLDER
     from ovmstrio.ops.graph import set_service_runner
     from ovmstrio.ops.numpy1_compat import numpy1_compat
     from ovmstrio.ops.prepared_service import run_as_main
 
     sys.argv = [str(script), *arguments]
     script = script.absolute()  # The script may change the working directory, and workers read it again.
-    sys.path[0:0] = [str(script.resolve().parent), str(compat_folder())]
+    sys.path[0:0] = [str(script.resolve().parent), str(COMPAT_FOLDER)]
     _prepare_compat(config)
     served: list[str] = []
 
@@ -80,17 +81,6 @@ def _in_script(error: Exception, script: Path) -> Exception:
     while found is not None and found.tb_frame.f_code.co_filename != str(script):
         found = found.tb_next
     return error.with_traceback(found)
-
-
-def let_scripts_import() -> None:
-    """Add the bundled compatibility packages to the path of scripts that a configuration names."""
-    if str(compat_folder()) not in sys.path:
-        sys.path.append(str(compat_folder()))
-
-
-def compat_folder() -> Path:
-    """Return the folder of the packages that scripts import."""
-    return Path(__file__).resolve().parents[1] / "compat"
 
 
 def _prepare_compat(config: str | None) -> None:

@@ -1,19 +1,26 @@
-"""``ovms sequence``: commands for one sequence of a stateful model."""
+"""``ovms sequence``: run a sequence of a stateful model, or list the live sequences."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ovmstrio.cli.console import EX_USAGE, ending_with, note
+from ovmstrio.cli.commands import App
+from ovmstrio.cli.console import EX_USAGE, data_table, ending_with, note
 from ovmstrio.cli.server_options import Ca, Cert, Key, Rest, Timeout, Url, asking
-from ovmstrio.cli.tables import Output, chosen
+from ovmstrio.cli.tables import FORMATS, FormatOption, JsonOption, Output, chosen, show_data
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ovmstrio.client import SequenceState
 
 _LARGEST_ID = 2**64 - 1
 
 
-_Model = Annotated[str, typer.Option("--model", help="The stateful model.", show_default=False)]
+_Model = Annotated[str, typer.Option("--model", metavar="NAME", help="The stateful model.", show_default=False)]
 _Given = Annotated[
     list[str],
     typer.Option(
@@ -26,9 +33,11 @@ _Given = Annotated[
 ]
 _Chunk = Annotated[
     int | None,
-    typer.Option("--chunk", min=1, help="Length of each part; default: the input's size.", show_default=False),
+    typer.Option(
+        "--chunk", min=1, metavar="N", help="Length of each part; default: the input's size.", show_default=False
+    ),
 ]
-_Axis = Annotated[int, typer.Option("--axis", help="The axis of the model's input to cut along.")]
+_Axis = Annotated[int, typer.Option("--axis", metavar="AXIS", help="The axis of the model's input to cut along.")]
 _Whole = Annotated[
     list[str] | None,
     typer.Option("--whole", metavar="NAME", help="Send all of this input at each step. May be repeated."),
@@ -36,7 +45,7 @@ _Whole = Annotated[
 _Pad = Annotated[
     bool | None,
     typer.Option(
-        "--pad/--drop_last",
+        "--pad/--drop-last",
         help="Pad a short last part with zeros, or drop it. By default it is padded if the input has a fixed size, "
         "and sent as it is otherwise.",
         show_default=False,
@@ -45,16 +54,27 @@ _Pad = Annotated[
 _SequenceId = Annotated[
     int | None,
     typer.Option(
-        "--sequence_id", min=1, max=_LARGEST_ID, help="Id of the sequence; default: a random id.", show_default=False
+        "--sequence-id",
+        min=1,
+        max=_LARGEST_ID,
+        metavar="ID",
+        help="Id of the sequence; default: a random id.",
+        show_default=False,
     ),
 ]
-_Version = Annotated[str, typer.Option("--version", help="Version of the model; default: its default version.")]
+_Version = Annotated[
+    str, typer.Option("--version", metavar="VERSION", help="Version of the model; default: its default version.")
+]
 _Output = Annotated[
     str,
+    typer.Option("--output", metavar="FILE", help="Write the outputs of all steps to a file: .npz, .npy or .json."),
+]
+_Format = Annotated[
+    Output,
     typer.Option(
-        "--output",
-        help="table or csv: a summary of the outputs; json: a line for each step. A file ending in .npz, .npy or "
-        ".json receives the outputs of all steps.",
+        "--format",
+        metavar=FORMATS,
+        help="Format of the output; table or csv: a summary of the outputs, json: a line for each step.",
     ),
 ]
 _Join = Annotated[
@@ -66,21 +86,14 @@ _Join = Annotated[
         show_default=False,
     ),
 ]
-_AsJson = Annotated[
-    bool, typer.Option("--json", help="Print a line of JSON for each step, even if --output is a file.")
-]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    group = typer.Typer(no_args_is_help=True, help="Stream data through one sequence of a stateful model.")
-    group.callback()(_group)
+    group = App(help="Stream data through a sequence of a stateful model, or list its sequences.")
     group.command()(run)
+    group.command("list")(list_sequences)
     app.add_typer(group, name="sequence")
-
-
-def _group() -> None:
-    """Stream data through one sequence of a stateful model."""
 
 
 def run(
@@ -93,9 +106,10 @@ def run(
     pad: _Pad = None,
     sequence_id: _SequenceId = None,
     version: _Version = "",
-    output: _Output = Output.TABLE,
+    output: _Output = "",
+    form: _Format = Output.TABLE,
     join: _Join = None,
-    as_json: _AsJson = False,
+    as_json: JsonOption = False,
     url: Url = "",
     rest: Rest = False,
     timeout: Timeout = 60.0,
@@ -118,18 +132,46 @@ def run(
     from ovmstrio.cli.sequence_run import SequenceModel, new_id, stream_steps
     from ovmstrio.cli.sequence_show import Keeping, show
     from ovmstrio.cli.sequence_steps import Cutting, WrongOption, plan
-    from ovmstrio.cli.tensor_output import FORMS
     from ovmstrio.core.errors import InvalidRequest
 
     cutting = Cutting(chunk, axis, pad, frozenset(whole or ()))
     with ending_with(EX_USAGE, InvalidRequest):
-        file = "" if output in FORMS else output
-        keeping = Keeping.of(file, join) if file or join is not None else Keeping()
-    form = chosen(Output.TABLE if file else Output(output), as_json=as_json)
+        keeping = Keeping.of(output, join) if output or join is not None else Keeping()
     with asking(url, rest=rest, timeout=timeout, ca=ca, cert=cert, key=key) as client:
         known = client.metadata(model, version)
         with ending_with(EX_USAGE, WrongOption):
             steps = plan(given, known.inputs, cutting, note)
         called = SequenceModel(client, model, version, {tensor.name: tensor.datatype for tensor in known.inputs})
         number = sequence_id or new_id()
-        show(stream_steps(called, steps, number), number, len(steps), keeping, form)
+        show(stream_steps(called, steps, number), number, len(steps), keeping, chosen(form, as_json=as_json))
+
+
+def list_sequences(
+    name: Annotated[str, typer.Argument(metavar="MODEL", help="The stateful model.")],
+    *,
+    version: Annotated[
+        str, typer.Option("--version", metavar="VERSION", help="Version of the model; default: the highest.")
+    ] = "",
+    form: FormatOption = Output.TABLE,
+    as_json: JsonOption = False,
+    url: Url = "",
+    timeout: Timeout = 10.0,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+) -> None:
+    """List the live sequences of a stateful model: age, time since the last request, and number of requests.
+
+    Uses the REST port. Exit codes: 0 on success, 1 if the model does not exist or the server refuses, 2 if the server
+    does not answer, 64 if the command line is wrong.
+    """
+    with asking(url, rest=True, timeout=timeout, ca=ca, cert=cert, key=key) as client:
+        listed = client.sequences(name, version)
+    show_data(_table(listed), [asdict(sequence) for sequence in listed], form, as_json=as_json)
+
+
+def _table(listed: list[SequenceState]) -> Table:
+    table = data_table("sequence", "age", "idle", "requests", justify="right")
+    for each in listed:
+        table.add_row(str(each.id), f"{each.age_seconds:.0f} s", f"{each.idle_seconds:.0f} s", str(each.requests))
+    return table

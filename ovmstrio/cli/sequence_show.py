@@ -54,9 +54,7 @@ class Keeping:
         if not file:
             raise InvalidRequest("--join requires --output FILE")
         if Path(file).suffix not in _SUFFIXES:
-            raise InvalidRequest(
-                f"--output: expected {', '.join(Output)}, or a file ending in .npy, .npz or .json, got {file!r}"
-            )
+            raise InvalidRequest(f"--output: expected a file ending in .npy, .npz or .json, got {file!r}")
         if not Path(file).parent.is_dir():
             raise InvalidRequest(f"--output: there is no folder {Path(file).parent}")
         return cls(file, axis)

@@ -15,10 +15,7 @@ import typer
 from ovmstrio.cli.console import EX_USAGE, fail, stderr
 from ovmstrio.cli.ovms_lines import ServeCommand
 from ovmstrio.cli.problems import safe
-from ovmstrio.cli.script import let_scripts_import
-from ovmstrio.cli.serve_project import run_project
-from ovmstrio.cli.serve_service import run_pipeline_service
-from ovmstrio.cli.serving import run_to_the_end, server_parameters, set_up_logs, usage
+from ovmstrio.cli.settings_options import server_parameters
 from ovmstrio.util.deprecation import RENAMED_SETTINGS
 
 if TYPE_CHECKING:
@@ -27,13 +24,11 @@ if TYPE_CHECKING:
     from ovmstrio.server.settings import ServerSettings
     from ovmstrio.server.target import Target
 
-HELP = """Serve a model, a folder of models, a graph, a configuration, a handler project, or a pipeline of Ops.
+HELP = """Serve models, graphs, a configuration, a project or a pipeline of Ops.
 
-THING is a model file ([bold]model.onnx[/], .xml, .pdmodel, .tflite, .pb, .gguf), the folder of a model, of its versions
-or of several models, the folder of a language model, [bold]config.json[/], [bold]graph.pbtxt[/], a project with
-[bold]nucleus.yaml[/], or the [bold]config.yml[/] of a pipeline of Ops. A model is called like its file or folder;
-[bold]--model_name[/] sets another name. The first Ctrl-C or SIGTERM drains, the second stops at once. Option names
-accept _ or -.
+THING is a model file, a folder of a model, of its versions or of several models, config.json, graph.pbtxt, a project
+with nucleus.yaml, or the config.yml of a pipeline of Ops. A model has the name of its file or folder. The first Ctrl-C
+or SIGTERM drains, the second stops at once.
 """
 _EXAMPLES = """\
   ovms serve model.onnx            one model, called "model"; also .xml, .pdmodel, .tflite, .pb and .gguf
@@ -66,6 +61,8 @@ def _command() -> Callable[..., None]:
         if thing is not None:
             _serve_target(_find(thing), service, given)
         elif service is not None:
+            from ovmstrio.cli.serve_service import run_pipeline_service
+
             run_pipeline_service(None, service, given)
         else:
             run_server(given)
@@ -92,6 +89,8 @@ def _find(thing: str) -> Target:
 
 
 def _serve_target(target: Target, service: Path | None, given: dict[str, Any]) -> None:
+    from ovmstrio.cli.serve_project import run_project
+    from ovmstrio.cli.serve_service import run_pipeline_service
     from ovmstrio.core.errors import ConfigError
     from ovmstrio.server.target import TargetKind, find_ops_config
 
@@ -108,13 +107,13 @@ def _serve_target(target: Target, service: Path | None, given: dict[str, Any]) -
     else:
         named = sorted(given.keys() & {"model_path", "config_path"})
         if named:
-            fail(f"--{named[0]}: {target.path} is to be served already; remove one of them", EX_USAGE)
+            fail(f"--{named[0].replace('_', '-')}: {target.path} is to be served already; remove one of them", EX_USAGE)
         run_server({**target.options, **given})
 
 
 def _thing_parameter() -> inspect.Parameter:
     help_text = "Model file, folder, configuration, graph or project; see above."
-    argument = typer.Argument(help=help_text, show_default=False, metavar="[THING]")
+    argument = typer.Argument(metavar="THING", help=help_text)
     kind = Annotated[str | None, argument]
     return inspect.Parameter("thing", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=kind)
 
@@ -128,6 +127,7 @@ def _service_parameter() -> inspect.Parameter:
 
 def run_server(options: dict[str, Any]) -> None:
     """Run a server until a signal stops it; exit with 64 for a wrong command line, with 1 for a failure."""
+    from ovmstrio.cli.serving import run_to_the_end, set_up_logs, usage
     from ovmstrio.server.command_line import ignored_options, read_settings
     from ovmstrio.server.gc_tuning import freeze_imports
     from ovmstrio.server.plan import read_plan
@@ -139,7 +139,6 @@ def run_server(options: dict[str, Any]) -> None:
     if settings.config_path is None and settings.model_name is None and not settings.allow_empty:
         fail(f"nothing to serve; expected a path, such as\n{_EXAMPLES}", EX_USAGE)
     set_up_logs(settings)
-    let_scripts_import()
     _warn_of_old_names(settings)
     for name, reason in ignored_options(options).items():
         _warn(settings, f"--{name} has no effect: {reason}")

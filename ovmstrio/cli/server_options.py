@@ -17,13 +17,37 @@ if TYPE_CHECKING:
     from ovmstrio.client import Client, ClientTls
 
 Url = Annotated[
-    str, typer.Option("--url", help="HOST:PORT of the server; default: 127.0.0.1:9000, with --rest 127.0.0.1:8000.")
+    str,
+    typer.Option(
+        "--url",
+        metavar="URL",
+        rich_help_panel="Connection",
+        help="HOST:PORT of the server; default: 127.0.0.1:9000, with --rest 127.0.0.1:8000.",
+    ),
 ]
-Rest = Annotated[bool, typer.Option("--rest/--grpc", help="Protocol of the calls.")]
-Timeout = Annotated[float, typer.Option("--timeout", min=0.001, max=86_400, help="Timeout of each call in seconds.")]
-Ca = Annotated[Path | None, typer.Option("--ca", help="TLS: trust this CA (PEM).")]
-Cert = Annotated[Path | None, typer.Option("--cert", help="TLS: the client's certificate (PEM).")]
-Key = Annotated[Path | None, typer.Option("--key", help="TLS: the certificate's key (PEM).")]
+Rest = Annotated[bool, typer.Option("--rest/--grpc", rich_help_panel="Connection", help="Protocol of the calls.")]
+Timeout = Annotated[
+    float,
+    typer.Option(
+        "--timeout",
+        min=0.001,
+        max=86_400,
+        metavar="SECONDS",
+        rich_help_panel="Connection",
+        help="Timeout of each call.",
+    ),
+]
+Ca = Annotated[
+    Path | None, typer.Option("--ca", metavar="FILE", rich_help_panel="Connection", help="TLS: trust this CA (PEM).")
+]
+Cert = Annotated[
+    Path | None,
+    typer.Option("--cert", metavar="FILE", rich_help_panel="Connection", help="TLS: the client's certificate (PEM)."),
+]
+Key = Annotated[
+    Path | None,
+    typer.Option("--key", metavar="FILE", rich_help_panel="Connection", help="TLS: the certificate's key (PEM)."),
+]
 
 
 def open_tls(url: str, ca: Path | None, cert: Path | None, key: Path | None) -> ClientTls | None:

@@ -2,45 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Annotated, Any, get_args
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from ovmstrio.cli.console import EX_USAGE, fail, stderr
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterator
-
-    from pydantic.fields import FieldInfo
+    from collections.abc import Awaitable, Callable, Iterator
 
     from ovmstrio.handlers.config.project_spec import ProjectSpec
     from ovmstrio.server.settings import ServerSettings
-
-
-def server_parameters(*, without: Collection[str] = ()) -> list[inspect.Parameter]:
-    """Create an option for each setting of a server, for the signature of a command."""
-    from ovmstrio.server.settings import ServerSettings
-
-    return [_parameter(name, field) for name, field in ServerSettings.model_fields.items() if name not in without]
-
-
-def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
-    """Create an option for a setting: a flag stays a flag, other values are text that the settings validate."""
-    flag = field.annotation is bool or bool in get_args(field.annotation)
-    extra = field.json_schema_extra
-    option = typer.Option(
-        f"--{name}/--no_{name}" if flag else f"--{name}",
-        help=field.description,
-        rich_help_panel=str(extra["group"]) if isinstance(extra, dict) else None,
-        show_default=False if field.default is None else str(field.default),
-        metavar=None if flag else "TEXT" if field.annotation is str else "VALUE",
-    )
-    kind: Any = bool if flag else str
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
-    )
 
 
 @contextmanager

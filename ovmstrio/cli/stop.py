@@ -1,4 +1,4 @@
-"""`ovms stop`: command that ends pipeline services that run in the background."""
+"""`ovms paddle stop`: command that ends pipeline services that run in the background."""
 
 from __future__ import annotations
 
@@ -22,14 +22,20 @@ def register(app: typer.Typer) -> None:
 def stop(
     folder: Annotated[
         Path | None,
-        typer.Argument(help="Folder where they were started; default: $SERVING_HOME or the current folder."),
+        typer.Argument(
+            metavar="DIR", help="Folder where they were started; default: $SERVING_HOME or the current folder."
+        ),
     ] = None,
     *,
-    port: Annotated[int | None, typer.Option("--port", help="Stop only the service with this port.")] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", metavar="PORT", help="Stop only the service with this port.")
+    ] = None,
     kill: Annotated[bool, typer.Option("--kill", help="Stop at once, without waiting for requests.")] = False,
-    timeout: Annotated[float, typer.Option("--timeout", min=0, help="Seconds to wait for the services to end.")] = 60.0,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=0, metavar="SECONDS", help="Seconds to wait for the services to end.")
+    ] = 60.0,
 ) -> None:
-    """Stop the pipeline services of a folder's [bold]ProcessInfo.json[/], and wait until they have ended.
+    """Stop the pipeline services of a folder's ProcessInfo.json, and wait until they have ended.
 
     Exits with 1 if there is no such service, or if a service does not end in time.
     """

@@ -8,7 +8,7 @@ import typer
 
 from ovmstrio.cli.console import EX_USAGE, ending_with, fail
 from ovmstrio.cli.server_options import Ca, Cert, Key, Rest, Url, asking
-from ovmstrio.cli.tables import JsonOption, Output, chosen
+from ovmstrio.cli.tables import FORMATS, JsonOption, Output, chosen
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _METADATA_SECONDS = 10.0
 
 
-_Model = Annotated[str, typer.Option("--model", help="Name of the graph.")]
+_Model = Annotated[str, typer.Option("--model", metavar="NAME", help="Name of the graph.")]
 _Given = Annotated[
     list[str] | None,
     typer.Option(
@@ -38,7 +38,7 @@ _Requests = Annotated[
     ),
 ]
 _Timestamp = Annotated[
-    int | None, typer.Option("--timestamp", help="Timestamp of the request; default: set by the server.")
+    int | None, typer.Option("--timestamp", metavar="N", help="Timestamp of the request; default: set by the server.")
 ]
 _Parameter = Annotated[
     list[str] | None,
@@ -48,10 +48,13 @@ _Parameter = Annotated[
         help="A request parameter: an integer, true, false, or text, which may be quoted: '\"5\"'.",
     ),
 ]
-_Output = Annotated[
+_Format = Annotated[
     Output,
     typer.Option(
-        "--output", help="table: texts as they grow; json: a line for each response; csv: a row for each output."
+        "--format",
+        metavar=FORMATS,
+        help="Format of the output; table: texts as they grow, json: a line for each response, csv: a row for each "
+        "output.",
     ),
 ]
 _Verbose = Annotated[
@@ -71,7 +74,7 @@ def stream(
     requests: _Requests = "",
     timestamp: _Timestamp = None,
     parameter: _Parameter = None,
-    output: _Output = Output.TABLE,
+    form: _Format = Output.TABLE,
     as_json: JsonOption = False,
     verbose: _Verbose = False,
     url: Url = "",
@@ -101,7 +104,7 @@ def stream(
                 stream_requests = iter([one_request(given or [], names, timestamp, parameter or [])])
         _show(
             client.stream(model, stream_requests),
-            chosen(output, as_json=as_json),
+            chosen(form, as_json=as_json),
             verbose=verbose,
             live=not are_typed(requests),
         )

@@ -1,8 +1,8 @@
 """Output of data by all commands: a table for people, CSV or JSON for programs.
 
 On a terminal a table has the width of the terminal; below 60 columns each row is a block of lines. In a pipe every row
-is one line, so that ``grep`` and ``awk`` find complete names. A command that shows data takes ``--output``, and
-``--json`` as its short form.
+is one line, so that ``grep`` and ``awk`` find complete names. A command that shows data takes ``--format``, and
+``--json`` as its short form; ``--output`` names a file.
 """
 
 from __future__ import annotations
@@ -35,12 +35,16 @@ class Output(StrEnum):
     CSV = "csv"
 
 
-OutputOption = Annotated[Output, typer.Option("--output", help="Output format.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="The same as --output json.")]
+FORMATS: Final = "|".join(Output)
+
+FormatOption = Annotated[
+    Output, typer.Option("--format", metavar=FORMATS, rich_help_panel="Output", help="Format of the output.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", rich_help_panel="Output", help="The same as --format json.")]
 
 
 def chosen(output: Output, *, as_json: bool) -> Output:
-    """Return the form that ``--output`` or ``--json`` selects."""
+    """Return the form that ``--format`` or ``--json`` selects."""
     return Output.JSON if as_json else output
 
 

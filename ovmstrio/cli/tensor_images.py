@@ -76,6 +76,10 @@ def decode_image(content: bytes, file: str, tensor: TensorInfo, options: ImageOp
 
 def _pixels(content: bytes, file: str, wanted: tuple[int, int, int]) -> Array:
     """Return an array of height, width, channels; a size of 0 or less keeps the image's size."""
+    from ovmstrio.util.extras import Extra, missing_extra
+
+    if missing := missing_extra("PIL", Extra.IMAGES):
+        raise InvalidRequest(f"{file}: images need Pillow: {missing}")
     from PIL import Image, UnidentifiedImageError
 
     channels, height, width = wanted

@@ -38,9 +38,7 @@ def check_target(target: str) -> None:
         InvalidRequest: the target is neither a format nor a file with a known suffix.
     """
     if target not in FORMS and Path(target).suffix not in FILES:
-        raise InvalidRequest(
-            f"--output: expected {', '.join(FORMS)}, or a file ending in .npy, .npz or .json, got {target!r}"
-        )
+        raise InvalidRequest(f"--output: expected a file ending in .npy, .npz or .json, got {target!r}")
 
 
 def write_outputs(outputs: Mapping[str, Array], target: str) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from ovmstrio.cli.console import EX_USAGE, fail, stdout
 from ovmstrio.cli.server_options import Ca, Cert, Key, Timeout, Url, asking
-from ovmstrio.cli.tables import JsonOption, Output, OutputOption, chosen, show_data
+from ovmstrio.cli.tables import FormatOption, JsonOption, Output, chosen, show_data
 from ovmstrio.cli.trace import watch_stages
 
 if TYPE_CHECKING:
@@ -27,16 +27,24 @@ def top(
     *,
     once: Annotated[bool, typer.Option("--once", help="Show one interval and exit; default in a pipe.")] = False,
     interval: Annotated[
-        float, typer.Option("--interval", min=0.1, max=3600, help="Seconds between two requests to the server.")
+        float,
+        typer.Option(
+            "--interval", min=0.1, max=3600, metavar="SECONDS", help="Seconds between two requests to the server."
+        ),
     ] = 1.0,
     sort: Annotated[
         str,
-        typer.Option("--sort", help="Column to sort by, such as p99 or memory.", show_default="req/s"),
+        typer.Option(
+            "--sort", metavar="COLUMN", help="Column to sort by, such as p99 or memory.", show_default="req/s"
+        ),
     ] = "",
     stages: Annotated[
-        str, typer.Option("--stages", help="Show the stages of the Ops of this pipeline, as ovms trace does.")
+        str,
+        typer.Option(
+            "--stages", metavar="NAME", help="Show the stages of the Ops of this pipeline, as ovms paddle trace does."
+        ),
     ] = "",
-    output: OutputOption = Output.TABLE,
+    form: FormatOption = Output.TABLE,
     as_json: JsonOption = False,
     url: Url = "",
     timeout: Timeout = 5.0,
@@ -56,16 +64,16 @@ def top(
     """
     from ovmstrio.cli.top_view import BUSIEST, SORTS
 
-    output = chosen(output, as_json=as_json)
+    form = chosen(form, as_json=as_json)
     if sort and sort not in SORTS:
         fail(f"--sort: expected one of {', '.join(SORTS)}, got {sort}", EX_USAGE)
     if stages:
-        watch_stages(f"{url or '127.0.0.1:8000'}", stages, timeout, None if once else interval, output)
+        watch_stages(f"{url or '127.0.0.1:8000'}", stages, timeout, None if once else interval, form)
         return
     by = sort or BUSIEST
     with asking(url, rest=True, timeout=timeout, ca=ca, cert=cert, key=key) as client:
-        if once or output is not Output.TABLE or not stdout().is_terminal:
-            _show_once(client, interval, output, by)
+        if once or form is not Output.TABLE or not stdout().is_terminal:
+            _show_once(client, interval, form, by)
         else:
             _watch(client, interval, url or "127.0.0.1:8000", by)
 

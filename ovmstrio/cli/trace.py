@@ -1,4 +1,4 @@
-"""``ovms trace``: live view of the Ops of a running pipeline."""
+"""``ovms paddle trace``: live view of the Ops of a running pipeline."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from ovmstrio.cli.console import ending_with, stdout
 from ovmstrio.cli.exits import EX_INTERRUPTED, EX_UNREACHABLE, EX_USAGE
 from ovmstrio.cli.server_options import Timeout
-from ovmstrio.cli.tables import JsonOption, Output, chosen, print_csv
+from ovmstrio.cli.tables import FORMATS, JsonOption, Output, chosen, print_csv
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,19 +23,24 @@ def register(app: typer.Typer) -> None:
 
 def trace(
     target: Annotated[
-        str, typer.Argument(help="config.yml, its directory, or HOST:PORT of the HTTP port", metavar="TARGET")
+        str, typer.Argument(metavar="TARGET", help="File config.yml, its directory, or HOST:PORT of the HTTP port.")
     ] = ".",
     *,
     once: Annotated[bool, typer.Option("--once", help="Show the current figures and exit.")] = False,
-    output: Annotated[
+    form: Annotated[
         Output,
         typer.Option(
-            "--output", help="Output format; json: a line per interval, csv: a row for each stage of each Op."
+            "--format",
+            metavar=FORMATS,
+            help="Format of the output; json: a line per interval, csv: a row for each stage of each Op.",
         ),
     ] = Output.TABLE,
     as_json: JsonOption = False,
     interval: Annotated[
-        float, typer.Option("--interval", min=0.05, max=3600, help="Seconds between two requests to the server.")
+        float,
+        typer.Option(
+            "--interval", min=0.05, max=3600, metavar="SECONDS", help="Seconds between two requests to the server."
+        ),
     ] = 1.0,
     timeout: Timeout = 5.0,
 ) -> None:
@@ -43,18 +48,17 @@ def trace(
 
     Exit codes: 1 if the server has no such figures, 2 if it does not answer, 64 if the command line is wrong.
     """
-    watch_stages(target, "", timeout, None if once else interval, chosen(output, as_json=as_json))
+    watch_stages(target, "", timeout, None if once else interval, chosen(form, as_json=as_json))
 
 
 def watch_stages(target: str, service: str, patience: float, interval: float | None, form: Output) -> None:
     """Show the stages of a pipeline, once without an interval; ``service`` names it if the server has several."""
-    import trio
-
     from ovmstrio.cli.trace_figures import NoFigures, NoServer, NoTarget, find_url
+    from ovmstrio.util.interrupts import run_interruptible
 
     try:
         with ending_with(EX_USAGE, NoTarget), ending_with(1, NoFigures), ending_with(EX_UNREACHABLE, NoServer):
-            trio.run(_watch, find_url(target), service, patience, interval, form)
+            run_interruptible(lambda: _watch(find_url(target), service, patience, interval, form))
     except KeyboardInterrupt:
         raise typer.Exit(EX_INTERRUPTED) from None
 

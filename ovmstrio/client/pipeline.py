@@ -8,11 +8,11 @@ import socket
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-import grpc
 import numpy as np
 
 from ovmstrio.encoding.messages import METHOD, REQUEST, RESPONSE
 from ovmstrio.ops.values import LOD_SUFFIX, PipelineTensor, add_tensor, from_array
+from ovmstrio.util.extras import Extra, missing_extra
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -53,7 +53,14 @@ class PipelineClient:
         self._inference: Any = None
 
     def connect(self, endpoints: Sequence[str] | str) -> None:
-        """Set the servers (``host:port``), which are used round-robin; raises ``ValueError`` or ``OSError``."""
+        """Set the servers (``host:port``), which are used round-robin.
+
+        Raises ``ValueError`` or ``OSError``, or ``ModuleNotFoundError`` without grpcio.
+        """
+        if missing := missing_extra("grpc", Extra.GRPC):
+            raise ModuleNotFoundError(f"PipelineClient needs grpcio: {missing}", name="grpc")
+        import grpc  # noqa: PLC0415 - optional
+
         listed = [endpoints] if isinstance(endpoints, str) else list(endpoints)
         if not listed:
             raise ValueError("connect needs at least one endpoint, such as '127.0.0.1:9998'")

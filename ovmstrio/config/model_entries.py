@@ -42,7 +42,8 @@ _KEYS: Final[dict[str, Any]] = {
     "subconfig": (str, OPTIONAL),
     "custom_loader_options": (Object, OPTIONAL),
 }
-_Model = create_model("_Model", __base__=ServiceEntry, **_KEYS)
+ModelEntry = create_model("ModelEntry", __base__=ServiceEntry, **_KEYS)
+"""Keys of ``config`` in an entry of ``model_config_list``."""
 
 
 @dataclass(slots=True)
@@ -75,7 +76,7 @@ class ModelEntries:
         if "remote" in config.members:
             self.remotes.append(config)
             return
-        good = check_members(config, _Model, self.findings)
+        good = check_members(config, ModelEntry, self.findings)
         given = {key: node.plain() for key, node in good.items()}
         if is_graph(given, self.directory):
             self.graphs.append(replace(config, value=good))

@@ -24,7 +24,9 @@ _IN_CONTAINER: Final = re.compile(r"/ovms/lib/custom_nodes/libcustom_node_(\w+)\
 _SHORT_NAME: Final = re.compile(r"\w+")
 
 
-class _LibraryEntry(Schema):
+class LibraryEntry(Schema):
+    """Keys of an entry of ``custom_node_library_config_list``."""
+
     name: str
     base_path: str
 
@@ -58,8 +60,8 @@ class NodeLibraries:
     def read(self, entries: Iterable[Located]) -> None:
         """Parse the entries in order; the first of a name is used."""
         for entry in entries:
-            members = check_members(entry, _LibraryEntry, self.findings)
-            if is_whole(entry, members, _LibraryEntry):
+            members = check_members(entry, LibraryEntry, self.findings)
+            if is_whole(entry, members, LibraryEntry):
                 self._add(entry, members["name"].value, members["base_path"].value)
 
     def find(self, name: str) -> Path | Problem:
@@ -184,7 +186,9 @@ PIPELINES: Final = "pipeline_config_list"
 NODE_LIBRARIES: Final = "custom_node_library_config_list"
 
 
-class _PipelineEntry(ServiceEntry):
+class PipelineEntry(ServiceEntry):
+    """Keys of an entry of ``pipeline_config_list``."""
+
     name: str
     inputs: list[str]
     nodes: list[_Node]
@@ -203,7 +207,7 @@ def read_pipelines(file: ConfigFile) -> list[PipelineSpec]:
 def _read_entry(entry: Located, file: ConfigFile, libraries: NodeLibraries) -> PipelineSpec | None:
     findings = file.findings
     problem_count, fatal_count = len(findings.problems), len(findings.fatal)
-    read = Reader(findings).read(entry, _PipelineEntry)
+    read = Reader(findings).read(entry, PipelineEntry)
     located = _objects(entry, "nodes")
     for node in located:
         _check_sources(node, "inputs", findings)

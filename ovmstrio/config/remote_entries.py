@@ -110,7 +110,9 @@ class RemoteSpec(ServableSpec, RemoteCalls):
     max_concurrency: Annotated[int, Field(ge=0)] = 256
 
 
-class _Entry(ServiceEntry, RemoteCalls):
+class RemoteEntry(ServiceEntry, RemoteCalls):
+    """Keys of ``config`` in an entry of ``model_config_list`` with the key ``remote``."""
+
     hints: ClassVar[Mapping[str, str]] = {"base_path": "remote models have no local files; remove it"}
 
     name: str
@@ -123,7 +125,7 @@ class _Entry(ServiceEntry, RemoteCalls):
 
 def read_remotes(file: ConfigFile) -> list[RemoteSpec]:
     """Parse the remote entries; the first of a name is used."""
-    entries = file.entries(RemoteSpec.kind, file.models.remotes, _Entry)
+    entries = file.entries(RemoteSpec.kind, file.models.remotes, RemoteEntry)
     return [_read_remote(entry, file.directory) for entry in entries]
 
 

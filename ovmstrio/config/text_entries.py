@@ -17,6 +17,7 @@ from ovmstrio.config.service_options import ServiceEntry, check_base_path, check
 from ovmstrio.config.specs import TextModelSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.generation import Task
+from ovmstrio.stores.address import local_path
 from ovmstrio.util.regular_files import read_regular_text
 
 if TYPE_CHECKING:
@@ -223,7 +224,7 @@ def _read(option: str, value: Any, fields: dict[str, Any], directory: Path) -> N
     elif option == "pipeline_type":
         _check_pipeline(value)
     elif option == _DRAFT_PATH:
-        fields[field] = directory / value
+        fields[field] = directory / local_path(value)
     elif option == "voices":
         fields[field] = _voices(value, directory)
     else:
@@ -288,14 +289,14 @@ _KEYS: Final[dict[str, Any]] = {
     "task": (str, OPTIONAL),
     **{option: (_form(option), OPTIONAL) for option in _OPTIONS},
 }
-_TextModel = create_model("_TextModel", __base__=ServiceEntry, **_KEYS)
+TextModelEntry = create_model("TextModelEntry", __base__=ServiceEntry, **_KEYS)
 """Keys of ``config`` and the form of their values; out-of-range values are problems of the model."""
 
 
 def read_text_models(file: ConfigFile) -> list[TextModelSpec]:
     """Parse the entries in order; the first of a name is used."""
     configs = [check_members(each, _Entry, file.findings).get("config") for each in file.items(TEXT_MODELS)]
-    found = file.entries(TextModelSpec.kind, [each for each in configs if each is not None], _TextModel)
+    found = file.entries(TextModelSpec.kind, [each for each in configs if each is not None], TextModelEntry)
     return [_read_entry(entry, file) for entry in found]
 
 

@@ -8,8 +8,15 @@ import sys
 
 import httpx
 
-from ovmstrio.conformance.run import as_document, run_cases, summary
-from ovmstrio.conformance.target import TriedServer
+from ovmstrio.extras import Extra, way_to_install
+
+try:
+    from ovmstrio.conformance.run import as_document, run_cases, summary
+    from ovmstrio.conformance.target import TriedServer
+except ModuleNotFoundError as missing:
+    if missing.name != "grpc":
+        raise
+    raise SystemExit(f"error: the test needs grpcio: {way_to_install(Extra.GRPC)}") from None
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 import trio
 
+from ovmstrio.console.series import SeriesHistory, merge_series
 from ovmstrio.console.snapshot import (
     FRESH_ROWS,
     MAX_SEQUENCES,
@@ -93,6 +94,8 @@ class MergedHistory:
     def __init__(self, *, is_alone: bool) -> None:
         self.failures = _MergedEntries(_MAX_FAILURES, keeps_numbers=is_alone)
         self.lines = _MergedEntries(_MAX_LINES, keeps_numbers=is_alone)
+        self.failure_groups: list[dict[str, Any]] = []
+        self._groups_of: dict[int, list[dict[str, Any]]] = {}
         self.traces: list[dict[str, Any]] = []
         self.traces_version = 0
         self._traces_of: dict[int, list[dict[str, Any]]] = {}
@@ -113,12 +116,31 @@ class MergedHistory:
                 for worker, part in parts.items()
                 if what in part
             )
+        groups = {worker: part["failure_groups"] for worker, part in parts.items() if "failure_groups" in part}
+        if groups:
+            self._groups_of |= groups
+            self.failure_groups = merge_groups([each for found in self._groups_of.values() for each in found])
         new = {worker: part["traces"] for worker, part in parts.items() if "traces" in part}
         if new:
             self._traces_of |= new
             self.traces = _merge_summaries([each for summaries in self._traces_of.values() for each in summaries])
             self.traces_version += 1
         return any(part.get("more_failures") or part.get("more_lines") for part in parts.values())
+
+
+def merge_groups(groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return groups of failed calls, the last failed first; groups of the same service, error and node are one."""
+    found: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for each in groups:
+        key = each["name"], each["code"], each["node"]
+        known = found.get(key)
+        if known is not None:
+            newer = each if each["last"] > known["last"] else known
+            counts = {"count": known["count"] + each["count"], "first": min(known["first"], each["first"])}
+            found[key] = {**newer, **counts}
+        else:
+            found[key] = each
+    return sorted(found.values(), key=lambda each: -each["last"])
 
 
 def _merge_summaries(summaries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -291,11 +313,10 @@ def _is_number(value: object) -> bool:
 FAILURES, LINES, TRACES = "failures", "lines", "traces"
 """Kinds of history that a viewer can subscribe to."""
 
-MAX_HISTORY_SECONDS: Final = 300
-"""Seconds of totals kept."""
 _SNAPSHOT_RPC: Final = "console"
 _DOCUMENT_RPC: Final = "console document"
 _TRACE_RPC: Final = "console trace"
+_SERIES_RPC: Final = "console series"
 _ANSWER_SECONDS: Final = 0.8  # RPC timeout of peer workers
 _SILENT_SECONDS: Final = 3.0  # Pause before a silent worker is queried again
 _MAX_ROUNDS: Final = 60  # Maximum number of consecutive batches fetched
@@ -319,14 +340,14 @@ class AggregatedSnapshot:
 
 
 class ConsoleAggregator:
-    """Aggregator of all workers' console data for the viewers of one worker; ``history`` has totals per second."""
+    """Aggregator of all workers' console data for the viewers of one worker; ``series`` has the last hour."""
 
     def __init__(self, plane: DataPlane, history: RecentHistory) -> None:
         self.siblings = plane.siblings
         self.row = 0 if self.siblings is None else self.siblings.row
         self.past = MergedHistory(is_alone=self.siblings is None)
-        self.history: deque[dict[str, Any]] = deque(maxlen=MAX_HISTORY_SECONDS)
-        self._local = LocalSnapshots(plane, history, self.history)
+        self.series = SeriesHistory()
+        self._local = LocalSnapshots(plane, history)
         self._subscribed: Counter[str] = Counter()
         self._services: Counter[str] = Counter()
         self._known: dict[int, SnapshotQuery] = {}
@@ -340,6 +361,7 @@ class ConsoleAggregator:
             self.siblings.answer_with(_SNAPSHOT_RPC, self._answer)
             self.siblings.answer_with(_DOCUMENT_RPC, self._answer_document)
             self.siblings.answer_with(_TRACE_RPC, self._answer_trace)
+            self.siblings.answer_with(_SERIES_RPC, self._answer_series)
 
     # RPC handlers
 
@@ -351,6 +373,13 @@ class ConsoleAggregator:
 
     async def _answer_trace(self, trace_id: str) -> bytes:
         return json_response(self._local.trace(trace_id)).content
+
+    async def _answer_series(self, service: str) -> bytes:
+        return json_response(self._series_document(service)).content
+
+    def _series_document(self, service: str) -> dict[str, Any] | None:
+        document = self.series.document(service)
+        return document if service or document is None else {**document, "services": self.series.services}
 
     # Subscriptions and snapshots
 
@@ -371,10 +400,10 @@ class ConsoleAggregator:
         """Return the latest node figures of a subscribed service."""
         return self._nodes.get(service, {})
 
-    async def look(self, *, wants_history: bool = False) -> AggregatedSnapshot:
+    async def look(self) -> AggregatedSnapshot:
         """Return a snapshot with the counts since the previous call; only the frame maker may call it."""
         async with self._query_lock:
-            return await self._snapshot(is_counting=True, wants_history=wants_history)
+            return await self._snapshot(is_counting=True)
 
     async def rows(self) -> dict[str, dict[str, Any]]:
         """Return fresh rows of all services, even if no change was signalled."""
@@ -390,11 +419,9 @@ class ConsoleAggregator:
                     if not any(part.get(f"more_{what}") for part in snapshot.parts.values()):
                         return
 
-    async def _snapshot(
-        self, *, is_counting: bool = False, wants_rows: bool = False, wants_history: bool = False
-    ) -> AggregatedSnapshot:
+    async def _snapshot(self, *, is_counting: bool = False, wants_rows: bool = False) -> AggregatedSnapshot:
         now = time.time()
-        queries = {worker: self._query_for(worker, now, wants_history=wants_history) for worker in self._due_workers()}
+        queries = {worker: self._query_for(worker, now) for worker in self._due_workers()}
         for query in queries.values():
             query.counts, query.rows = is_counting, FRESH_ROWS if wants_rows else query.rows
         parts: dict[int, Snapshot] = {self.row: self._local.tell(queries[self.row])}
@@ -414,7 +441,7 @@ class ConsoleAggregator:
         others = () if self.siblings is None else self.siblings.others
         return [self.row, *(worker for worker in others if self._retry_at.get(worker, now) <= now)]
 
-    def _query_for(self, worker: int, now: float, *, wants_history: bool) -> SnapshotQuery:
+    def _query_for(self, worker: int, now: float) -> SnapshotQuery:
         last = self._known.get(worker, SnapshotQuery())
         known = SnapshotQuery(
             born=last.born,
@@ -422,7 +449,6 @@ class ConsoleAggregator:
             rows=last.rows,
             until=now,
             services=list(self._services),
-            history=wants_history and worker != self.row,
         )
         wanted = {what: self._subscribed[what] > 0 for what in (FAILURES, LINES, TRACES)}
         self.past.know(known, worker, **wanted)
@@ -477,6 +503,23 @@ class ConsoleAggregator:
                 f"trace {shown(trace_id, 40)} not found: only recent calls made while a console was open are kept"
             )
         return _merge_traces(list(views.values()))
+
+    async def series_document(self, service: str = "") -> dict[str, Any]:
+        """Return the series of the server or of a service, merged over all workers that sampled them."""
+        found = await self._from_all(_SERIES_RPC, service, self._series_document(service))
+        return merge_series(list(found.values()))
+
+    async def load_series(self) -> None:
+        """Take over the series of the other workers, after a restart of this one."""
+        services = {name for each in (await self._load_series("")).values() for name in each["services"]}
+        for name in sorted(services):
+            await self._load_series(name)
+
+    async def _load_series(self, service: str) -> dict[int, dict[str, Any]]:
+        found = await self._from_all(_SERIES_RPC, service, None)
+        if found:
+            self.series.load(service, merge_series(list(found.values())))
+        return found
 
     async def _from_all(self, question: str, argument: str, local: dict[str, Any] | None) -> dict[int, dict[str, Any]]:
         found = {self.row: local}

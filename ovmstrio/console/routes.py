@@ -126,6 +126,17 @@ class _ConsoleGuard:
             raise PermissionDenied(f"console: expected header {CHANGE_HEADER}: 1 on requests that change the server")
 
 
+def may_open_console(mode: ConsoleMode, request: HttpRequest) -> bool:
+    """Return whether the client of a request may open the page of the console."""
+    if mode == "off":
+        return False
+    try:
+        _ConsoleGuard(mode).check_read(request)
+    except PermissionDenied:
+        return False
+    return True
+
+
 def _check_local(request: HttpRequest) -> None:
     hint = "--console on admits other machines, best with --keys_file"
     check_is_local(request.client, "the console is for this machine", hint)
@@ -160,10 +171,12 @@ def console_rules(
     if mode == "off":
         return []
     guard, gathering = _ConsoleGuard(mode), ConsoleAggregator(plane, history)
+    frames = FrameMaker(plane, gathering)
+    history.sample = frames.sample
     return [
         *_page_rules(guard),
         *_reading_rules(plane, changes, gathering, guard),
-        *_live_rules(plane, changes, gathering, guard, gate),
+        *_live_rules(plane, changes, frames, guard, gate),
         *_change_rules(plane, changes, guard),
     ]
 
@@ -205,7 +218,7 @@ def _reading_rules(
         guard.check_read(request)
         await aggregator.fetch_history(FAILURES)
         entries = failure_entries(past, 0, shows_bodies=changes.page_may_change(request))
-        return json_response({"failures": entries}).with_headers(_NO_STORE)
+        return json_response({"failures": entries, "groups": past.failure_groups}).with_headers(_NO_STORE)
 
     async def services() -> dict[str, Any]:
         return {"services": list((await aggregator.rows()).values())}
@@ -231,6 +244,8 @@ def _reading_rules(
         rule(f"{_API}/failures", "GET", failures, is_hot=True, need=Permission.READ),
         reading("services", services),
         reading("services/<model>", service),
+        reading("series", aggregator.series_document),
+        reading("services/<service>/series", aggregator.series_document),
         reading("traces", traces),
         reading("traces/<trace>", trace),
         reading("log", log),
@@ -238,9 +253,9 @@ def _reading_rules(
 
 
 def _live_rules(
-    plane: DataPlane, changes: AdminChanges, aggregator: ConsoleAggregator, guard: _ConsoleGuard, gate: Gate | None
+    plane: DataPlane, changes: AdminChanges, frames: FrameMaker, guard: _ConsoleGuard, gate: Gate | None
 ) -> list[Rule]:
-    viewers, frames = StreamCounter(), FrameMaker(plane, aggregator)
+    viewers = StreamCounter()
 
     async def live(request: HttpRequest) -> HttpAnswer:
         guard.check_read(request)
@@ -254,7 +269,7 @@ def _live_rules(
 
         async def make(events: EventSink) -> None:
             with viewers.one():
-                await send_events(plane, frames, aggregator, wanted, events, may_see_bodies=still_may)
+                await send_events(plane, frames, wanted, events, may_see_bodies=still_may)
 
         return await stream_events(request, make, encode_error_event)
 

@@ -205,7 +205,7 @@ def _drawing(drawing: Drawing) -> dict[str, Any]:
 
 # Snapshot
 
-MAX_TRACES: Final = 60
+MAX_TRACES: Final = 200
 FRESH_ROWS: Final = -1
 """Value of :attr:`KnownPast.rows` that requests fresh rows."""
 _BATCH_BYTES: Final = 256 * 1024  # Approximate text size of one batch of log lines or failures
@@ -230,7 +230,6 @@ class SnapshotQuery:
         trace: id of the newest known trace; None if traces are not wanted.
         until: upper time limit of failures and log lines, in seconds since the epoch.
         services: services whose node figures are wanted.
-        history: send the totals of the last minutes.
     """
 
     born: str = ""
@@ -242,16 +241,14 @@ class SnapshotQuery:
     trace: str | None = None
     until: float = 0.0
     services: Sequence[str] = field(default_factory=tuple)
-    history: bool = False
 
 
 class LocalSnapshots:
-    """Snapshot source of this worker; ``history`` has the totals collected by its aggregator."""
+    """Snapshot source of this worker."""
 
-    def __init__(self, plane: DataPlane, past: RecentHistory, history: Iterable[dict[str, Any]]) -> None:
+    def __init__(self, plane: DataPlane, past: RecentHistory) -> None:
         self._plane = plane
         self._past = past
-        self._history = history
         self._born = secrets.token_hex(8)
         self._rows_number = 1
         self._rows: dict[str, dict[str, Any]] | None = None
@@ -291,6 +288,8 @@ class LocalSnapshots:
         if known.failure is not None:
             failures = (asdict(each) for each in self._past.failures.since(known.failure))
             part["failures"], part["more_failures"] = _batch(failures, known.until, "message", "body")
+            if part["failures"]:
+                part["failure_groups"] = [asdict(each) for each in self._past.failures.groups]
         if known.line is not None:
             lines = (asdict(each) for each in self._past.log.since(known.line))
             part["lines"], part["more_lines"] = _batch(lines, known.until, "event", "facts")
@@ -298,8 +297,6 @@ class LocalSnapshots:
             self._add_traces(part, known.trace, is_for_another=is_for_another)
         if known.services:
             part["nodes"] = {name: self._nodes(name) for name in known.services}
-        if known.history:
-            part["history"] = list(self._history)
         return part
 
     def _counts(self, since: float) -> list[list[Any]]:

@@ -15,9 +15,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs
 
+import structlog
 import trio
 
-from ovmstrio.console.aggregator import FAILURES, LINES, MAX_HISTORY_SECONDS, TRACES
+from ovmstrio.console.aggregator import FAILURES, LINES, TRACES
+from ovmstrio.console.series import STEP_SECONDS
 from ovmstrio.core.errors import InvalidRequest, Overloaded
 from ovmstrio.core.latency_histogram import empty_histogram, histogram_quantile
 from ovmstrio.telemetry.logs import LEVELS
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from ovmstrio.console.snapshot import Snapshot
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.transport.http.sse import EventSink
+
+log = structlog.get_logger(__name__)
 
 # Frames
 
@@ -68,24 +72,32 @@ class _Frame:
     rows: dict[str, dict[str, Any] | None]
 
 
-class FrameMaker:
-    """Maker of the frames that all viewers share."""
+_SAMPLING_WORKERS: Final = 2
+"""Number of workers that sample the series; each has all, so that none is lost with one of them."""
 
-    def __init__(self, plane: DataPlane, aggregator: ConsoleAggregator) -> None:
+
+class FrameMaker:
+    """Maker of the frames that all viewers share, and of the series of the last hour.
+
+    Args:
+        clock: returns seconds since the epoch.
+    """
+
+    def __init__(self, plane: DataPlane, aggregator: ConsoleAggregator, clock: Callable[[], float] = time.time) -> None:
         self._plane = plane
-        self._gathering = aggregator
+        self.aggregator = aggregator
         self._frame: _Frame | None = None
         self._made_at = float("-inf")
         self._processes: dict[int, _WorkerCounts] = {}
         self._figures: dict[str, dict[str, Any]] = {}
         self._rows: dict[str, dict[str, Any]] = {}
-        self._history = aggregator.history
+        self._clock = clock
+        self._interval = 0
+        self._elapsed = 0.0
+        self._busy = 0.0
+        self._windows: dict[str, _Window] = {}
+        self._total = _Window()
         self._making = trio.Lock()
-
-    @property
-    def history(self) -> list[dict[str, Any]]:
-        """Totals of the last five minutes, as far as a console was open."""
-        return list(self._history)
 
     @property
     def everything(self) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
@@ -101,33 +113,59 @@ class FrameMaker:
                 self._made_at = now
             return self._frame
 
+    async def sample(self) -> None:
+        """Make a frame at least every five seconds, so that the series have no gaps; runs until cancelled."""
+        if self.aggregator.row >= _SAMPLING_WORKERS:
+            return
+        is_new = self.aggregator.siblings is not None
+        while True:
+            try:
+                if is_new:
+                    await self.aggregator.load_series()
+                    is_new = False
+                await self.frame()
+            except Exception:  # a missing point must not end the server
+                log.exception("console sample failed")
+            await trio.sleep(STEP_SECONDS - self._clock() % STEP_SECONDS)
+
     async def _make(self, now: float) -> _Frame:
         is_first = now - self._made_at > _STALE_SECONDS
-        snapshot = await self._gathering.look(wants_history=is_first)
+        snapshot = await self.aggregator.look()
         # The rows are the same object as long as nothing changed.
         rows = {} if snapshot.rows is self._rows else self._changed_rows(snapshot)
-        services, totals = self._count(snapshot, now, is_first=is_first)
+        services, totals, windows = self._count(snapshot, now, is_first=is_first)
         readiness = self._plane.readiness()
         totals |= {
-            "at": round(time.time(), 3),
+            "at": round(self._clock(), 3),
             "memory_bytes": sum(part["memory_bytes"] for part in snapshot.parts.values()),
             "ready": readiness.ready,
             "reason": readiness.reason,
         }
-        if is_first:
-            self._take_history(snapshot.parts.values(), totals["at"])
-        self._history.append({key: each for key, each in totals.items() if key not in _NOT_IN_HISTORY})
+        self._extend_series(totals, windows, 0.0 if is_first else now - self._made_at)
         number = 1 if self._frame is None else self._frame.number + (2 if is_first else 1)
         return _Frame(number, totals, services, rows)
 
-    def _take_history(self, parts: Iterable[Snapshot], now: float) -> None:
-        """Start with the history that viewers of other workers have seen."""
-        known = sorted((each for part in parts for each in part.get("history", ())), key=lambda each: each["at"])
-        seconds = {
-            int(each["at"]): each for each in known if now - MAX_HISTORY_SECONDS * _INTERVAL_SECONDS < each["at"] < now
-        }
-        self._history.clear()
-        self._history.extend(seconds.values())
+    def _extend_series(self, totals: dict[str, Any], windows: Mapping[str, _Window], seconds: float) -> None:
+        """Add the counts of a frame of some seconds to the current interval, or finish it if a later one has begun."""
+        interval = int(self._clock() // STEP_SECONDS)
+        if seconds:
+            self._elapsed += seconds
+            self._busy += (totals["cpu"] or 0.0) * seconds
+            for name, window in windows.items():
+                self._windows.setdefault(name, _Window()).extend(window, seconds)
+                self._total.extend(window, seconds)
+        if interval == self._interval:
+            return
+        if self._elapsed:
+            flying = {name: each["in_flight"] for name, each in self._figures.items()}
+            services = {
+                name: {**window.figures(self._elapsed), "in_flight": flying.get(name, 0)}
+                for name, window in self._windows.items()
+            }
+            server = {**totals, **self._total.figures(self._elapsed), "cpu": self._busy / self._elapsed}
+            self.aggregator.series.add(self._interval, server, services)
+        self._interval, self._elapsed, self._busy = interval, 0.0, 0.0
+        self._windows, self._total = {}, _Window()
 
     def _changed_rows(self, snapshot: AggregatedSnapshot) -> dict[str, dict[str, Any] | None]:
         rows, before = snapshot.rows, self._rows
@@ -138,7 +176,7 @@ class FrameMaker:
 
     def _count(
         self, snapshot: AggregatedSnapshot, now: float, *, is_first: bool
-    ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    ) -> tuple[dict[str, dict[str, Any]], dict[str, Any], dict[str, _Window]]:
         windows: dict[str, _Window] = {}
         totals = _Window()
         in_flight: Counter[str] = Counter()
@@ -156,9 +194,9 @@ class FrameMaker:
         figures = totals.figures()
         figures["in_flight"] = sum(in_flight.values())
         figures["cpu"] = None if is_first else round(sum(each["cpu"] or 0.0 for each in workers), 4)
-        if self._gathering.siblings is not None:
+        if self.aggregator.siblings is not None:
             figures |= {"workers": workers, "silent": snapshot.silent}
-        return changed, figures
+        return changed, figures, windows
 
     def _count_part(
         self, worker: int, part: Snapshot, now: float, windows: dict[str, _Window]
@@ -223,8 +261,17 @@ class _Window:
                 other._times if self._times is None else list(map(sum, zip(self._times, other._times, strict=True)))
             )
 
-    def figures(self) -> dict[str, Any]:
-        figures: dict[str, Any] = {"rate": round(self.rate, 2), "error_rate": round(self._error_rate, 2)}
+    def extend(self, other: _Window, seconds: float) -> None:
+        """Add the calls of a later time; the rates become counts until :meth:`figures` divides them."""
+        timed = _Window()
+        timed.rate, timed._error_rate, timed._times = other.rate * seconds, other._error_rate * seconds, other._times
+        self.merge(timed)
+
+    def figures(self, seconds: float = 1.0) -> dict[str, Any]:
+        figures: dict[str, Any] = {
+            "rate": round(self.rate / seconds, 2),
+            "error_rate": round(self._error_rate / seconds, 2),
+        }
         for name, part in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
             found = None if self._times is None else histogram_quantile(self._times, part)
             figures[name] = None if found is None else round(found * 1e3, 3)
@@ -241,9 +288,6 @@ def _worker_document(worker: int, part: Mapping[str, Any], window: _Window, cpu:
         "memory_bytes": part["memory_bytes"],
         "ready": part["ready"],
     }
-
-
-_NOT_IN_HISTORY: Final = frozenset({"workers", "silent"})  # Totals that are not kept in the history
 
 
 # Event stream
@@ -294,7 +338,6 @@ class StreamCounter:
 async def send_events(
     plane: DataPlane,
     frames: FrameMaker,
-    aggregator: ConsoleAggregator,
     stream_filter: StreamFilter,
     events: EventSink,
     *,
@@ -307,11 +350,11 @@ async def send_events(
     """
     recent = plane.traces if stream_filter.traces else None
     wanted = {FAILURES: stream_filter.failures, LINES: stream_filter.log > 0, TRACES: stream_filter.traces}
-    wanting = aggregator.wanting(
+    wanting = frames.aggregator.wanting(
         *(what for what, is_wanted in wanted.items() if is_wanted), service=stream_filter.service
     )
     with wanting, nullcontext() if recent is None else recent.watching():
-        viewer = _Viewer(frames, aggregator, stream_filter)
+        viewer = _Viewer(frames, stream_filter)
         while True:
             shows_bodies = await may_see_bodies()
             await viewer.tell(events, await frames.frame(), shows_bodies=shows_bodies)
@@ -322,11 +365,12 @@ async def send_events(
 
 
 class _Viewer:
-    def __init__(self, frames: FrameMaker, aggregator: ConsoleAggregator, stream_filter: StreamFilter) -> None:
+    def __init__(self, frames: FrameMaker, stream_filter: StreamFilter) -> None:
         self._frames = frames
-        self._gathering = aggregator
+        self._aggregator = frames.aggregator
         self._filter = stream_filter
         self._traces = -1
+        self._sent_traces: dict[str, int] = {}
         self._frame = self._line = self._failure = self._quiet = 0
 
     async def tell(self, events: EventSink, frame: _Frame, *, shows_bodies: bool) -> None:
@@ -344,22 +388,25 @@ class _Viewer:
             data = _delta_event(frame) if is_next and self._frame else _full_event(self._frames, frame)
             self._frame = frame.number
         if self._filter.service:
-            nodes = self._gathering.nodes(self._filter.service)
+            nodes = self._aggregator.nodes(self._filter.service)
             data += encode_event("nodes", {"service": self._filter.service, **nodes}) if nodes else b""
         return data
 
     def _past(self, *, shows_bodies: bool) -> bytes:
-        past, wanted, data = self._gathering.past, self._filter, b""
+        past, wanted, data = self._aggregator.past, self._filter, b""
         if wanted.failures and (failures := failure_entries(past, self._failure, shows_bodies=shows_bodies)):
             self._failure = failures[-1]["number"]
-            data += encode_event("failures", failures)
+            data += encode_event("failures", failures) + encode_event("failure_groups", past.failure_groups)
         if wanted.log and (lines := past.lines.since(self._line)):
             self._line = lines[-1]["number"]
             entries = _log_entries(each for each in lines if each["level"] >= wanted.log)
             data += encode_event("log", entries) if entries else b""
         if wanted.traces and past.traces and past.traces_version != self._traces:
             self._traces = past.traces_version
-            data += encode_event("traces", past.traces)
+            # A trace is sent again when it has more spans.
+            new = [each for each in past.traces if self._sent_traces.get(each["trace_id"]) != each["spans"]]
+            self._sent_traces = {each["trace_id"]: each["spans"] for each in past.traces}
+            data += encode_event("traces", new) if new else b""
         return data
 
 
@@ -377,7 +424,6 @@ def _full_event(frames: FrameMaker, frame: _Frame) -> bytes:
         "rows": rows,
         "services": figures,
         "totals": frame.totals,
-        "history": frames.history,
     }
     return encode_event("whole", document)
 

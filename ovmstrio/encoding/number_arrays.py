@@ -11,9 +11,13 @@ from typing import Any, Final, Literal
 
 import numpy as np
 import orjson
+import structlog
 
 from ovmstrio.core.tensor import Array
+from ovmstrio.util.extras import Extra, way_to_install
 from ovmstrio.util.slices import SLICE_BYTES
+
+log = structlog.get_logger(__name__)
 
 NumberKind = Literal["d", "i", "u"]
 """Doubles, signed or unsigned 64-bit integers."""
@@ -229,8 +233,9 @@ def _parse_numbers(parser: Any, piece: bytes, kind: NumberKind) -> Array | None:
 
 @cache
 def simdjson_module() -> Any:
-    """Import the faster parser at the first large body; None on platforms without a wheel."""
+    """Import the faster parser at the first large body; None without the extra ``json``."""
     try:
         return import_module("simdjson")
     except ImportError:
+        log.info("large JSON bodies parsed without pysimdjson", install=way_to_install(Extra.JSON))
         return None

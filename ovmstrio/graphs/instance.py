@@ -28,11 +28,11 @@ from ovmstrio.core.tracing import current_span
 from ovmstrio.graphs.calculator import NodeContext, NodeFailure, NodeState
 from ovmstrio.graphs.packets import DONE, MIN, Packet, TensorValue, next_allowed
 from ovmstrio.graphs.policies import CLOSE, create_policy
+from ovmstrio.graphs.python_nodes.api import Tensor as PythonTensor
 from ovmstrio.graphs.requests import DEADLOCK_MESSAGE, TIMESTAMP_PARAMETER, graph_failure, node_failure
 from ovmstrio.graphs.streams import InputStream, TimestampMismatch, check_timestamp
 from ovmstrio.graphs.tensors import tensor_bytes
 from ovmstrio.util.truncation import text_of
-from pyovms import Tensor as PythonTensor
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence

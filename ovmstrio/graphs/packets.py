@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ovmstrio.core.request import InferRequest, InferResponse
 from ovmstrio.core.tensor import Array
-from pyovms import HttpPayload, Tensor
+from ovmstrio.graphs.python_nodes.api import HttpPayload, Tensor
 
 if TYPE_CHECKING:
     from ovmstrio.core.tensor import Datatype

@@ -21,6 +21,7 @@ from ovmstrio.graphs.packets import (
     is_range_value,
     stream_type,
 )
+from ovmstrio.graphs.python_nodes.api import Tensor
 from ovmstrio.graphs.streams import TimestampMismatch
 from ovmstrio.graphs.tensors import (
     read_image,
@@ -32,7 +33,6 @@ from ovmstrio.graphs.tensors import (
 from ovmstrio.models.request_errors import invalid_request
 from ovmstrio.models.validation import check_content_style
 from ovmstrio.util.truncation import text_of
-from pyovms import Tensor
 
 TIMESTAMP_PARAMETER: Final = "OVMS_MP_TIMESTAMP"
 

@@ -66,11 +66,11 @@ from ovmstrio.graphs.instance import (
 )
 from ovmstrio.graphs.packets import REQUEST_PAYLOAD_TAG, AutomaticTimestamps
 from ovmstrio.graphs.plan import draw_graph
+from ovmstrio.graphs.python_nodes.api import HttpPayload
 from ovmstrio.graphs.requests import GraphRequestParser, graph_failure, side_packets, timestamp_of
 from ovmstrio.graphs.tensors import input_spec
 from ovmstrio.models.tensor_contents import bytes_elements
 from ovmstrio.util.slices import run_to_end
-from pyovms import HttpPayload
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence

@@ -14,9 +14,9 @@ from ovmstrio.core.request import Buffer, InferInput
 from ovmstrio.core.tensor import BY_NAME, BYTES, Datatype, TensorSpec
 from ovmstrio.encoding.raw_contents import buffer_of, framed, wrapped
 from ovmstrio.graphs.packets import ImageFrame, MediaPipeTensor, OvTensor, TensorValue, TfTensor
+from ovmstrio.graphs.python_nodes.api import Tensor
 from ovmstrio.models.request_errors import format_shape, input_mismatch, invalid_request
 from ovmstrio.models.tensor_contents import bytes_elements, to_array
-from pyovms import Tensor
 
 # Errors of inputs; the fixed parts of the messages are OVMS's
 

@@ -20,12 +20,12 @@ import trio
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 
-from cortex_internal.lib.log import StdoutHandler
 from ovmstrio.core.errors import MalformedPayload, UserCodeError
 from ovmstrio.core.http_messages import AfterResponse, ByteStream, HttpAnswer, HttpRequest
 from ovmstrio.handlers.batches import BatchedMethod, BatchItem, log_request_ids
 from ovmstrio.handlers.config.project_file import read_project
 from ovmstrio.handlers.config.project_spec import ProjectSpec
+from ovmstrio.handlers.cortex.log import StdoutHandler
 from ovmstrio.handlers.error_reporter import INTERNAL_ERROR, ErrorReporter
 from ovmstrio.handlers.grpc.call import CallExecution
 from ovmstrio.handlers.handler_loading import HandlerDependencies, LoadedHandler, open_handler

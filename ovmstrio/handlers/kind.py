@@ -45,7 +45,9 @@ def _settings_files(directory: Path) -> set[Path]:
         return set()
 
 
-class _Entry(PythonEntry, ServiceEntry):
+class HandlerEntry(PythonEntry, ServiceEntry):
+    """Keys of an entry of ``handler_config_list``."""
+
     name: str
     path: str
 
@@ -80,7 +82,7 @@ class HandlerKind(Kind[HandlerSpec]):
 
     def read(self, file: ConfigFile) -> list[HandlerSpec]:
         """Read the handlers of a configuration file; their project files are read at load time."""
-        entries = file.entries(self.name, file.items(self.section), _Entry)
+        entries = file.entries(self.name, file.items(self.section), HandlerEntry)
         return [_read_handler(entry, file.directory) for entry in entries]
 
     def list_versions(self, spec: HandlerSpec) -> Listing:

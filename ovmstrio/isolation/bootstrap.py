@@ -1,13 +1,12 @@
-"""Entry point of a worker process, run by path under any interpreter; makes the server's packages importable.
+"""Entry point of a worker process, run by path under any interpreter; makes the server's package importable.
 
-Arguments: descriptor of the channel, descriptor of the parent-watch pipe, JSON object of package names and folders.
+Arguments: descriptor of the channel, descriptor of the parent-watch pipe.
 Interpreters older than 3.10 must be able to run this file far enough to be rejected.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import sys
 from importlib.machinery import ModuleSpec
@@ -15,18 +14,16 @@ from pathlib import Path
 from typing import Any
 
 
-class _ServerPackages:
-    """Finder of the server's packages, but not of other packages installed next to them."""
+class _ServerPackage:
+    """Finder of the server's package, but not of packages installed next to it."""
 
-    def __init__(self, folders: dict[str, str]) -> None:
-        self._folders = folders
-
-    def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> ModuleSpec | None:
-        folder = self._folders.get(name)
-        if folder is None:
+    @staticmethod
+    def find_spec(name: str, _path: Any = None, _target: Any = None) -> ModuleSpec | None:
+        if name != "ovmstrio":
             return None
+        folder = Path(__file__).resolve().parents[1]
         return importlib.util.spec_from_file_location(
-            name, Path(folder, "__init__.py"), submodule_search_locations=[folder]
+            name, folder / "__init__.py", submodule_search_locations=[str(folder)]
         )
 
 
@@ -36,7 +33,7 @@ def main() -> None:
         # Modules next to this file must not be importable as top-level modules.
         del sys.path[0]
     end, lifeline = int(sys.argv[1]), int(sys.argv[2])
-    finder: Any = _ServerPackages(json.loads(sys.argv[3]) if sys.argv[3:] else {})
+    finder: Any = _ServerPackage
     sys.meta_path.insert(0, finder)
     sys.argv[1:] = []
     from ovmstrio.isolation.exit_status import NUMPY_MISSING, PYTHON_TOO_OLD  # noqa: PLC0415 - needs the finder

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, Final
 
+from ovmstrio.isolation.compat_path import add_compat_path
 from ovmstrio.util.regular_files import read_regular_bytes
 
 ROOT: Final = "ovms_handlers"
@@ -37,6 +38,7 @@ class HandlerPackage:
 
     def __init__(self, *folders: Path, is_public: bool = False) -> None:
         _ensure_root()
+        add_compat_path()
         self.name = f"{ROOT}.n{next(_numbers)}"
         self._is_public = is_public
         self._public_modules: dict[str, ModuleType] = {}

@@ -39,7 +39,6 @@ from ovmstrio.util.truncation import MOST_CAUSES, MOST_CHARACTERS, cut, text_of
 # -- Errors ------------------------------------------------------------------------------------------------------------
 
 _MAX_FRAMES: Final = 25
-_SHARED_PACKAGES: Final = frozenset({"ovmstrio", "pyovms", "cortex_internal"})
 _ATTRIBUTES: Final = ("name", "path", "msg", "filename", "lineno", "offset", "text", "end_lineno", "end_offset")
 """Attributes that built-in errors keep outside of their ``__dict__``."""
 
@@ -157,7 +156,7 @@ def _known_class(module: str, name: str) -> type[BaseException] | None:
     """Return an error class that both processes have; imports nothing."""
     if module == "builtins":
         found = getattr(builtins, name, None)
-    elif module.partition(".")[0] in _SHARED_PACKAGES:
+    elif module.partition(".")[0] == "ovmstrio":
         found = getattr(sys.modules.get(module), name, None)
     else:
         return None

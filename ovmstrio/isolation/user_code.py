@@ -13,7 +13,6 @@ from typing import Any, Final, NamedTuple
 
 import trio
 
-import pyovms
 from ovmstrio.isolation.thread_pool import RefusalCheck, WorkerThreads
 from ovmstrio.util.stdio import code_names, finish_lines
 from ovmstrio.util.truncation import keep_texts, text_of
@@ -240,10 +239,7 @@ class AbandonableLoopCalls:
 
 # -- Errors ------------------------------------------------------------------------------------------------------------
 
-_TRIMMED_FOLDERS: Final = (
-    f"{Path(__file__).parents[1]}/",
-    *(f"{Path(module.__file__).parent}/" for module in (trio, pyovms) if module.__file__ is not None),
-)
+_TRIMMED_FOLDERS: Final = (f"{Path(__file__).parents[1]}/", f"{Path(trio.__file__).parent}/")
 
 
 class SourceLine(NamedTuple):

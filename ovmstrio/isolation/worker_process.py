@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import itertools
-import json
 import math
 import os
 import signal
@@ -13,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -41,16 +39,12 @@ from ovmstrio.util.stdio import StreamName, whole_lines
 _ROOT: Final = Path(__file__).parents[2]
 
 
-_SERVER_PACKAGES: Final = ("ovmstrio", "pyovms", "cortex_internal")
-
-
 class Program(NamedTuple):
     """Program of a worker process.
 
     Attributes:
         module: run as a program. Arguments: descriptor of its socket, descriptor of the parent-watch pipe.
-        python: interpreter; None for the server's. Another interpreter runs the module by path, with a third argument:
-            the folders of the server's packages as JSON.
+        python: interpreter; None for the server's. Another interpreter runs the module by path.
     """
 
     module: str
@@ -63,7 +57,7 @@ class Program(NamedTuple):
             # Without -P, modules of the current directory would shadow the server's.
             return [sys.executable, "-P", "-m", self.module, *numbers]
         file = _ROOT.joinpath(*self.module.split(".")).with_suffix(".py")
-        return [str(self.python), str(file), *numbers, json.dumps(_package_folders())]
+        return [str(self.python), str(file), *numbers]
 
     def environment(self) -> dict[str, str] | None:
         """Return the environment, with PYTHONPATH if the server is not installed; None to inherit."""
@@ -76,26 +70,21 @@ class Program(NamedTuple):
         return {**os.environ, "PYTHONPATH": search_path}
 
 
-def _package_folders() -> dict[str, str]:
-    specs = {name: find_spec(name) for name in _SERVER_PACKAGES}
-    return {name: str(Path(spec.origin).parent) for name, spec in specs.items() if spec is not None and spec.origin}
-
-
 async def start_program(
     program: Program,
     program_socket: socket.socket,
     parent_watch: int,
     *,
-    has_own_group: bool = False,
     captures_output: bool = False,
 ) -> trio.Process:
-    """Start a program; the caller owns the process and its pipes, and keeps the files. Raises ``OSError``.
+    """Start a program in a process group of its own, which signals of the terminal do not reach.
+
+    The caller owns the process and its pipes, and keeps the files. Raises ``OSError``.
 
     Args:
         program: the program.
         program_socket: socket for the program.
         parent_watch: read end of the parent-watch pipe.
-        has_own_group: start a process group, which terminal signals do not reach.
         captures_output: create pipes for stdout and stderr instead of inheriting them.
     """
     output = subprocess.PIPE if captures_output else None
@@ -106,7 +95,7 @@ async def start_program(
         stderr=output,
         pass_fds=(program_socket.fileno(), parent_watch),
         env=program.environment(),
-        process_group=0 if has_own_group else None,
+        process_group=0,
     )
 
 
@@ -250,7 +239,6 @@ class WorkerProcess:
         memory_limit: resident bytes above which the process is killed; 0 for no limit.
         stopped_seconds: how long the process may be stopped, as by SIGSTOP, before it is killed. Time in which the
             server was stopped too does not count.
-        has_own_group: as for :func:`start_program`.
         kills_group: kill the remaining members of the process group at exit, such as forked children.
         log_fields: fields of the process's output and log records; without them the process shares the server's output
             and logs by itself.
@@ -275,7 +263,6 @@ class WorkerProcess:
         memory_limit: int = 0,
         stopped_seconds: float = _STOPPED_SECONDS,
         on_stuck: Callable[[], None] = lambda: None,
-        has_own_group: bool = False,
         kills_group: bool = False,
         log_fields: Mapping[str, str] | None = None,
         on_message: Callable[[Any], None] | None = None,
@@ -295,7 +282,6 @@ class WorkerProcess:
         self._stopped_seconds = stopped_seconds
         self._stuck = on_stuck
         self._is_stuck = False
-        self._own_group = has_own_group or kills_group
         self._ends_group = kills_group
         self._limiter = trio.CapacityLimiter(max_concurrent_calls)
         self._numbers = itertools.count(_NO_ANSWER_EXPECTED + 1)
@@ -371,7 +357,6 @@ class WorkerProcess:
                         self._program,
                         program_socket,
                         lifeline,
-                        has_own_group=self._own_group,
                         captures_output=self._names is not None,
                     )
                 self._process = process

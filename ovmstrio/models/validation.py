@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from ovmstrio.config.documents import did_you_mean
-from ovmstrio.core.errors import MAX_ERRORS, ErrorList, InvalidRequest
+from ovmstrio.core.errors import MAX_ERRORS, ErrorList, InvalidRequest, NotSupported
 from ovmstrio.core.request import Buffer, InferInput, InferRequest
 from ovmstrio.core.tensor import BYTES, Array, Dim, TensorSpec
 from ovmstrio.encoding.raw_contents import wrapped
@@ -28,6 +28,7 @@ from ovmstrio.models.tensor_contents import (
     string_matrix,
     to_array,
 )
+from ovmstrio.util.extras import Extra
 from ovmstrio.util.truncation import cut
 
 # ----------------------------------------------------------------------
@@ -81,8 +82,13 @@ def _is_channels_last(layout: str) -> bool:
 
 
 def _decode(encoded: bytes, spec: TensorSpec) -> Array:
-    from ovmstrio.models.image_files import decoded, resized  # noqa: PLC0415 - imported when first needed
-
+    try:
+        from ovmstrio.models.image_files import decoded, resized  # noqa: PLC0415 - imported when first needed
+    except ModuleNotFoundError as error:
+        if error.name != "PIL":
+            raise
+        message = f"input {spec.name!r}: encoded images need Pillow, which this server does not have"
+        raise NotSupported(f"{message}: install its extra {Extra.IMAGES!s}") from None
     if not encoded:
         raise invalid_request("Bytes contents empty", f"expected an encoded image; input name: {spec.name}")
     _, height, width, channels = spec.shape

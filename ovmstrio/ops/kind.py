@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from ovmstrio.serving.kind import LoadContext
 
 
-class _Entry(ServiceEntry):
+class OpPipelineEntry(ServiceEntry):
+    """Keys of an entry of ``op_pipeline_config_list``."""
+
     name: str
     path: str
     service: str = OPTIONAL
@@ -60,7 +62,7 @@ class OpPipelineKind(Kind[OpPipelineSpec]):
 
     def read(self, file: ConfigFile) -> list[OpPipelineSpec]:
         """Read the Op pipelines of the configuration file."""
-        entries = file.entries(self.name, file.items(self.section), _Entry)
+        entries = file.entries(self.name, file.items(self.section), OpPipelineEntry)
         return [_read_op_pipeline(entry, file.directory) for entry in entries]
 
     def list_versions(self, spec: OpPipelineSpec) -> Listing:

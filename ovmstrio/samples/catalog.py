@@ -136,7 +136,7 @@ class ProjectSample:
 
     def commands(self, folder: Path) -> list[str]:
         """Return the commands that prepare and serve the project from a folder."""
-        serve = f"ovms serve {folder}" if self.kind == "handler" else f"cd {folder} && ovms run web_service.py"
+        serve = f"ovms serve {folder}" if self.kind == "handler" else f"cd {folder} && ovms paddle run web_service.py"
         return [*filter(None, [self.first.format(folder=folder)]), serve]
 
     @property
@@ -170,7 +170,7 @@ SERVICES: Final = (
         kind="service",
     ),
 )
-"""Projects for ``ovms run web_service.py`` in a copy of the folder."""
+"""Projects for ``ovms paddle run web_service.py`` in a copy of the folder."""
 
 PROJECTS: Final = (*HANDLERS, *SERVICES)
 

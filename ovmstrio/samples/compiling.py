@@ -20,7 +20,13 @@ def compile_node(source: Path) -> Path:
         CompilationFailed: there is no compiler, or it failed.
     """
     command = [sys.executable, "-m", "ovmstrio.cli", "custom-node", "build", str(source)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603 - this package's own command
+    done = subprocess.run(  # noqa: S603 - this package's own command
+        command,
+        check=False,
+        capture_output=True,
+        text=True,
+        process_group=0,  # an interrupt is for the command
+    )
     if done.returncode:
         raise CompilationFailed(f"{source.name} is a custom node in C that has to be compiled. {done.stderr.strip()}")
     return source.with_name(f"libcustom_node_{source.stem}.so")

@@ -34,6 +34,7 @@ def convert_gguf(source: Path, model: Path, sample: str) -> None:
         capture_output=True,
         text=True,
         check=False,
+        process_group=0,  # an interrupt is for the command
         env={**os.environ, "HF_HUB_OFFLINE": "1"},
     )
     if done.returncode:

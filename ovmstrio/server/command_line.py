@@ -20,7 +20,7 @@ from ovmstrio.config.model_entries import GRAPH_SUFFIX, GraphFiles, find_graph, 
 from ovmstrio.config.model_options import parse_model_options
 from ovmstrio.config.schema import expected_text
 from ovmstrio.config.service_options import check_base_path, check_name
-from ovmstrio.config.specs import GraphSpec, ModelSpec, ServerSpec, TextModelSpec
+from ovmstrio.config.specs import GraphSpec, LatestVersions, ModelSpec, ServerSpec, TextModelSpec, VersionPolicy
 from ovmstrio.config.text_entries import TEXT_OPTIONS, detect_task, parse_task, parse_text_options
 from ovmstrio.core.connection import TrustedProxies
 from ovmstrio.core.errors import ConfigError, Problem
@@ -28,6 +28,7 @@ from ovmstrio.core.generation import Task
 from ovmstrio.core.metric_families import matching_families
 from ovmstrio.graphs.kind import find_text_graph
 from ovmstrio.server.settings import ALL_INTERFACES, IGNORED, MODEL, TEXT, ServerSettings
+from ovmstrio.stores.address import Address, find_address
 from ovmstrio.telemetry.log_levels import parse_log_levels
 
 # Unsupported OVMS options
@@ -93,7 +94,7 @@ UNSUPPORTED_HINTS: Final = {
     "configure": _NO_CONFIGURE,
     "disable_input_count_validation": _NO_UNKNOWN_INPUTS,
     "verbose_response": "responses of text models have no __verbose object: remove it",
-    "trace_path": "request times are in /metrics, Op times in ovms trace",
+    "trace_path": "request times are in /metrics, Op times in ovms paddle trace",
 }
 """Hints for unsupported options; ignored options are in ``settings.IGNORED``."""
 
@@ -248,15 +249,62 @@ def read_settings(options: Mapping[str, Any], *, model_option_error: str = "") -
         ]
     else:
         problems += [*_addresses(settings), *_groups(settings), *_metrics(settings)]
-    if _is_single_model(settings) and not model_option_error:
-        problems += [problem for problem in _single_problems(settings) if problem.severity == "error"]
+    # The files of a remote model decide which options it has.
+    if not model_option_error and all(address.index.exists() for address in addresses_of(settings).values()):
+        problems += single_problems(settings)
     if problems:
         raise UsageError(problems)
     return settings
 
 
+_ADDRESS_OPTIONS: Final = ("config_path", "model_path", "draft_models_path")
+
+
+def addresses_of(settings: ServerSettings) -> dict[str, Address]:
+    """Return the remote addresses among the options, by option."""
+    given = {name: getattr(settings, name) for name in _ADDRESS_OPTIONS}
+    found = {name: find_address(value) for name, value in given.items() if value is not None}
+    return {name: address for name, address in found.items() if address is not None}
+
+
+def with_local_copies(settings: ServerSettings) -> ServerSettings:
+    """Return the settings with the paths of local copies instead of remote addresses."""
+    paths = {name: address.path for name, address in addresses_of(settings).items()}
+    return settings.model_copy(
+        update={name: str(path) if name == "draft_models_path" else path for name, path in paths.items()}
+    )
+
+
 def single_servable_spec(settings: ServerSettings) -> ServerSpec:
-    """Return the model or graph of the command line, with the models of the graph's subconfig; may be empty."""
+    """Return the model or graph of the command line, with the models of the graph's subconfig; may be empty.
+
+    The files of remote addresses must have been downloaded.
+    """
+    sources = tuple(addresses_of(settings).values())
+    spec = _single_spec(with_local_copies(settings))
+    if not sources:
+        return spec
+    services = [
+        each.model_copy(update={"sources": sources}) if each.name == settings.model_name else each
+        for each in spec.services
+    ]
+    return spec.model_copy(update={"services": tuple(services)})
+
+
+def single_model_policy(settings: ServerSettings) -> VersionPolicy:
+    """Return the policy that selects the versions of the model of the command line."""
+    policy: VersionPolicy = _read_model(with_local_copies(settings))[0].get("version_policy", LatestVersions())
+    return policy
+
+
+def single_problems(settings: ServerSettings) -> list[Problem]:
+    """Return the problems of the options of a single model, which depend on its files."""
+    if not _is_single_model(settings):
+        return []
+    return [each for each in _single_problems(with_local_copies(settings)) if each.severity == "error"]
+
+
+def _single_spec(settings: ServerSettings) -> ServerSpec:
     if settings.model_name is None or settings.model_path is None:
         return ServerSpec()
     if is_text_model(settings):

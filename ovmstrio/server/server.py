@@ -45,7 +45,13 @@ from ovmstrio.isolation.print_capture import log_prints
 from ovmstrio.models.sequences import SequenceManagers
 from ovmstrio.models.sequences.manager import clean_sequences
 from ovmstrio.models.sequences.store import SequenceStore, check_worker_count, lock_folder
-from ovmstrio.server.command_line import cache_directory, metric_families, probe_addresses
+from ovmstrio.server.command_line import (
+    addresses_of,
+    cache_directory,
+    metric_families,
+    probe_addresses,
+    with_local_copies,
+)
 from ovmstrio.server.credentials import CredentialStore, open_credentials
 from ovmstrio.server.end_watchdog import SHUTDOWN_WATCHDOG
 from ovmstrio.server.kinds import KINDS, Kinds
@@ -98,6 +104,7 @@ if TYPE_CHECKING:
     from ovmstrio.server.restart import InPlaceRestart
     from ovmstrio.server.settings import ServerSettings
     from ovmstrio.serving.records import VersionStatus
+    from ovmstrio.stores.address import Address
     from ovmstrio.transport.listeners import Listener
 
 __all__ = [
@@ -434,6 +441,8 @@ class _Server:
             poll_seconds=0 if self._is_explicit else settings.file_system_poll_wait_seconds,
             ready_requires=settings.ready_requires,
             ready_when_empty=settings.allow_empty or self._is_explicit,
+            store_poll_seconds=0 if self._is_explicit else settings.store_poll_seconds,
+            download_cache_bytes=settings.download_cache_gb * 1e9 or math.inf,
         )
 
     @property
@@ -455,13 +464,20 @@ class _Server:
         return self._hosting.lend(self._admission.around(lease), tasks, **dependencies)
 
     def _make_source(self) -> ConfigSource | None:
-        path = self._settings.config_path
+        path = with_local_copies(self._settings).config_path
         if path is None:
             return None
+        if self._config_address is not None:
+            self._registry.mirrors.add(self._config_address)
         return ConfigSource(path, self._registry, self._parse, self._apply, read_config)
 
     def _parse(self, content: bytes, path: Path) -> ServerSpec:
-        return parse_config(self._plan.kinds.values(), content, path, cache_dir=cache_directory(self._settings))
+        cache, address = cache_directory(self._settings), self._config_address
+        return parse_config(self._plan.kinds.values(), content, path, cache_dir=cache, address=address)
+
+    @property
+    def _config_address(self) -> Address | None:
+        return addresses_of(self._settings).get("config_path")
 
     @property
     def _apply(self) -> ApplySpecs:
@@ -569,6 +585,8 @@ class _Server:
                     self._begin_loading(nursery)
                 self._front_ends = await self._make_front_ends()
                 self._count_connections()
+                if self._history is not None and self._history.sample is not None:
+                    nursery.start_soon(self._history.sample)
                 addresses = {
                     name: await nursery.start(front_end.serve_listeners, listeners[name])
                     for name, front_end in self._front_ends.items()

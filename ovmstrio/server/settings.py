@@ -17,12 +17,26 @@ ALL_INTERFACES: Final = "0.0.0.0"  # noqa: S104 - OVMS's default
 SERVER: Final = "Server"
 MODEL: Final = "Single model"
 TEXT: Final = "Text models (LLM, embeddings, rerank, speech)"
+SEQUENCES: Final = "Sequences of stateful models"
+WORKERS: Final = "Worker processes"
+PROJECT: Final = "Handler projects"
 LIMITS: Final = "Limits and draining"
 SECURITY: Final = "Security"
 OBSERVABILITY: Final = "Logs and metrics"
-PROJECT: Final = "Handler projects"
-IGNORED_GROUP: Final = "Ignored, for OVMS compatibility"
-GROUPS: Final = (SERVER, MODEL, TEXT, PROJECT, LIMITS, SECURITY, OBSERVABILITY, IGNORED_GROUP)
+IGNORED_GROUP: Final = "Accepted for compatibility with OVMS, without effect"
+GROUPS: Final = {
+    "server": SERVER,
+    "model": MODEL,
+    "text": TEXT,
+    "sequences": SEQUENCES,
+    "workers": WORKERS,
+    "project": PROJECT,
+    "limits": LIMITS,
+    "security": SECURITY,
+    "observability": OBSERVABILITY,
+    "compatibility": IGNORED_GROUP,
+}
+"""Titles of the groups of settings by the topics of ``ovms help``."""
 
 IGNORED: Final = {
     "grpc_workers": "one event loop serves all connections",
@@ -56,19 +70,25 @@ class ServerSettings(BaseModel):
     Options of a single model are texts; ``ovmstrio.server.command_line`` converts them to a ``ServerSpec``.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), defer_build=True)
 
     port: Port = _setting(9000, SERVER, "gRPC port; 0 disables gRPC.")
     rest_port: Port = _setting(8000, SERVER, "REST port; 0 disables REST.")
     grpc_bind_address: str = _setting(
-        ALL_INTERFACES, SERVER, "gRPC listen addresses, comma separated; unix:/path for a Unix socket."
+        ALL_INTERFACES, SERVER, "gRPC listen addresses; comma separated, unix:/path for a Unix socket."
     )
     rest_bind_address: str = _setting(
-        ALL_INTERFACES, SERVER, "REST listen addresses, comma separated; unix:/path for a Unix socket."
+        ALL_INTERFACES, SERVER, "REST listen addresses; comma separated, unix:/path for a Unix socket."
     )
     config_path: Path | None = _setting(None, SERVER, "Configuration file (config.json), or a folder of models.")
     file_system_poll_wait_seconds: Annotated[float, Field(ge=0)] = _setting(
         1, SERVER, "Poll interval in seconds for configuration and model versions; 0 disables polling."
+    )
+    store_poll_seconds: Annotated[float, Field(ge=0)] = _setting(
+        60, SERVER, "Poll interval in seconds for models in remote stores (s3://, hf://, ...); 0 downloads them once."
+    )
+    download_cache_gb: Annotated[float, Field(ge=0)] = _setting(
+        0, SERVER, "Size in GB above which downloads of models that no server uses are removed; 0 keeps all."
     )
     model_control: Literal["none", "explicit"] = _setting(
         "none",
@@ -77,7 +97,7 @@ class ServerSettings(BaseModel):
         "unloads only on request (KServe repository extension).",
     )
     load_model: str | None = _setting(
-        None, SERVER, "Models loaded at start with --model_control explicit, comma separated; * for all."
+        None, SERVER, "Models loaded at start with --model-control explicit, comma separated; * for all."
     )
     console: Literal["off", "local", "on"] = _setting(
         "local",
@@ -96,7 +116,7 @@ class ServerSettings(BaseModel):
     )
     cache_dir: Path | None = _setting(None, SERVER, "Cache directory for compiled models.")
     compile_cache_gb: Annotated[float, Field(ge=0)] = _setting(
-        2, SERVER, "Size in GB of the per-user cache of compiled models, used without --cache_dir; 0 disables it."
+        2, SERVER, "Size in GB of the per-user cache of compiled models, used without --cache-dir; 0 disables it."
     )
     cpu_pinning: Literal["auto", "off"] = _setting(
         "auto",
@@ -112,14 +132,14 @@ class ServerSettings(BaseModel):
     )
     sequence_cleaner_poll_wait_minutes: Annotated[int, Field(ge=0, le=2**32 - 1)] = _setting(
         5,
-        SERVER,
+        SEQUENCES,
         "Cleanup interval in minutes for sequences; a sequence idle for two intervals is removed. 0 disables cleanup.",
     )
-    sequence_store: Path | None = _setting(None, SERVER, "Directory where sequences are saved across restarts.")
+    sequence_store: Path | None = _setting(None, SEQUENCES, "Directory where sequences are saved across restarts.")
     sequence_flush_seconds: Annotated[float, Field(ge=0, le=86_400)] = _setting(
         5,
-        SERVER,
-        "Flush interval in seconds of --sequence_store: at most this much is lost if the server is killed. 0 "
+        SEQUENCES,
+        "Flush interval in seconds of --sequence-store: at most this much is lost if the server is killed. 0 "
         "writes only on shutdown.",
     )
     ready_requires: Literal["all", "started", "none"] = _setting(
@@ -130,23 +150,23 @@ class ServerSettings(BaseModel):
     )
     sequence_restore: Literal["strict", "continue"] = _setting(
         "strict",
-        SERVER,
+        SEQUENCES,
         "Next step of a sequence restored after a crash: strict refuses it once with the number of restored steps, "
         "so that the client can send the others again; continue answers it with that number.",
     )
     allow_empty: bool = _setting(False, SERVER, "Report ready without any configured model.")
     workers: Annotated[int, Field(ge=0, le=256), BeforeValidator(_auto_as_zero)] = _setting(
-        1, SERVER, "Number of worker processes; auto (0) measures the models and decides."
+        1, WORKERS, "Number of worker processes; auto (0) measures the models and decides."
     )
     worker_wait_seconds: Annotated[float, Field(gt=0)] = _setting(
-        5, SERVER, "Longest wait in seconds for a restarting worker that owns a sequence or text engine; then 503."
+        5, WORKERS, "Longest wait in seconds for a restarting worker that owns a sequence or text engine; then 503."
     )
 
     model_name: str | None = _setting(None, MODEL, "Name of the model or graph.")
     model_path: Path | None = _setting(
         None,
         MODEL,
-        "Model directory with version directories, or model file; for a graph its directory or graph.pbtxt; "
+        "Model directory or file; a directory may have version directories; for a graph its directory or graph.pbtxt; "
         "for a text model its directory or .gguf file.",
     )
     batch_size: str | None = _setting(None, MODEL, "Batch size: 8, auto, -1 or 2:8.")
@@ -191,8 +211,8 @@ class ServerSettings(BaseModel):
     task: str | None = _setting(
         None,
         TEXT,
-        "Task: text_generation, embeddings, rerank, speech2text or text2speech; by default detected from the "
-        "model files.",
+        "Task of a text model, by default detected from its files; text_generation, embeddings, rerank, "
+        "speech2text or text2speech.",
     )
     cache_size: float | None = _setting(None, TEXT, "KV-cache size in GB; 0 uses a quarter of the free memory.")
     max_num_seqs: int | None = _setting(None, TEXT, "Maximum sequences per engine step; default 256.")
@@ -273,15 +293,15 @@ class ServerSettings(BaseModel):
         120, LIMITS, "HTTP request read timeout in seconds, from first to last byte."
     )
     max_concurrency: Annotated[int, Field(ge=0)] = _setting(
-        0, LIMITS, "Maximum concurrent calls of all services together; further calls are queued. 0 is unlimited."
+        0, LIMITS, "Maximum concurrent calls of all services; further calls are queued. 0 is unlimited."
     )
     max_queue: Annotated[int, Field(ge=0)] = _setting(
-        1000, LIMITS, "Queue length of --max_concurrency, and of each text model waiting for KV cache (default 256)."
+        1000, LIMITS, "Queue length of --max-concurrency, and of each text model waiting for KV cache (default 256)."
     )
     max_queue_time: Annotated[float, Field(ge=0)] | None = _setting(
         None,
         LIMITS,
-        "Longest wait in seconds of a call in the queue of a service or of --max_concurrency; a call that cannot start "
+        "Longest wait in seconds of a call in the queue of a service or of --max-concurrency; a call that cannot start "
         "within it is refused at once. Unset waits until the deadline.",
     )
     queue_timeout: Annotated[float, Field(ge=0)] = _setting(
@@ -291,7 +311,7 @@ class ServerSettings(BaseModel):
         0, LIMITS, "Delay in seconds between not ready and closing the listeners on shutdown."
     )
     drain_seconds: Annotated[float, Field(ge=0)] = _setting(
-        30, LIMITS, "Drain timeout in seconds: calls still running after it are cancelled."
+        30, LIMITS, "Drain timeout in seconds; calls still running after it are cancelled."
     )
     tls_cert: Path | None = _setting(None, SECURITY, "TLS certificate chain (PEM) of both protocols.")
     tls_key: Path | None = _setting(None, SECURITY, "TLS private key (PEM).")
@@ -302,18 +322,18 @@ class ServerSettings(BaseModel):
         None,
         SECURITY,
         "File with the API key of the text-generation endpoints (also: environment variable API_KEY). Other "
-        "endpoints stay open unless --keys_file or tokens are configured.",
+        "endpoints stay open unless --keys-file or tokens are configured.",
     )
     keys_file: Path | None = _setting(
         None,
         SECURITY,
-        "Callers file (ovms keys): all endpoints except health require a key, client certificate or token.",
+        "File of callers (ovms keys); all endpoints except health require a key, client certificate or token.",
     )
     jwks_file: Path | None = _setting(
         None, SECURITY, "JSON Web Key Set file for JWT authentication: all endpoints except health require a token."
     )
     oidc_issuer: str | None = _setting(
-        None, SECURITY, "Required token issuer; without --jwks_file its keys are fetched from there."
+        None, SECURITY, "Required token issuer; without --jwks-file its keys are fetched from there."
     )
     jwt_audience: str | None = _setting(None, SECURITY, "Required token audience.")
     jwt_leeway_seconds: Annotated[int, Field(ge=0, le=3600)] = _setting(
@@ -344,13 +364,13 @@ class ServerSettings(BaseModel):
         False, SECURITY, "Hide the text of exceptions in graph Python code; clients get the type only."
     )
     python_isolation: Literal["none", "process"] = _setting(
-        "none", SECURITY, "Default isolation of Python code of graphs and handlers: none or process."
+        "none", WORKERS, "Default isolation of Python code of graphs and handlers."
     )
     python_memory_limit: Annotated[int, Field(ge=0)] = _setting(
-        0, LIMITS, "Default memory limit in bytes of each Python worker process; 0 is unlimited."
+        0, WORKERS, "Default memory limit in bytes of each Python worker process; 0 is unlimited."
     )
     custom_node_isolation: Literal["none", "process"] = _setting(
-        "none", SECURITY, "Isolation of custom nodes (shared libraries): none or process."
+        "none", WORKERS, "Isolation of custom nodes (shared libraries)."
     )
     openai_errors: Literal["openai", "ovms"] = _setting(
         "openai",
@@ -377,7 +397,7 @@ class ServerSettings(BaseModel):
         "off", OBSERVABILITY, "Access log on standard output: off, combined (Apache format) or json."
     )
     log_path: Path | None = _setting(None, OBSERVABILITY, "Log file, in addition to standard error.")
-    log_format: Literal["pretty", "json"] = _setting("pretty", OBSERVABILITY, "Log format: pretty or json.")
+    log_format: Literal["pretty", "json"] = _setting("pretty", OBSERVABILITY, "Log format.")
     log_failures_per_second: Annotated[int, Field(ge=1)] = _setting(
         20, OBSERVABILITY, "Warnings and errors per second that the calls of a service may log."
     )

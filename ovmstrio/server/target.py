@@ -31,7 +31,13 @@ from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.handlers.config.project_file import find_project_file
 from ovmstrio.server.kinds import KINDS
 from ovmstrio.server.settings import ServerSettings
-from ovmstrio.serving.model_versions import EXPECTED_MODEL, MODEL_SUFFIXES, companion_file, find_model_file
+from ovmstrio.serving.model_versions import (
+    EXPECTED_MODEL,
+    MODEL_SUFFIXES,
+    check_regular_files,
+    companion_file,
+    find_model_file,
+)
 from ovmstrio.util.regular_files import file_kind, read_regular_bytes
 
 SERVABLE: Final = (
@@ -100,8 +106,9 @@ def find_target(thing: str | os.PathLike[str]) -> Target:
     if "://" in text:
         last = re.split(r"[@?#]", text.rstrip("/").rpartition("/")[2])[0]
         stem = Path(last).stem if Path(last).suffix.lower() in _SUFFIXES else last
-        options = {"model_name": servable_name(stem), "model_path": text}
-        return Target(kind=TargetKind.ADDRESS, name=options["model_name"], path=Path(text), options=options)
+        name = servable_name(stem)
+        options = {"config_path": text} if last.endswith(".json") else {"model_name": name, "model_path": text}
+        return Target(kind=TargetKind.ADDRESS, name=name, path=Path(text), options=options)
     path, mode = _existing(text)
     if stat.S_ISDIR(mode):
         return _in_folder(path)
@@ -163,7 +170,7 @@ _PREPARE: Final = "convert it: ovms prepare {}"
 _HINTS: Final = {
     **dict.fromkeys((".pt", ".pt2", ".pth", ".ckpt", ".h5", ".keras"), _PREPARE),
     ".safetensors": "convert its folder: optimum-cli export openvino --model FOLDER OUTPUT",
-    ".py": "serve the folder with its nucleus.yaml or config.yml; of a pipeline of Ops: ovms run {}",
+    ".py": "serve the folder with its nucleus.yaml or config.yml; of a pipeline of Ops: ovms paddle run {}",
     ".zip": "unpack it, and serve its folder",
     ".gz": "unpack it, and serve its folder",
 }
@@ -381,6 +388,7 @@ def _itself(folder: Path) -> Target | None:
     if versions:
         texts = [each for each in map(_text_in, versions) if each is not None]
         if not texts and not any(map(_is_complete, versions)):
+            check_regular_files(versions[-1])
             find_model_file(versions[-1])
         return _text_model(name, texts[-1]) if texts else _model(name, folder)
     if config is not None:
@@ -406,6 +414,7 @@ def _only_model(folder: Path) -> Target | None:
         raise _refusal("several models in one folder", folder, expected=expected, found=found, suggestion=hint)
     if not models:
         return None
+    check_regular_files(folder)
     find_model_file(folder)
     if folder.name.isdecimal() and int(folder.name):
         policy = json.dumps({"specific": {"versions": [int(folder.name)]}})
@@ -492,7 +501,8 @@ def _nothing_in(folder: Path, errors: list[ConfigError]) -> ConfigError:
     """Return the error of a folder in which nothing can be served, with the nearest fix."""
     if len(errors) == 1:
         return errors[0]
-    names = sorted(_names_in(folder))
+    for version in filter(str.isdecimal, names := sorted(_names_in(folder))):
+        check_regular_files(folder / version)
     found = ", ".join(names[:5]) + (", ..." if len(names) > len(names[:5]) else "") or "nothing"
     suffixes = {Path(name).suffix.lower() for name in names}
     hint = next((hint for hint in map(_missing_partner, names) if hint), "")

@@ -20,7 +20,7 @@ import trio
 
 from ovmstrio.config.documents import did_you_mean
 from ovmstrio.config.specs import ServableSpec
-from ovmstrio.core.errors import ConfigError, NotReady, Problem, ServerError
+from ovmstrio.core.errors import ConfigError, NotReady, Problem, ServerError, StorageFailure
 from ovmstrio.core.resource_registry import owned_by
 from ovmstrio.serving.instances import Instance
 from ovmstrio.serving.kind import Takes
@@ -335,6 +335,7 @@ class Reconciler:
         loader: loads a version.
         change_detector: lists and fingerprints versions.
         retire: schedules the closing of an idle instance, without waiting.
+        obstacle: returns why the files of a service are not there yet, and whether that is a failure.
     """
 
     def __init__(
@@ -342,10 +343,12 @@ class Reconciler:
         loader: VersionLoader,
         change_detector: ChangeDetector,
         retire: Callable[[Instance, Callable[[], None] | None], None],
+        obstacle: Callable[[ServableSpec], tuple[str, bool] | None] = lambda _: None,
     ) -> None:
         self._loader = loader
         self._marks = change_detector
         self._retire = retire
+        self._obstacle = obstacle
 
     async def reconcile(self, service: ServiceRecord, *, forced: bool) -> ApplyResult:
         """Load what is missing and retire what is not wanted; ``forced`` retries failed versions at once.
@@ -353,6 +356,9 @@ class Reconciler:
         Failures are in the result and in the service's states, never raised.
         """
         spec = service.wanted
+        obstacle = None if spec is None else self._obstacle(spec)
+        if spec is not None and obstacle is not None:
+            return self._postpone(service, spec, *obstacle)
         try:
             if spec is None:
                 return ApplyResult(changed=self.retire_all(service))
@@ -367,6 +373,16 @@ class Reconciler:
     def retire_all(self, service: ServiceRecord) -> bool:
         """Stop leases of all versions; return True if there were any."""
         return self._retire_except(service, ())
+
+    def _postpone(self, service: ServiceRecord, spec: ServableSpec, reason: str, has_failed: bool) -> ApplyResult:
+        """Leave a service as it is until its files are downloaded."""
+        known, service.problem = service.problem, reason
+        service.settled = has_failed
+        service.problems = load_problems(service.kind, spec, StorageFailure(reason)) if has_failed else ()
+        if has_failed and known != reason:
+            log.error("model not served", model=service.name, reason=reason)
+        service.touch()
+        return ApplyResult(failures=(service.listing_failure,) if has_failed else ())
 
     async def _list(self, service: ServiceRecord, spec: ServableSpec) -> Listing | None:
         known = service.problem

@@ -6,7 +6,7 @@ import itertools
 import logging
 import time
 import zlib
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,11 +19,14 @@ from ovmstrio.util.redaction import blanked
 from ovmstrio.util.truncation import cut, text_of
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from ovmstrio.core.events import CallEvent, RequestObserver, WireRequest
 
 # Failed calls
 
 _MAX_FAILED_CALLS: Final = 100
+_MAX_FAILURE_GROUPS: Final = 100
 _MAX_ERROR_CHARACTERS: Final = 600
 _ZLIB_OR_GZIP: Final = 47
 """``wbits`` of zlib for automatic detection of zlib or gzip."""
@@ -62,8 +65,33 @@ class FailedCall:
     body_bytes: int = 0
 
 
+@dataclass(slots=True)
+class FailureGroup:
+    """Failed calls of one service with the same error.
+
+    Attributes:
+        code: class name of the error.
+        node: failed node of the service, or empty.
+        count: number of failed calls since the start of the process.
+        first: time of the first of them, seconds since the epoch.
+        last: time of the last of them.
+        message: message of the last of them.
+    """
+
+    name: str
+    kind: str
+    code: str
+    node: str
+    count: int
+    first: float
+    last: float
+    message: str
+
+
 class FailedCalls(CallObserver):
-    """Observer that keeps the last 100 failed calls, without client disconnects.
+    """Observer that keeps the last 100 failed calls, without client disconnects, and counts them in groups.
+
+    A group has a service, an error class and a node; the 100 groups that failed last are kept.
 
     Up to ``body_bytes`` of request bodies are kept, if requests are observed.
     """
@@ -71,7 +99,13 @@ class FailedCalls(CallObserver):
     def __init__(self, body_bytes: int = 0) -> None:
         self.body_bytes = body_bytes
         self._kept: deque[FailedCall] = deque(maxlen=_MAX_FAILED_CALLS)
+        self._groups: OrderedDict[tuple[str, str, str], FailureGroup] = OrderedDict()
         self.count = 0
+
+    @property
+    def groups(self) -> list[FailureGroup]:
+        """Groups, the last failed one first."""
+        return list(reversed(self._groups.values()))
 
     def since(self, number: int) -> list[FailedCall]:
         """Return kept failures after a sequence number, oldest first."""
@@ -88,26 +122,40 @@ class FailedCalls(CallObserver):
             message = event.reason or f"status {event.code}"
         else:
             message = error.message if isinstance(error, ServerError) else text_of(error)
-        self._kept.append(
-            FailedCall(
-                number=self.count,
-                at=time.time(),
-                name=event.name,
-                version=event.version,
-                kind=event.kind,
-                api=event.door.api,
-                interface=event.door.interface,
-                method=event.method,
-                request_id=cut(event.request_id, _MAX_ERROR_CHARACTERS),
-                caller=event.caller,
-                code=event.code,
-                node=event.node or getattr(error, "node", ""),
-                message=cut(message, _MAX_ERROR_CHARACTERS),
-                milliseconds=round(event.seconds * 1e3, 3),
-                body=body,
-                body_bytes=size,
-            )
+        failed = FailedCall(
+            number=self.count,
+            at=time.time(),
+            name=event.name,
+            version=event.version,
+            kind=event.kind,
+            api=event.door.api,
+            interface=event.door.interface,
+            method=event.method,
+            request_id=cut(event.request_id, _MAX_ERROR_CHARACTERS),
+            caller=event.caller,
+            code=event.code,
+            node=event.node or getattr(error, "node", ""),
+            message=cut(message, _MAX_ERROR_CHARACTERS),
+            milliseconds=round(event.seconds * 1e3, 3),
+            body=body,
+            body_bytes=size,
         )
+        self._kept.append(failed)
+        self._add_to_group(failed)
+
+    def _add_to_group(self, failed: FailedCall) -> None:
+        key = failed.name, failed.code, failed.node
+        group = self._groups.get(key)
+        if group is None:
+            group = FailureGroup(
+                failed.name, failed.kind, failed.code, failed.node, 0, failed.at, failed.at, failed.message
+            )
+            self._groups[key] = group
+            if len(self._groups) > _MAX_FAILURE_GROUPS:
+                self._groups.popitem(last=False)
+        group.count += 1
+        group.last, group.message = failed.at, failed.message
+        self._groups.move_to_end(key)
 
     needs_every = True
 
@@ -225,11 +273,15 @@ class RecentHistory:
 
     Args:
         body_bytes: bytes kept of the bodies of failed requests; 0 for none.
+
+    Attributes:
+        sample: task that samples the console's time series until cancelled; None without a console.
     """
 
     def __init__(self, body_bytes: int = 0) -> None:
         self.failures = FailedCalls(body_bytes)
         self.log = RecentLog()
+        self.sample: Callable[[], Awaitable[None]] | None = None
 
     @property
     def requests(self) -> tuple[RequestObserver, ...]:

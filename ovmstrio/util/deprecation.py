@@ -1,4 +1,4 @@
-"""Deprecated import paths, settings and metrics, which work for one more release."""
+"""Deprecated import paths, settings, commands and metrics, which work for one more release."""
 
 from __future__ import annotations
 
@@ -18,6 +18,15 @@ RENAMED_SETTINGS: Final = {
     "trial_load": "crash_probe",
 }
 """New names of server settings and options by their old names."""
+
+RENAMED_COMMANDS: Final = {
+    "generate": "handler dockerfile",
+    "run": "paddle run",
+    "sequences": "sequence list",
+    "stop": "paddle stop",
+    "trace": "paddle trace",
+}
+"""New names of commands of ``ovms`` by their old names."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import shlex
 import sys
 from enum import StrEnum
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
@@ -24,7 +25,13 @@ _PACKAGE: Final = "ovmstrio"
 class Extra(StrEnum):
     """Optional dependencies of the package, each for one feature."""
 
+    AZ = "az"
+    GRPC = "grpc"
+    GS = "gs"
     HANDLERS = "handlers"
+    HUB = "hub"
+    IMAGES = "images"
+    JSON = "json"
     LLM = "llm"
     OTEL = "otel"
     PADDLE = "paddle"
@@ -58,6 +65,11 @@ def way_to_install(extra: Extra, installed: Callable[[str], Distribution] = dist
     elif address:
         return _pip_install(f"{_PACKAGE}[{extra}] @ {_pinned_url(address, origin)}")
     return _pip_install(*_requirements_of(package, extra))
+
+
+def missing_extra(module: str, extra: Extra) -> str:
+    """Return that a module of an extra is not installed, with the command to install it; empty if it is installed."""
+    return "" if find_spec(module) is not None else f"{module} is not installed: {way_to_install(extra)}"
 
 
 def _origin(package: Distribution) -> dict[str, Any]:

@@ -293,7 +293,6 @@ class _Parent:
             partial(
                 WorkerProcess,
                 _PROGRAM,
-                has_own_group=True,
                 on_message=partial(self._on_message, row),
                 stopped_seconds=math.inf,
             ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import io
 import os
@@ -10,9 +11,10 @@ import select
 import signal
 import subprocess
 import sys
+import termios
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +22,11 @@ from typing import IO, Any
 
 import pytest
 import structlog
+import typer
 
 from ovmstrio.cli import console
-from ovmstrio.cli.main import main
+from ovmstrio.cli.commands import Group
+from ovmstrio.cli.main import command_line, main
 from ovmstrio.telemetry.log_writer import WRITER
 from tests.support.processes import environment
 from tests.support.waits import WAIT_SECONDS
@@ -46,6 +50,22 @@ def run_command(*arguments: str, stdin: str | bytes = "") -> CommandResult:
     exit_code = _run(arguments, *streams)
     out, err = (stream.buffer.getvalue().decode() for stream in streams[1:])
     return CommandResult(exit_code, out, err)
+
+
+def all_commands() -> dict[str, list[Any]]:
+    """Return the parameters of every command that runs something, by the words that name the command."""
+    found: dict[str, list[Any]] = {}
+
+    def collect(command: Any, path: str) -> None:
+        with typer.Context(command, info_name=path) as ctx:
+            if isinstance(command, Group):
+                for name in command.list_commands(ctx):
+                    collect(command.get_command(ctx, name), f"{path} {name}".strip())
+            else:
+                found[path] = command.get_params(ctx)
+
+    collect(typer.main.get_command(command_line()), "")
+    return found
 
 
 def run_on_terminal(*arguments: str, columns: int = 300) -> tuple[int, str]:
@@ -197,7 +217,8 @@ class CommandOnTerminal:
         os.write(self._terminal, text.encode())
 
     def interrupt(self) -> None:
-        self.process.send_signal(signal.SIGINT)
+        """Press Ctrl-C, which reaches all processes of the terminal's foreground group."""
+        self.type("\x03")
 
     def end(self) -> int:
         try:
@@ -209,13 +230,19 @@ class CommandOnTerminal:
 
 
 @contextmanager
-def on_terminal(*arguments: str) -> Iterator[CommandOnTerminal]:
+def on_terminal(*arguments: str, variables: Mapping[str, str] = {}) -> Iterator[CommandOnTerminal]:
     """Run a command line on a terminal of 100 columns until the end of the block."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "ovmstrio.cli", *arguments]
-    variables = {**environment(), "TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
+    environ = {**environment(), "TERM": "xterm", "COLUMNS": "100", "LINES": "30", **variables}
     with subprocess.Popen(
-        command, stdin=theirs, stdout=theirs, stderr=theirs, env=variables, start_new_session=True
+        command,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=environ,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(theirs, termios.TIOCSCTTY, 0),  # noqa: PLW1509 - a system call only
     ) as process:
         os.close(theirs)
         try:

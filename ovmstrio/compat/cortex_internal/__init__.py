@@ -1,1 +1,1 @@
-"""Package ``cortex_internal`` of Nucleus, as handlers import it."""
+"""Package ``cortex_internal`` of Nucleus, as handlers import it; ``ovmstrio.handlers.cortex`` implements it."""

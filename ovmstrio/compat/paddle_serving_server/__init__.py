@@ -1,6 +1,6 @@
 """Paddle Serving's server package over ``ovmstrio.ops``.
 
-``ovms run`` puts it on ``sys.path``.  It refuses to be imported if the original package is installed too, because one
+``ovms paddle run`` puts it on ``sys.path``.  It refuses to be imported if the original package is installed too, because one
 would silently replace the other.
 """
 

@@ -1,7 +1,5 @@
 """API of Python nodes: ``Tensor``, ``HttpPayload`` and the context of the call."""
 
-from pyovms.context import Context, Storage, current_context
-from pyovms.http_payload import HttpPayload
-from pyovms.tensor import Tensor
+from ovmstrio.graphs.python_nodes.api import Context, HttpPayload, Storage, Tensor, current_context
 
 __all__ = ["Context", "HttpPayload", "Storage", "Tensor", "current_context"]

@@ -1,222 +1,130 @@
-// Graph drawings with live figures: layers from left to right, or top to bottom on narrow screens.
+// Graph drawings with live figures: from left to right, or top to bottom on narrow screens.
 
 import { h, s, setClass, setText } from "./dom.js";
 import * as format from "./format.js";
+import { layout } from "./layout.js";
 
-const WIDE = { width: 172, gapAlong: 74, gapAcross: 24 };
-const TALL = { width: 150, gapAlong: 54, gapAcross: 14 };
+const WIDE = { least: 150, most: 250, label: 140 };
+const TALL = { least: 120, most: 160, label: 104 };
 const LINE = 15;
+const LABEL_LINE = 12.5;
+const LABEL_LINES = 2;
 const PAD = 9;
-const MARGIN = 14;
 const FIGURES = 3;
-const LETTER = 6.7;
-const SWEEPS = 6;
+const FAMILY = "system-ui, -apple-system, \"Segoe UI\", Roboto, \"DejaVu Sans\", sans-serif";
+const FONTS = { title: "650 12.5px ", subtitle: "10.5px ", note: "10.5px ", figures: "11px ", label: "10.5px " };
+const ROOM_FOR_COUNT = "999.9M";
 
-function cut(text, most) {
-  return text.length > most ? text.slice(0, most - 1) + "…" : text;
+const pen = document.createElement("canvas").getContext("2d");
+function widthOf(text, kind) {
+  pen.font = FONTS[kind] + FAMILY;
+  return pen.measureText(text).width;
 }
 
-// Layers with a dummy node for every edge that crosses a layer, so that edges do not run through boxes.
-function layered(drawing) {
-  const rank = new Map();
-  drawing.layers.forEach((layer, index) => layer.forEach((box) => rank.set(box.key, index)));
-  const layers = drawing.layers.map((layer) => layer.map((box) => ({ id: box.key, box })));
-  const chains = drawing.edges.map((edge, number) => {
-    const from = rank.get(edge.source);
-    const to = rank.get(edge.target);
-    if (from === undefined || to === undefined) return null;
-    const chain = [edge.source];
-    if (to > from) {
-      for (let index = from + 1; index < to; index++) {
-        const id = "-" + number + "-" + index;
-        layers[index].push({ id, box: null });
-        chain.push(id);
-      }
-    }
-    chain.push(edge.target);
-    return chain;
-  });
-  return { layers, chains, rank };
+// Shortens a text to a width in pixels.
+function fit(text, kind, width) {
+  if (widthOf(text, kind) <= width) return text;
+  let length = text.length;
+  while (length > 1 && widthOf(text.slice(0, length) + "…", kind) > width) length--;
+  return text.slice(0, length) + "…";
 }
 
-// Orders each layer by the barycenter of its neighbours, alternating direction.
-function untangle(layers, chains) {
-  const before = new Map();
-  const after = new Map();
-  const join = (map, key, other) => { if (!map.has(key)) map.set(key, []); map.get(key).push(other); };
-  for (const chain of chains) {
-    if (!chain) continue;
-    for (let index = 1; index < chain.length; index++) {
-      join(before, chain[index], chain[index - 1]);
-      join(after, chain[index - 1], chain[index]);
-    }
+// Breaks a name into at most two lines, after a separator if there is one, and shortens the rest.
+function wrap(text, kind, width) {
+  const lines = [];
+  let rest = text;
+  while (rest && lines.length < LABEL_LINES - 1 && widthOf(rest, kind) > width) {
+    let length = rest.length;
+    while (length > 1 && widthOf(rest.slice(0, length), kind) > width) length--;
+    const cut = /^.*[_\-./: ]/.exec(rest.slice(0, length));
+    if (cut && cut[0].length > length / 3) length = cut[0].length;
+    lines.push(rest.slice(0, length));
+    rest = rest.slice(length);
   }
-  for (let sweep = 0; sweep < SWEEPS; sweep++) {
-    const forth = sweep % 2 === 0;
-    const order = forth ? layers.slice(1) : layers.slice(0, -1).reverse();
-    const joined = forth ? before : after;
-    for (const layer of order) {
-      const place = new Map();
-      layers.forEach((each) => each.forEach((node, index) => place.set(node.id, (index + 0.5) / each.length)));
-      const middle = (node, index) => {
-        const others = (joined.get(node.id) || []).filter((id) => place.has(id));
-        return others.length ? others.reduce((sum, id) => sum + place.get(id), 0) / others.length : (index + 0.5) / layer.length;
-      };
-      const values = new Map(layer.map((node, index) => [node.id, middle(node, index)]));
-      layer.sort((a, b) => values.get(a.id) - values.get(b.id));
-    }
-  }
+  if (rest) lines.push(fit(rest, kind, width));
+  return lines;
 }
 
-function heightOf(node) {
-  if (!node.box) return 10;
-  const lines = 1 + (node.box.subtitle ? 1 : 0) + node.box.notes.length + (node.box.kind === "node" ? FIGURES : 0);
+function heightOf(box) {
+  const lines = 1 + (box.subtitle ? 1 : 0) + box.notes.length + (box.kind === "node" ? FIGURES : 0);
   return lines * LINE + 2 * PAD;
 }
 
-function place(layers, isTall) {
-  const form = isTall ? TALL : WIDE;
-  const frames = new Map();
-  const along = (node) => (isTall ? heightOf(node) : form.width);
-  const across = (node) => (isTall ? (node.box ? form.width : 12) : heightOf(node));
-  const sizes = layers.map((layer) => layer.reduce((sum, node) => sum + across(node) + form.gapAcross, -form.gapAcross));
-  const widest = Math.max(...sizes, 0);
-  let at = MARGIN;
-  layers.forEach((layer, index) => {
-    let side = MARGIN + (widest - sizes[index]) / 2;
-    const depth = Math.max(...layer.map(along), 0);
-    for (const node of layer) {
-      const frame = isTall
-        ? { x: side, y: at, width: across(node), height: node.box ? along(node) : depth }
-        : { x: at, y: side, width: form.width, height: across(node) };
-      frames.set(node.id, frame);
-      side += across(node) + form.gapAcross;
-    }
-    at += depth + form.gapAlong;
+// Boxes are as wide as their texts, and those of a layer equally wide.
+function widthsOf(layers, form) {
+  return layers.map((layer) => {
+    const texts = layer.flatMap((box) => [[box.title, "title"], [box.subtitle || "", "subtitle"], ...box.notes.map((note) => [note, "note"])]);
+    const widest = Math.max(0, ...texts.map(([text, kind]) => widthOf(text, kind)));
+    return Math.min(Math.max(Math.ceil(widest) + 2 * PAD + 2, form.least), form.most);
   });
-  const total = at - form.gapAlong + MARGIN;
-  return isTall ? { frames, width: widest + 2 * MARGIN, height: total } : { frames, width: total, height: widest + 2 * MARGIN };
 }
 
-function curve(points, isTall) {
-  let path = "M" + points[0].x + " " + points[0].y;
-  for (let index = 1; index < points.length; index++) {
-    const [a, b] = [points[index - 1], points[index]];
-    if (isTall) {
-      const middle = (a.y + b.y) / 2;
-      path += "C" + a.x + " " + middle + " " + b.x + " " + middle + " " + b.x + " " + b.y;
-    } else {
-      const middle = (a.x + b.x) / 2;
-      path += "C" + middle + " " + a.y + " " + middle + " " + b.y + " " + b.x + " " + b.y;
-    }
-  }
-  return path;
+// The lines of an edge's label: its stream, and the number of packets that passed.
+function labelOf(edge, width) {
+  const names = wrap(edge.stream, "label", width);
+  const counts = edge.is_side ? 0 : 1;
+  if (!names.length && !counts) return { names, width: 0, height: 0 };
+  const widest = Math.max(...names.map((name) => widthOf(name, "label")), counts ? widthOf(ROOM_FOR_COUNT, "label") : 0);
+  return { names, width: Math.ceil(widest) + 2, height: (names.length + counts) * LABEL_LINE };
 }
 
-function shares(drawing, rank) {
-  const leaving = new Map();
-  const coming = new Map();
-  const isForward = (edge) => rank.get(edge.target) > rank.get(edge.source);
-  drawing.edges.forEach((edge, number) => {
-    if (!isForward(edge)) return;
-    for (const [map, key] of [[leaving, edge.source], [coming, edge.target]]) {
-      if (!map.has(key)) map.set(key, []);
-      map.get(key).push(number);
-    }
-  });
-  return { leaving, coming };
-}
+let drawn = 0;
 
 export function draw(drawing, isTall, name) {
-  const { layers, chains, rank } = layered(drawing);
-  untangle(layers, chains);
-  const { frames, width, height } = place(layers, isTall);
-  const order = new Map();
-  layers.forEach((layer) => layer.forEach((node, index) => order.set(node.id, index)));
-  const { leaving, coming } = shares(drawing, rank);
-  for (const [key, numbers] of leaving) numbers.sort((a, b) => order.get(chains[a][1]) - order.get(chains[b][1]));
-  for (const [key, numbers] of coming) numbers.sort((a, b) => order.get(chains[a].at(-2)) - order.get(chains[b].at(-2)));
-  const edges = [];
-  const nodes = new Map();
-  const back = drawing.edges.some((edge) => rank.get(edge.target) <= rank.get(edge.source));
-  const lane = back ? 46 : 0;
-  const extent = isTall ? { width: width + lane + 40 * (back ? 1 : 0), height } : { width, height: height + lane };
+  const form = isTall ? TALL : WIDE;
+  const labels = drawing.edges.map((edge) => labelOf(edge, form.label));
+  const widths = widthsOf(drawing.layers, form);
+  const { frames, routes, width, height } = layout(
+    drawing.layers.map((layer, index) => layer.map((box) => ({ key: box.key, width: widths[index], height: heightOf(box) }))),
+    drawing.edges.map((edge, number) => ({ ...edge, label: labels[number] })), isTall);
+  const tip = "tip-" + ++drawn;
   const picture = s("svg.drawing", {
-    viewBox: "0 0 " + extent.width + " " + extent.height, width: extent.width, height: extent.height, role: "img",
+    viewBox: "0 0 " + width + " " + height, width, height, role: "img",
     "aria-label": "Graph of " + name + "; the table below has the same figures",
   });
   picture.append(s("defs", {}, s("marker", {
-    id: "tip", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 9, markerHeight: 9, markerUnits: "userSpaceOnUse", orient: "auto",
+    id: tip, viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 9, markerHeight: 9, markerUnits: "userSpaceOnUse", orient: "auto",
   }, s("path.tip", { d: "M0 0.5L7.5 4L0 7.5z" }))));
-
+  const edges = [];
   drawing.edges.forEach((edge, number) => {
-    const chain = chains[number];
-    if (!chain) return;
-    const [from, to] = [frames.get(edge.source), frames.get(edge.target)];
-    let path;
-    let label;
-    let turn = "middle";
-    if (rank.get(edge.target) > rank.get(edge.source)) {
-      const out = leaving.get(edge.source);
-      const into = coming.get(edge.target);
-      const leave = (out.indexOf(number) + 1) / (out.length + 1);
-      const arrive = (into.indexOf(number) + 1) / (into.length + 1);
-      const start = isTall ? { x: from.x + from.width * leave, y: from.y + from.height } : { x: from.x + from.width, y: from.y + from.height * leave };
-      const end = isTall ? { x: to.x + to.width * arrive, y: to.y } : { x: to.x, y: to.y + to.height * arrive };
-      const points = [start];
-      for (const id of chain.slice(1, -1)) {
-        const frame = frames.get(id);
-        if (isTall) points.push({ x: frame.x + frame.width / 2, y: frame.y }, { x: frame.x + frame.width / 2, y: frame.y + frame.height });
-        else points.push({ x: frame.x, y: frame.y + frame.height / 2 }, { x: frame.x + frame.width, y: frame.y + frame.height / 2 });
-      }
-      points.push(end);
-      path = curve(points, isTall);
-      const last = points.at(-2);
-      label = isTall ? { x: end.x + 5, y: end.y - 12 } : { x: (last.x + end.x) / 2, y: (last.y + end.y) / 2 - 4 };
-      if (isTall) turn = "start";
-      else if (Math.abs(last.y - end.y) > 8) { label = { x: end.x - 9, y: last.y < end.y ? end.y + 13 : end.y - 5 }; turn = "end"; }
-    } else if (isTall) {
-      const out = width + 24;
-      path = "M" + (from.x + from.width) + " " + (from.y + from.height * 0.7) + "C" + out + " " + (from.y + from.height) + " " + out + " " + to.y + " " + (to.x + to.width) + " " + (to.y + to.height * 0.3);
-      label = { x: extent.width - 4, y: Math.min(from.y, to.y) + 6 };
-      turn = "end";
-    } else {
-      const low = height + 22;
-      const [leave, arrive] = [from.x + from.width * 0.75, to.x + to.width * 0.25];
-      path = "M" + leave + " " + (from.y + from.height) + "C" + leave + " " + low + " " + arrive + " " + low + " " + arrive + " " + (to.y + to.height);
-      label = { x: (from.x + to.x + from.width) / 2, y: height + lane - 24 };
-    }
+    if (!routes[number]) return;
+    const { path, label: frame } = routes[number];
     const kind = edge.is_back ? "back" : edge.is_side ? "side" : "forward";
-    const line = s("path.edge." + kind, { d: path, "marker-end": "url(#tip)" });
-    const text = s("text.label", { x: label.x, y: label.y, "text-anchor": turn });
-    const words = cut(edge.stream, 18);
-    setText(text, words);
-    const title = s("title", {}, edge.label || edge.stream);
-    picture.append(s("g", {}, title, line, text));
-    edges.push({ edge, number, line, text, words, title });
+    const line = s("path.edge." + kind, { d: path, "marker-end": "url(#" + tip + ")" });
+    const label = s("text.label");
+    const write = (text, row) => {
+      const x = isTall ? frame.x : frame.x + frame.width / 2;
+      const part = s("tspan", { x, y: frame.y + (row + 0.8) * LABEL_LINE, "text-anchor": isTall ? "start" : "middle" }, text);
+      label.append(part);
+      return part;
+    };
+    const names = labels[number].names;
+    if (frame) names.forEach(write);
+    const count = frame && !edge.is_side ? write("", names.length) : null;
+    picture.append(s("g", {}, s("title", {}, edge.label || edge.stream), line, label));
+    edges.push({ edge, number, line, count });
   });
 
-  for (const layer of layers) {
-    for (const { id, box } of layer) {
-      if (!box) continue;
-      const frame = frames.get(id);
-      const group = s("g.box." + box.kind, { transform: "translate(" + frame.x + " " + frame.y + ")" });
-      group.append(s("title", {}, [box.title, box.subtitle, ...box.notes].filter(Boolean).join("\n")));
-      group.append(s("rect", { width: frame.width, height: frame.height, rx: box.kind === "node" ? 4 : 12 }));
-      let y = PAD + LINE - 4;
-      const write = (text, kind) => {
-        const line = s("text" + (kind ? "." + kind : ""), { x: PAD, y });
-        setText(line, cut(text, Math.floor(frame.width / LETTER)));
-        group.append(line);
-        y += LINE;
-        return line;
-      };
-      write(box.title, "title");
-      if (box.subtitle) write(box.subtitle, "subtitle");
-      for (const note of box.notes) write(note, "note");
-      if (box.kind === "node") nodes.set(id, { group, box, rates: write("", "figures"), now: write("", "figures"), counts: write("", "figures") });
-      picture.append(group);
-    }
+  const nodes = new Map();
+  for (const box of drawing.layers.flat()) {
+    const frame = frames.get(box.key);
+    const group = s("g.box." + box.kind, { transform: "translate(" + frame.x + " " + frame.y + ")" });
+    group.append(s("title", {}, [box.title, box.subtitle, ...box.notes].filter(Boolean).join("\n")));
+    group.append(s("rect", { width: frame.width, height: frame.height, rx: box.kind === "node" ? 4 : 12 }));
+    let y = PAD + LINE - 4;
+    const write = (kind, text) => {
+      const line = s("text." + kind, { x: PAD, y });
+      const set = (now) => setText(line, fit(now, kind, frame.width - 2 * PAD));
+      set(text);
+      group.append(line);
+      y += LINE;
+      return set;
+    };
+    write("title", box.title);
+    if (box.subtitle) write("subtitle", box.subtitle);
+    for (const note of box.notes) write("note", note);
+    if (box.kind === "node") nodes.set(box.key, { group, box, rates: write("figures", ""), now: write("figures", ""), counts: write("figures", "") });
+    picture.append(group);
   }
   return { picture, nodes, edges };
 }
@@ -274,26 +182,26 @@ export function fill(drawn, figures) {
   for (const [key, node] of drawn.nodes) {
     const tally = figures.nodes[key];
     if (!tally) {
-      setText(node.rates, "");
+      node.rates("");
       continue;
     }
-    setText(node.rates, (tally.rate === null ? "" : format.rate(tally.rate) + "/s  ") + format.ms(tally.mean));
+    node.rates((tally.rate === null ? "" : format.rate(tally.rate) + "/s  ") + format.ms(tally.mean));
     const now = tally.late === null ? [] : ["p99 " + format.ms(tally.late)];
     if (tally.active) now.push(tally.active + " now");
     if (tally.waiting) now.push(tally.waiting + " waiting");
-    setText(node.now, now.join(" · "));
+    node.now(now.join(" · "));
     const rest = [format.count(tally.runs) + " runs"];
     if (tally.failures) rest.push(format.count(tally.failures) + " failed");
-    setText(node.counts, rest.join(" · "));
+    node.counts(rest.join(" · "));
     setClass(node.group, "busy", tally.rate > 0 || tally.active > 0);
     setClass(node.group, "failed", tally.failures > 0);
     setClass(node.group, "failing", tally.failing);
   }
-  for (const { edge, number, line, text, words } of drawn.edges) {
+  for (const { edge, number, line, count } of drawn.edges) {
     const source = figures.nodes[edge.source];
     const stream = figures.streams[number] || (source ? { passed: source.runs - source.failures, rate: source.rate } : null);
     if (!stream || edge.is_side) continue;
-    setText(text, [words, format.count(stream.passed)].filter(Boolean).join(" "));
+    if (count) setText(count, format.count(stream.passed));
     setClass(line, "busy", stream.rate > 0);
   }
 }
@@ -309,7 +217,7 @@ export function nodeTable(drawing) {
     body.append(h("tr", {}, h("td", {}, box.title), h("td", {}, box.subtitle), cells.map(([, cell]) => cell)));
   }
   const table = h("table", {}, h("thead", {}, h("tr", {},
-    ["Node", "Runs"].map((title, index) => h("th", { scope: "col" }, index ? "Operation" : title)),
+    ["Node", "Operation"].map((title) => h("th", { scope: "col" }, title)),
     ["Runs/s", "Mean time", "p99", "Runs", "Failed", "Now"].map((title) => h("th.number", { scope: "col" }, title)))), body);
   return {
     element: h("details", {}, h("summary", {}, "Nodes as a table"), h("div.scroll", {}, table)),

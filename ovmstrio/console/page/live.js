@@ -1,12 +1,13 @@
 // Server state, updated by one event stream, which is reopened whenever it ends.
 
 import { ask, get, problemOf, readEvents, Refused } from "./api.js";
+import { history } from "./history.js";
 
 const FIRST_PAUSE = 500;
 const LONGEST_PAUSE = 5000;
-const POINTS = 300;
 const LINES = 500;
 const FAILURES = 100;
+const TRACES = 1000;
 
 // Objects without a prototype: any service name is a safe key.
 const keyed = (given) => Object.assign(Object.create(null), given);
@@ -18,8 +19,9 @@ export const state = {
   rows: keyed(),
   services: keyed(),
   totals: null,
-  history: [],
+  history: history(),
   failures: [],
+  groups: [],
   lines: [],
   traces: [],
   nodes: null,
@@ -69,6 +71,7 @@ async function run() {
       pause = FIRST_PAUSE;
       // A new stream starts with all kept entries.
       state.failures = [];
+      state.groups = [];
       state.lines = [];
       await readEvents(answer, take);
       setLink("lost", "the server closed the stream");
@@ -92,6 +95,14 @@ export async function askServer() {
   notifyListeners("server");
 }
 
+// Fetches the last hour, which fills what this page has not seen.
+async function fetchSeries() {
+  try {
+    state.history.merge(await get("/console/api/series"));
+    notifyListeners("figures");
+  } catch { /* The stream reports problems of the server. */ }
+}
+
 export function retry() {
   if (state.retry) state.retry();
 }
@@ -107,15 +118,15 @@ function take(name, text) {
   if (name === "whole") {
     state.rows = keyed(data.rows);
     state.services = keyed(data.services);
-    state.history = data.history;
     state.totals = data.totals;
+    state.history.add(data.totals);
+    fetchSeries();
     setLink("live");
     notifyListeners("rows");
     notifyListeners("figures");
   } else if (name === "frame") {
     state.totals = data.totals;
-    state.history.push(data.totals);
-    if (state.history.length > POINTS) state.history.shift();
+    state.history.add(data.totals);
     Object.assign(state.services, data.services || {});
     if (data.rows) {
       for (const [key, row] of Object.entries(data.rows)) {
@@ -130,12 +141,16 @@ function take(name, text) {
     notifyListeners("nodes");
   } else if (name === "failures") {
     state.failures = state.failures.concat(data).slice(-FAILURES);
+  } else if (name === "failure_groups") {
+    state.groups = data;
     notifyListeners("failures");
   } else if (name === "log") {
     state.lines = state.lines.concat(data).slice(-LINES);
     notifyListeners("log");
   } else if (name === "traces") {
-    state.traces = data;
+    const known = new Map(state.traces.map((trace) => [trace.trace_id, trace]));
+    for (const trace of data) known.set(trace.trace_id, trace);
+    state.traces = [...known.values()].sort((a, b) => (BigInt(a.began) < BigInt(b.began) ? 1 : -1)).slice(0, TRACES);
     notifyListeners("traces");
   } else if (name === "end" || name === "error") {
     setLink("lost", data.reason || data.error);

@@ -1,17 +1,17 @@
 // Service view: graph with live figures, inputs and outputs, versions, facts, sequences and a test form.
 
 import { get } from "./api.js";
-import { chart } from "./charts.js";
+import { chart, timeRange } from "./charts.js";
 import { h, replace, setText } from "./dom.js";
 import { between, draw, fill, nodeTable } from "./drawing.js";
 import * as format from "./format.js";
+import { history } from "./history.js";
 import { layersPanel } from "./layers.js";
 import { state } from "./live.js";
 import { serviceActions } from "./actions.js";
 import { stateBadge } from "./services.js";
 import { tryIt } from "./tryit.js";
 
-const POINTS = 300;
 const NARROW = matchMedia("(max-width: 760px)");
 
 function shown(name, value) {
@@ -27,12 +27,14 @@ function tensors(title, list) {
 }
 
 export function serviceView([name]) {
+  const path = "/console/api/services/" + encodeURIComponent(name);
   const head = h("div.bar");
   const reason = h("p.reason");
   const body = h("div.service");
   const facts = h("dl.facts-list");
   const sequences = h("div");
-  const points = [];
+  const past = history();
+  const range = timeRange();
   let document_ = null;
   let drawn = null;
   let table = null;
@@ -41,8 +43,8 @@ export function serviceView([name]) {
   let trial = null;
   let layers = null;
   const charts = [
-    chart("Requests/s", [{ key: "rate", title: "", kind: "one", value: (point) => point.rate }, { key: "error_rate", title: "failed", kind: "bad", value: (point) => point.error_rate }], format.rate),
-    chart("Latency", [{ key: "p50", title: "p50", kind: "one", value: (point) => point.p50 }, { key: "p99", title: "p99", kind: "two", value: (point) => point.p99 }], format.ms),
+    chart("Requests/s", [{ key: "rate", title: "", kind: "one", value: (point) => point.rate }, { key: "error_rate", title: "failed", kind: "bad", value: (point) => point.error_rate }], format.rate, range),
+    chart("Latency", [{ key: "p50", title: "p50", kind: "one", value: (point) => point.p50 }, { key: "p99", title: "p99", kind: "two", value: (point) => point.p99 }], format.ms, range, "no requests in this time"),
   ];
   const title = h("h1", {}, name);
   const badge = stateBadge("");
@@ -54,6 +56,9 @@ export function serviceView([name]) {
   function showDrawing() {
     drawn = draw(document_.drawing, NARROW.matches, name);
     replace(picture, drawn.picture);
+    // A wide graph begins with its first box in the middle.
+    const first = drawn.picture.querySelector("g.box");
+    if (first && NARROW.matches) picture.scrollLeft = first.getBoundingClientRect().left - picture.getBoundingClientRect().left - picture.clientWidth / 3;
     figures(document_);
   }
 
@@ -87,11 +92,12 @@ export function serviceView([name]) {
 
   async function load() {
     try {
-      document_ = await get("/console/api/services/" + encodeURIComponent(name));
+      document_ = await get(path);
     } catch (error) {
       replace(body, h("p.problem", {}, error.message));
       return;
     }
+    get(path + "/series").then((series) => past.merge(series), () => {});
     before = null;
     drawn = null;
     if (trial) trial.close();
@@ -103,7 +109,7 @@ export function serviceView([name]) {
       document_.problem && h("p.problem", {}, document_.problem),
       document_.drawing && h("div.panel.wide", {}, h("h2", {}, "Graph"), picture, table.element),
       h("div.columns", {},
-        h("div", {}, h("div.panel", {}, h("h2", {}, "Now"), h("div.charts", {}, charts.map((each) => each.element))), about, layers && layers.element, h("div.panel.sequences", { hidden: !document_.sequences }, sequences)),
+        h("div", {}, h("div.panel", {}, h("div.bar", {}, h("h2", {}, "Load"), range.element), h("div.charts", {}, charts.map((each) => each.element))), about, layers && layers.element, h("div.panel.sequences", { hidden: !document_.sequences }, sequences)),
         trial ? h("div.panel", {}, h("h2", {}, "Try it"), trial.element) : null));
     showFacts(document_);
     showSequences(document_);
@@ -141,9 +147,9 @@ export function serviceView([name]) {
         else if (!row && state.link === "live" && loads === "") { loads = "-"; load(); }
       }
       if (what === "figures") {
-        points.push(state.services[name] || { rate: 0, error_rate: 0, p50: null, p99: null });
-        if (points.length > POINTS) points.shift();
-        charts.forEach((each) => each.update(points, POINTS));
+        const at = state.totals ? state.totals.at : 0;
+        if (!past.points.length || past.points.at(-1).at < at) past.add({ rate: 0, error_rate: 0, p50: null, p99: null, ...state.services[name], at });
+        charts.forEach((each) => each.update(past.points));
       }
       if (what === "nodes" && state.nodes && state.nodes.service === name && document_ && !state.nodes.problem) {
         figures(state.nodes);

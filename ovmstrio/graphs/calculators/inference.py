@@ -42,9 +42,9 @@ from ovmstrio.graphs.calculators.nodes import (
 from ovmstrio.graphs.graph_config import NodeConfig, Port, StreamRef
 from ovmstrio.graphs.graph_file import parse_graph_text
 from ovmstrio.graphs.packets import MediaPipeTensor, OvTensor, TensorValue, TfTensor
+from ovmstrio.graphs.python_nodes.api import Tensor as PythonTensor
 from ovmstrio.graphs.tensors import MEDIAPIPE_DATATYPES, NUMERIC_DATATYPES, create_python_tensor, tensor_bytes
 from ovmstrio.serving.kind import Dependency
-from pyovms import Tensor as PythonTensor
 
 if TYPE_CHECKING:
     from ovmstrio.core.request import InferResponse

@@ -31,6 +31,8 @@ from ovmstrio.graphs.calculator import (
 from ovmstrio.graphs.calculators.nodes import ports_of
 from ovmstrio.graphs.graph_config import NodeConfig, Port, StreamRef
 from ovmstrio.graphs.packets import REQUEST_PAYLOAD_TAG, RESPONSE_PAYLOAD_TAG
+from ovmstrio.graphs.python_nodes.api import Context, Tensor
+from ovmstrio.graphs.python_nodes.api.context import CURRENT
 from ovmstrio.graphs.python_nodes.node_model import (
     INITIALIZATION_FAILED,
     HookState,
@@ -62,8 +64,6 @@ from ovmstrio.isolation.user_code import (
 )
 from ovmstrio.isolation.worker_process import WorkerExited
 from ovmstrio.util.stdio import code_names, running_code_of
-from pyovms import Context, Tensor
-from pyovms.context import CURRENT
 
 # ----------------------------------------------------------------------
 # Nodes

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from ovmstrio.graphs.python_nodes.api import Context
+from ovmstrio.graphs.python_nodes.api.context import CURRENT
 from ovmstrio.graphs.python_nodes.node_model import (
     HookState,
     NodeDescription,
@@ -20,8 +22,6 @@ from ovmstrio.graphs.python_nodes.node_model import (
     unexpected_result_error,
 )
 from ovmstrio.isolation.code_host import HostedObject, Invocation
-from pyovms import Context
-from pyovms.context import CURRENT
 
 
 class _Instance:

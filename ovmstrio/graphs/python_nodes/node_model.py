@@ -15,8 +15,8 @@ import numpy as np
 
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.graphs.graph_config import Port
+from ovmstrio.graphs.python_nodes.api import HttpPayload, Tensor
 from ovmstrio.isolation.handler_imports import HandlerPackage
-from pyovms import HttpPayload, Tensor
 
 INITIALIZATION_FAILED: Final = "The Python Node state initialization failed"
 _CLASS: Final = "OvmsPythonModel"

@@ -89,6 +89,8 @@ async def _run(source: Path, arguments: Sequence[str]) -> None:
         check=False,
         stdout=subprocess.DEVNULL,
         capture_stderr=True,
+        # Signals of the terminal are for the server.
+        process_group=0,
     )
     lines = done.stderr.decode("utf-8", "replace").splitlines()
     problems = [_problem_in(line, source) for line in lines if line.strip()]

@@ -17,11 +17,11 @@ import numpy as np
 import structlog
 import trio
 
-from cortex_internal.lib.client.python import ModelClient as ModelClientBase
-from cortex_internal.lib.exceptions import UserRuntimeException
 from ovmstrio.core.errors import Overloaded, StorageFailure
 from ovmstrio.core.tensor import BYTES, Tensor, TensorSpec
 from ovmstrio.handlers.config.project_spec import DEFAULT_MODEL, ModelsSpec
+from ovmstrio.handlers.cortex.clients import ModelClient as ModelClientBase
+from ovmstrio.handlers.cortex.exceptions import UserRuntimeException
 from ovmstrio.handlers.models.model_cache import LoadedModel, ModelCache
 from ovmstrio.handlers.models.storage import Copy, CopyMaker
 from ovmstrio.handlers.models.version_index import LATEST, ModelKey, VersionFiles, is_version
@@ -48,7 +48,7 @@ class _Fetch:
         self.is_begun = False
         self.moved = time.monotonic()
 
-    def note_progress(self) -> None:
+    def note_progress(self, _: int = 0) -> None:
         self.moved = time.monotonic()
 
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import trio
 
-from cortex_internal.lib.client.tensorflow import TensorFlowClient as TensorFlowClientBase
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.core.tensor import Tensor
 from ovmstrio.handlers.config.project_spec import ModelsSpec, ProjectBatching, ProjectSpec
+from ovmstrio.handlers.cortex.clients import TensorFlowClient as TensorFlowClientBase
 from ovmstrio.handlers.models.client import (
     Array,
     LoadModel,
@@ -35,14 +35,13 @@ from ovmstrio.handlers.models.storage import (
     Copy,
     CopyMaker,
     ModelSource,
-    OpenStorage,
     open_sources,
-    open_storage,
     saved_model_problem,
 )
 from ovmstrio.handlers.models.version_index import LATEST
 from ovmstrio.serving.batching import Batcher, BatchOptions, open_batcher
 from ovmstrio.serving.file_watcher import FileWatcher
+from ovmstrio.stores.storage import OpenStorage, open_storage
 from ovmstrio.util.backoff import Backoff
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import trio
 
-from cortex_internal.lib.exceptions import UserRuntimeException
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.request import InferInput, InferRequest
 from ovmstrio.core.service import Servable
 from ovmstrio.core.tensor import BYTES, RawTensor, Tensor
+from ovmstrio.handlers.cortex.exceptions import UserRuntimeException
 from ovmstrio.handlers.models.client import Array
 from ovmstrio.handlers.models.saved_model import GRAPH_FILE, SavedModelSignature, choose_signature, read_saved_model
 from ovmstrio.inference.crash_probe import crash_probe_of_user_code

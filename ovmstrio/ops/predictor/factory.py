@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-import grpc
 import numpy as np
 import structlog
 import trio
@@ -53,6 +52,7 @@ from ovmstrio.ops.predictor.model_config import (
 from ovmstrio.ops.predictor.protocol import Feed, FeedMismatch, FeedTypeError, Predictor
 from ovmstrio.ops.settings import OpSettings
 from ovmstrio.ops.values import LOD_SUFFIX, add_tensor, from_array, tensor_from_message, to_array
+from ovmstrio.util.extras import Extra, missing_extra
 
 # ----------------------------------------------------------------------
 # Predictors for models on other servers: KServe v2 over gRPC, and Paddle Serving pipelines
@@ -67,6 +67,8 @@ class Endpoints:
     """Connections to equivalent servers at ``host:port``, used round-robin; unreachable servers are skipped."""
 
     def __init__(self, addresses: Sequence[str], *, timeout: float) -> None:
+        import grpc  # noqa: PLC0415 - optional
+
         self._timeout = timeout
         self._channels = [(address, grpc.insecure_channel(address, options=_UNLIMITED)) for address in addresses]
         self._call_numbers = itertools.count()
@@ -97,13 +99,15 @@ class Endpoints:
     async def _call_one(
         self,
         address: str,
-        channel: grpc.Channel,
+        channel: Any,
         method: str,
         request: Any,
         answer: Callable[[bytes], Any],
         *,
         headers: Sequence[tuple[str, str]],
     ) -> Any:
+        import grpc  # noqa: PLC0415 - optional
+
         send = channel.unary_unary(
             method, request_serializer=type(request).SerializeToString, response_deserializer=answer
         )
@@ -388,6 +392,9 @@ class PredictorFactory:
 
 
 def _remote(settings: OpSettings) -> Predictor:
+    if missing := missing_extra("grpc", Extra.GRPC):
+        message = f"Op {settings.name!r} calls another server, which needs grpcio"
+        raise ConfigError([Problem(message, suggestion=missing)])
     fetch = settings.fetch_list or ()
     config = None
     if settings.client_config is not None and settings.client_type != _PIPELINE:

@@ -16,7 +16,7 @@ _copy_service = copy_files(__file__, "web_service.py", "config.yml")
 
 
 def write_service(files: Path, directory: Path) -> None:
-    """Write the folder for ``ovms run web_service.py``."""
+    """Write the folder for ``ovms paddle run web_service.py``."""
     _copy_service(files, directory)
     shutil.copyfile(files / "ppocr_keys_v1.txt", directory / "characters.txt")
     for name, source in _MODELS.items():

@@ -34,6 +34,7 @@ def write(files: Path, directory: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
+        process_group=0,  # an interrupt is for the command
     )
     if done.returncode:
         raise WheelUnavailable(f"OpenVINO's tokenizers could not convert this one: {done.stderr.strip()[-500:]}")

@@ -120,7 +120,11 @@ def _write_tokenizer(table: Path, directory: Path) -> None:
     # Importing openvino_tokenizers changes every ov.Core of the process, so it runs in a subprocess.
     module = "ovmstrio.samples.transcription.byte_tokenizer"
     done = subprocess.run(  # noqa: S603 - our own code, on a verified file
-        [sys.executable, "-m", module, str(table), str(directory)], capture_output=True, text=True, check=False
+        [sys.executable, "-m", module, str(table), str(directory)],
+        capture_output=True,
+        text=True,
+        check=False,
+        process_group=0,  # an interrupt is for the command
     )
     if done.returncode:
         raise WheelUnavailable(f"OpenVINO Tokenizers could not convert tokenizer.json: {done.stderr.strip()[-500:]}")

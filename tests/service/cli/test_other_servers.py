@@ -49,7 +49,7 @@ def test_demo_gets_right_answers_over_both_protocols(cache: Path) -> None:
 
 
 @pytest.mark.usefixtures("cache")
-@pytest.mark.parametrize(("taken", "other"), [("--port", "--rest_port"), ("--rest_port", "--port")])
+@pytest.mark.parametrize(("taken", "other"), [("--port", "--rest-port"), ("--rest-port", "--port")])
 def test_demo_reports_a_port_in_use_with_its_option(taken: str, other: str) -> None:
     (free,) = free_ports(1)
     with socket.create_server(("127.0.0.1", 0)) as held:
@@ -144,7 +144,7 @@ def hostile_server() -> Iterator[str]:
 
 COMMANDS = [
     ["models"],
-    ["models", "--output", "csv"],
+    ["models", "--format", "csv"],
     ["models", "bad"],
     ["infer", "--model", "m", "--input", "x=1"],
     ["health"],
@@ -180,16 +180,16 @@ def address() -> Iterator[str]:
 
 
 def test_trace_prints_figures_in_every_format(address: str) -> None:
-    target = ("trace", address, "--once")
+    target = ("paddle", "trace", address, "--once")
     lines = run_command(*target).stdout.splitlines()
     assert next(line for line in lines if line.startswith("det")).split("  ")[0] == "det"
     assert any(line.startswith("det") and "12 / 16 / 16" in line for line in lines)
     assert any(line.startswith("chl0") for line in lines)
-    rows = list(csv.DictReader(io.StringIO(run_command(*target, "--output", "csv").stdout)))
+    rows = list(csv.DictReader(io.StringIO(run_command(*target, "--format", "csv").stdout)))
     (midp,) = (row for row in rows if (row["op"], row["stage"]) == ("det", "midp"))
     assert float(midp["p50_ms"]) == pytest.approx(12)
     assert (midp["samples"], midp["died"]) == ("4", "1")
-    printed = run_command("trace", f"http://{address}/", "--once", "--json")
+    printed = run_command("paddle", "trace", f"http://{address}/", "--once", "--json")
     assert json.loads(printed.stdout) == op_figures()
 
 
@@ -197,7 +197,7 @@ def test_trace_takes_the_port_from_a_configuration(address: str, tmp_path: Path)
     (tmp_path / "config.yml").write_text(f"http_port: {address.rpartition(':')[2]}\n")
     for target in (tmp_path, tmp_path / "config.yml"):
         assert find_url(str(target)) == f"http://{address}"
-        assert run_command("trace", str(target), "--once").exit_code == 0
+        assert run_command("paddle", "trace", str(target), "--once").exit_code == 0
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_a_failed_trace_has_an_exit_code(
     (free,) = free_ports(1)
     (command_folder / "rpc.yml").write_text("rpc_port: 9998\n")
     (command_folder / "wrong.yml").write_text("a: [")
-    ended = run_command("trace", target.format(address=address, free=free), "--once")
+    ended = run_command("paddle", "trace", target.format(address=address, free=free), "--once")
     assert (ended.exit_code, message in " ".join(ended.output.split())) == (code, True), ended.output
 
 
@@ -279,7 +279,7 @@ def test_a_message_comes_from_a_pipe_and_the_server_from_a_url(chat_answers: Cha
 
 def test_lines_of_a_pipe_are_a_conversation(chat_answers: ChatServer) -> None:
     lines = "Hi\n\nAgain\n/reset\n/system Be short.\nOnce\\\nmore\n/exit\nno\n"
-    done = _chat(chat_answers, "chat", "--output", "csv", stdin=lines)
+    done = _chat(chat_answers, "chat", "--format", "csv", stdin=lines)
     assert done.exit_code == 0, done.stderr
     rows = list(csv.DictReader(done.stdout.splitlines()))
     assert [row["text"] for row in rows] == ["Hello"] * 3

@@ -208,7 +208,7 @@ def test_a_sample_project_is_copied_with_its_next_commands(sample: ProjectSample
     result = _prepared("--sample", sample.name)
     folder = Path("models") / sample.name
     steps = [line.strip() for line in result.stderr.splitlines() if line.startswith("  ")]
-    command = f"ovms serve {folder}" if sample.kind == "handler" else f"cd {folder} && ovms run web_service.py"
+    command = f"ovms serve {folder}" if sample.kind == "handler" else f"cd {folder} && ovms paddle run web_service.py"
     assert steps[-2:] == [command, f"python -m ovmstrio.samples.{sample.name}.client"]
     assert all(str(folder) in step for step in steps[:-1])
     assert (folder / ("nucleus.yaml" if sample.kind == "handler" else "web_service.py")).is_file()
@@ -309,7 +309,7 @@ def test_generate_copies_a_wheel_of_sources_into_the_image(tmp_path: Path) -> No
     sources.mkdir()
     (sources / "made_here.py").write_text(BACKEND)
     (sources / "pyproject.toml").write_text(BUILD_SYSTEM)
-    result = run_command("generate", "iris", "--from-source", str(sources))
+    result = run_command("handler", "dockerfile", "iris", "--from-source", str(sources))
     assert result.exit_code == 0, result.output
     assert Path("ovmstrio-7.0-py3-none-any.whl").is_file()
     text = Path("nucleus.Dockerfile").read_text()

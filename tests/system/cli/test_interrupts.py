@@ -14,8 +14,10 @@ import pytest
 from ovmstrio.samples import prepare_repository
 from tests.support.command_server import CLOSED
 from tests.support.commands import on_terminal, piped
+from tests.support.graphs import graph_text, python_node
 from tests.support.plain_http import ChatServer, chat_server, relaying
 from tests.support.ports import free_ports
+from tests.support.projects import write_project
 from tests.support.served_in_thread import ServedInThread
 from tests.support.waits import until
 
@@ -203,6 +205,57 @@ def test_an_interrupted_top_ends_without_a_message() -> None:
         command.wait_for("trying again")
         command.interrupt()
         assert command.end() == 130
+
+
+_SLOW_NODE = """
+import time
+
+for _ in range(600):
+    time.sleep(0.1)
+"""
+_HANDLER = """
+class Handler:
+    def handle_get(self):
+        return "a"
+"""
+_STARTS = {
+    "model": ("serve", "--model_name", "m", "--model_path", "{folder}/iris", "--crash_probe", "retry", "{ports}"),
+    "slow import": ("serve", "--model_name", "slow", "--model_path", "{folder}/slow", "{ports}"),
+    "project": ("serve", "{folder}/project/nucleus.yaml", "--port", "0"),
+    "demo": ("demo", "{ports}"),
+    "check": ("check", "{folder}/iris"),
+    "check of a slow import": ("check", "{folder}/slow"),
+    "prepare": ("prepare", "{folder}/iris/1/model.xml", "--force", "--repository", "{folder}/prepared"),
+    "infer": ("infer", "--model", "m", "--input", "x=1", "--url", "127.0.0.1:1"),
+    "top": ("top", "--url", "127.0.0.1:1"),
+}
+
+
+@pytest.fixture(scope="module")
+def starts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Create a folder with a model, a graph whose Python node is imported for a minute, and a handler project."""
+    folder = prepare_repository(tmp_path_factory.mktemp("starts")).parent
+    (folder / "slow").mkdir()
+    (folder / "slow" / "node.py").write_text(_SLOW_NODE)
+    (folder / "slow" / "graph.pbtxt").write_text(graph_text(python_node("node.py")))
+    write_project(folder / "project", _HANDLER)
+    return folder
+
+
+@pytest.mark.parametrize("imports", [90, 200, 400, 600])
+@pytest.mark.parametrize("start", _STARTS)
+def test_ctrl_c_ends_a_starting_command_without_a_traceback(starts: Path, start: str, imports: int) -> None:
+    ports = " --port {} --rest_port {}".format(*free_ports(2))
+    line = " ".join(_STARTS[start]).format(folder=starts, ports=ports)
+    # Python prints a line for each import, which makes the moment of the interrupt independent of the machine.
+    with on_terminal(*line.split(), variables={"PYTHONPROFILEIMPORTTIME": "1"}) as command:
+        command.wait_for("import time:", imports)
+        command.interrupt()
+        code = command.end()
+    shown = [line for line in command.shown.splitlines() if "import time:" not in line]
+    # A server that has begun to load drains.
+    assert code in ({0, 130} if start in {"model", "slow import", "project"} else {130}), shown
+    assert [line for line in shown if "Traceback" in line or "KeyboardInterrupt" in line] == []
 
 
 def test_an_interrupt_during_imports_ends_without_a_message() -> None:

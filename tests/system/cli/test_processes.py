@@ -129,7 +129,7 @@ def test_a_log_file_on_a_full_disk_prints_no_traceback(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-run = partial(run_command, "stop")
+run = partial(run_command, "paddle", "stop")
 
 STUBBORN = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); print(flush=True); input()"
 

@@ -4,10 +4,8 @@ import json
 import logging
 import os
 import re
-import shutil
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -15,221 +13,28 @@ from urllib.parse import quote
 
 import httpx
 import numpy as np
-import openvino as ov
 import pytest
-from openvino import opset13 as opset
 from PIL import Image
 
 from ovmstrio.auth.key_file import key_hash
 from ovmstrio.telemetry.log_levels import LOG_LEVEL
 from ovmstrio.telemetry.logs import configure_logs
-from tests.support import ir
-from tests.support.all_kinds import write_all_kinds
-from tests.support.graphs import LOOPBACK, graph_text, python_node
+from tests.support.console_services import MARKUP, MARKUP_NAME, write_services
 from tests.support.served_in_thread import ServedInThread, serving_in_thread
 from tests.support.tiny_llm import write_tiny_folder
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Dialog, Page
+    from playwright.sync_api import Page
 
+    from tests.system.console.conftest import OpenPage
 
 expect = pytest.importorskip("playwright.sync_api").expect
 expect.set_options(timeout=60_000)
 
-OpenPage = Callable[..., AbstractContextManager[Any]]
 PICTURES: Final = os.environ.get("CONSOLE_PICTURES", "")
 """The folder that gets the pictures of the documentation; none are made without."""
 _COLOURS: Final = 160
 _PICTURED: Final = {"services", "words", "try", "activity", "phone_dark"}
-
-
-# Services
-
-
-MARKUP: Final = '<img src=x onerror="window.hit=1"><script>window.hit=1</script>'
-MARKUP_NAME: Final = "<img src=x onerror=window.hit=1>is true"
-"""The name of a model, which has to have no slash."""
-_WORDS: Final = """
-import time
-from pyovms import Tensor
-
-class OvmsPythonModel:
-    def execute(self, inputs):
-        text = bytes(inputs[0])
-        text = text[4:] if text[1:4] == bytes(3) else text
-        if b"fail" in text:
-            raise ValueError("the text asks for it: " + text.decode(errors="replace"))
-        for word in text.split():
-            yield [Tensor("words", word + b" ")]
-"""
-_UPPER: Final = """
-from pyovms import Tensor
-
-class OvmsPythonModel:
-    def execute(self, inputs):
-        return [Tensor("upper", bytes(inputs[0]).upper())]
-"""
-_COUNT: Final = """
-from pyovms import Tensor
-
-class OvmsPythonModel:
-    def execute(self, inputs):
-        return [Tensor("sizes", str(len(bytes(inputs[0]))).encode())]
-"""
-_OPS: Final = """
-from ovmstrio.ext.ops import Op, WebService
-
-class Read(Op):
-    def preprocess(self, input_dicts, data_id=0, log_id=0):
-        (given,) = input_dicts.values()
-        return {"y": given["x"]}, False, None, ""
-
-class Left(Read):
-    def preprocess(self, input_dicts, data_id=0, log_id=0):
-        return {"y": "left"}, False, None, ""
-
-class Right(Left):
-    pass
-
-class Join(Op):
-    def preprocess(self, input_dicts, data_id=0, log_id=0):
-        return {"y": " ".join(str(each["y"]) for each in input_dicts.values())}, False, None, ""
-
-class Service(WebService):
-    def get_pipeline_response(self, read_op):
-        read = Read(name="read", input_ops=[read_op])
-        left = Left(name="left", input_ops=[read])
-        right = Right(name="right", input_ops=[read])
-        return Join(name="join", input_ops=[left, right])
-
-
-service = Service(name="ops")
-service.prepare_pipeline_config("config.yml")
-service.run_service()
-"""
-
-
-def _classifier() -> ov.Model:
-    picture = opset.parameter([1, 3, 32, 32], np.float32, name="image")
-    picture.output(0).set_names({"image"})
-    mean = opset.reduce_mean(picture, opset.constant(np.array([2, 3])), keep_dims=False)
-    weights = np.linspace(-0.02, 0.02, 30, dtype=np.float32).reshape(3, 10)
-    scores = opset.softmax(opset.matmul(mean, opset.constant(weights), False, False), 1)
-    scores.output(0).set_names({"scores"})
-    return ov.Model([opset.result(scores)], [picture], "classifier")
-
-
-def _branching() -> dict[str, Any]:
-    nodes = [
-        {
-            "name": name,
-            "type": "DL model",
-            "model_name": "model",
-            "inputs": [{"b": {"node_name": source, "data_item": item}}],
-            "outputs": [{"data_item": "a", "alias": "a"}],
-        }
-        for name, source, item in [
-            ("prepare", "request", "b"),
-            ("detect", "prepare", "a"),
-            ("classify", "prepare", "a"),
-            ("refine", "detect", "a"),
-        ]
-    ]
-    outputs = [
-        {"boxes": {"node_name": "refine", "data_item": "a"}},
-        {"classes": {"node_name": "classify", "data_item": "a"}},
-    ]
-    return {"name": "detector", "inputs": ["b"], "nodes": nodes, "outputs": outputs}
-
-
-def _write_services(folder: Path) -> Path:
-    config = write_all_kinds(folder, ops=_OPS)
-    document = json.loads(config.read_text())
-    classifier = ir.save(_classifier(), folder / "repository", "classifier")
-    totals = ir.save(ir.accumulator(), folder / "repository", "totals")
-    document["model_config_list"] += [
-        {"config": {"name": "classifier", "base_path": str(classifier)}},
-        {"config": {"name": MARKUP_NAME, "base_path": str(folder / "repository" / "model")}},
-        {"config": {"name": "totals", "base_path": str(totals), "stateful": True}},
-        {"config": {"name": "broken", "base_path": "/models/nothing <b>here</b>"}},
-    ]
-    document["pipeline_config_list"].append(_branching())
-    words = folder / "words"
-    words.mkdir()
-    for name, text in (("words.py", _WORDS), ("upper.py", _UPPER), ("count.py", _COUNT)):
-        (words / name).write_text(text)
-    nodes = "\n".join(
-        [
-            python_node("words.py", ["IN:text"], ["OUT:words"], name="words", more=LOOPBACK),
-            python_node("upper.py", ["IN:words"], ["OUT:upper"], name="upper"),
-            python_node("count.py", ["IN:words"], ["OUT:sizes"], name="count"),
-        ]
-    )
-    outputs = ["OVMS_PY_TENSOR:upper", "OVMS_PY_TENSOR1:sizes"]
-    (words / "graph.pbtxt").write_text(graph_text(nodes, inputs=["OVMS_PY_TENSOR:text"], outputs=outputs))
-    document["mediapipe_config_list"].append({"name": "words", "base_path": str(words)})
-    config.write_text(json.dumps(document))
-    return config
-
-
-# Browser and server
-
-
-_OPTIONS: Final = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage"),
-)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    found = shutil.which("chromium")
-    if found is None:
-        pytest.skip("there is no chromium here: apt-get install chromium")
-    sync_api = pytest.importorskip("playwright.sync_api")
-    with sync_api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=found, args=_OPTIONS)
-        yield started
-        started.close()
-
-
-@pytest.fixture
-def open_page(browser: Browser) -> OpenPage:
-    """Return a function that opens a page, and checks that it made no errors, dialogs or requests to other hosts."""
-
-    @contextmanager
-    def opened(url: str, *, may_fail: bool = False, **options: Any) -> Iterator[Page]:
-        wrong: list[str] = []
-        context = browser.new_context(**options)
-        context.set_default_timeout(60_000)
-        page = context.new_page()
-
-        def refuse(dialog: Dialog) -> None:
-            wrong.append(f"dialog: {dialog.message}")
-            dialog.dismiss()
-
-        origin = "/".join(url.split("/", 3)[:3])
-        page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
-        page.on("console", lambda line: wrong.append(line.text) if line.type == "error" and not may_fail else None)
-        page.on(
-            "request", lambda request: None if request.url.startswith((origin, "blob:")) else wrong.append(request.url)
-        )
-        page.on("dialog", refuse)
-        try:
-            page.goto(url)
-            yield page
-        finally:
-            context.close()
-        assert wrong == []
-
-    return opened
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInThread]:
-    config = _write_services(tmp_path_factory.mktemp("services"))
-    with serving_in_thread(config_path=config) as served:
-        yield served
 
 
 def _url(server: ServedInThread, view: str = "") -> str:
@@ -358,6 +163,85 @@ def test_an_array_is_sent_and_errors_of_the_server_are_shown(server: ServedInThr
         expect(page.get_by_role("alert")).to_contain_text("expected numbers only")
 
 
+def _send(page: Page, text: str, datatype: str = "") -> None:
+    page.get_by_label("first_number", exact=True).fill(text)
+    page.get_by_label("Type of first_number").select_option(datatype)
+    page.get_by_role("button", name="Send").click()
+
+
+@pytest.mark.parametrize(
+    ("text", "datatype", "sent", "cells"),
+    [
+        ("3", "", "INT64 [1]", ["6"]),
+        ("1 2 3", "", "INT64 [3]", ["4", "5", "6"]),
+        ("[[1, 2], [3, 4]]", "", "INT64 [2, 2]", ["4", "5", "6", "7"]),
+        ("1.5", "", "FP64 [1]", ["4.5"]),
+        ("-1", "FP32", "FP32 [1]", ["2"]),
+        ("250", "UINT8", "UINT8 [1]", ["253"]),
+    ],
+)
+def test_a_graph_gets_numbers_of_the_type_of_their_text(
+    server: ServedInThread, open_page: OpenPage, text: str, datatype: str, sent: str, cells: list[str]
+) -> None:
+    with open_page(_url(server, "services/incrementer")) as page:
+        _send(page, text, datatype)
+        expect(page.locator("div.output")).to_contain_text(sent)
+        expect(page.locator("table.values td")).to_have_text(cells)
+        page.get_by_label("How", exact=True).select_option("stream")
+        if datatype in {"", "FP32"}:
+            page.get_by_role("button", name="Send").click()
+            expected = f"[{','.join(cells)}]" if len(cells) > 1 else cells[0]
+            expect(page.locator("pre.stream .piece")).to_have_text([expected])
+
+
+@pytest.mark.parametrize(
+    ("text", "datatype", "problem"),
+    [
+        ("[[1, 2], [3]]", "", "all rows of an array must have the same length"),
+        ("[1, x]", "", "the list is not valid JSON"),
+        ('[1, "one"]', "", "expected an array of numbers, of true and false, or of texts only"),
+        ("1 256", "UINT8", "expected UINT8 from 0 to 255, got 256 at position 2"),
+        ("1.5", "INT64", "expected whole numbers for INT64, got 1.5"),
+        ("yes", "BOOL", 'expected true or false, got "yes"'),
+    ],
+)
+def test_a_wrong_value_is_reported_at_its_field(
+    server: ServedInThread, open_page: OpenPage, text: str, datatype: str, problem: str
+) -> None:
+    with open_page(_url(server, "services/incrementer")) as page:
+        _send(page, text, datatype)
+        field = page.get_by_label("first_number", exact=True)
+        expect(page.locator(".input").get_by_role("alert")).to_contain_text(problem)
+        expect(field).to_have_attribute("aria-invalid", "true")
+        expect(field).to_be_focused()
+        expect(page.locator(".result")).to_be_empty()
+        _send(page, "1")
+        expect(page.locator("table.values td")).to_have_text(["4"])
+        expect(page.get_by_role("alert")).to_have_count(0)
+
+
+def test_a_stream_is_shown_in_its_pieces(server: ServedInThread, open_page: OpenPage) -> None:
+    with open_page(_url(server, "services/words")) as page:
+        page.get_by_label("text", exact=True).fill("one two three")
+        page.get_by_label("How", exact=True).select_option("stream")
+        page.get_by_role("button", name="Send").click()
+        expect(page.get_by_label("Pieces of upper").locator(".piece")).to_have_text(["ONE ", "TWO ", "THREE "])
+        expect(page.locator(".result").first).to_contain_text(re.compile("6 pieces in [0-9.]+ (ms|s), complete"))
+
+
+def test_the_shape_follows_the_values_of_a_model_with_a_fixed_shape(
+    server: ServedInThread, open_page: OpenPage
+) -> None:
+    with open_page(_url(server, "services/model")) as page:
+        values = page.get_by_label("b", exact=True)
+        values.fill("1 2 3")
+        page.get_by_role("button", name="Send").click()
+        expect(page.locator(".input").get_by_role("alert")).to_contain_text("expected [1, 10], got 3 values")
+        values.fill("[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]")
+        page.get_by_role("button", name="Send").click()
+        expect(page.locator("table.values td").last).to_have_text("11")
+
+
 def test_markup_in_a_stream_is_shown_as_text(server: ServedInThread, open_page: OpenPage) -> None:
     with open_page(_url(server, "services/words")) as page:
         page.locator(".input textarea").fill(f"one {MARKUP} three")
@@ -409,6 +293,11 @@ def test_failures_are_shown_with_their_node(server: ServedInThread, open_page: O
             _calls(server, 3)
         failed = page.locator("table.failures tbody tr", has_text="please fail").first
         expect(failed).to_contain_text("words")
+        expect(page.locator("table.failures tbody tr", has_text="detector")).to_have_count(1)
+        failed.get_by_role("button", name="GraphFailure").click()
+        calls = page.locator("table.failures tr.calls li")
+        expect(calls.first).to_contain_text("ValueError: the text asks for it: please fail (words.py:10)")
+        expect(failed.locator("td.number").first).to_have_text(re.compile("^[1-9][0-9]*$"))
         page.get_by_role("button", name="Reload").click()
         expect(page.locator("#notice")).to_contain_text("path does not exist")
         _picture(page, "activity")
@@ -421,10 +310,13 @@ def test_failures_stay_when_a_frame_was_missed(server: ServedInThread, open_page
     failed = {"number": 1, "at": 1, "milliseconds": 1, "name": "__proto__", "kind": "model", "message": "it is broken"}
     failed |= {"api": "KServe", "interface": "REST", "method": "ModelInfer", "code": "ModelFailure"}
     failed |= dict.fromkeys(("version", "request_id", "caller", "node"), "")
-    full = {"rows": {}, "services": {}, "totals": totals, "history": []}
+    group = {key: failed[key] for key in ("name", "kind", "code", "node", "message")}
+    group |= {"count": 1, "first": 1, "last": 1}
+    full = {"rows": {}, "services": {}, "totals": totals}
     events = [
         ("whole", {"number": 1, **full}),
         ("failures", [failed]),
+        ("failure_groups", [group]),
         # After a missed frame all figures are sent, but no failures.
         ("whole", {"number": 3, **full}),
         ("frame", {"number": 4, "totals": totals, "rows": {"__proto__": row}, "services": {"__proto__": {"rate": 7}}}),
@@ -497,6 +389,19 @@ def test_a_paused_log_keeps_its_lines(server: ServedInThread, open_page: OpenPag
         expect(lines).to_have_count(2)
 
 
+def test_a_wide_graph_scrolls_on_a_phone(server: ServedInThread, open_page: OpenPage) -> None:
+    with open_page(_url(server, "services/detector"), viewport={"width": 280, "height": 640}, has_touch=True) as page:
+        expect(page.locator("svg.drawing .box.node")).to_have_count(4)
+        canvas = page.locator(".canvas")
+        wide, narrow = canvas.evaluate("each => [each.scrollWidth, each.clientWidth]")
+        assert wide > narrow
+        right = page.locator("svg.drawing .box.output").last
+        canvas.evaluate("each => { each.scrollLeft = each.scrollWidth; }")
+        right.scroll_into_view_if_needed()
+        expect(right).to_be_in_viewport(ratio=1)
+        assert page.evaluate("document.scrollingElement.scrollWidth") <= 280
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize(
@@ -539,7 +444,7 @@ def test_the_page_is_usable_by_keyboard_and_screen_readers(server: ServedInThrea
 
 @pytest.mark.slow
 def test_the_page_reconnects_to_a_restarted_server(tmp_path: Path, open_page: OpenPage) -> None:
-    config = _write_services(tmp_path)
+    config = write_services(tmp_path)
     with closing(socket.create_server(("127.0.0.1", 0))) as held:
         address = f"127.0.0.1:{held.getsockname()[1]}"
     opened = ExitStack()
@@ -556,7 +461,7 @@ def test_the_page_reconnects_to_a_restarted_server(tmp_path: Path, open_page: Op
 
 @pytest.mark.slow
 def test_a_server_with_known_callers_asks_for_a_key(tmp_path: Path, open_page: OpenPage) -> None:
-    config = _write_services(tmp_path)
+    config = write_services(tmp_path)
     keys = tmp_path / "keys.json"
     entry = {"name": "reader", "sha256": key_hash("secret-key"), "scopes": ["read"]}
     maker = {"name": "maker", "sha256": key_hash("maker-key"), "scopes": ["infer:*"]}

@@ -165,7 +165,7 @@ async def test_process_with_an_abandoned_call_is_killed_after_the_grace_period()
 
 
 async def test_process_ends_with_its_nursery() -> None:
-    process = WorkerProcess(PROGRAM, has_own_group=True)
+    process = WorkerProcess(PROGRAM)
     async with trio.open_nursery() as nursery:
         _, pid, group = await process.start(nursery, "work")
         assert group == pid
@@ -188,7 +188,7 @@ async def test_callers_may_be_cancelled_with_the_process(_: int) -> None:
 
 async def test_kept_process_is_restarted_until_it_stops() -> None:
     stopping, ends = trio.Event(), list[str]()
-    make = partial(WorkerProcess, PROGRAM, has_own_group=True)
+    make = partial(WorkerProcess, PROGRAM)
     reader, writer = os.pipe()
     kept = RestartedProcess(
         0, make, "work", writer, backoff=Backoff(0, 0), stopping=stopping,

@@ -70,12 +70,12 @@ def test_sequences_over_rest_and_grpc_survive_a_restart(tmp_path: Path) -> None:
         assert (listed["id"], listed["requests"]) == (1, 2)
         assert 0 <= listed["idle_seconds"] <= listed["age_seconds"] < 60
         assert server.get("/v2/models/m/versions/1/sequences").status_code == 200
-        output = run_ovms("sequences", "m", "--json", "--url", server.rest)
+        output = run_ovms("sequence", "list", "m", "--json", "--url", server.rest)
         assert [(each["id"], each["requests"]) for each in json.loads(output.stdout)] == [(1, 2)]
-        table = run_ovms("sequences", "m", "--version", "1", "--url", server.rest).stdout
+        table = run_ovms("sequence", "list", "m", "--version", "1", "--url", server.rest).stdout
         assert table.split()[:4] == ["sequence", "age", "idle", "requests"]
         assert "2" in table.splitlines()[1].split()
-        assert run_ovms("sequences", "n", "--url", server.rest).returncode == 1
+        assert run_ovms("sequence", "list", "n", "--url", server.rest).returncode == 1
         with open_client(server.grpc) as client, pytest.raises(NotSupported, match="use REST"):
             client.sequences("m")
         assert server.get("/v2/models/n/sequences").status_code == 404

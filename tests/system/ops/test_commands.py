@@ -125,7 +125,7 @@ def _check_client(server: OvmsProcess) -> None:
 
 def test_a_script_runs_unchanged(project: Path) -> None:
     rpc, http = _write_config(project, "dag:", "  is_thread_op: false")
-    with running("run", "--bind_address", "127.0.0.1", "web_service.py", grpc=rpc, rest=http) as server:
+    with running("paddle", "run", "--bind_address", "127.0.0.1", "web_service.py", grpc=rpc, rest=http) as server:
         answer = _post(server, "1,2")
         assert answer["value"][0] == "[3.0, 5.0]"
         worker = int(answer["value"][1])
@@ -189,7 +189,7 @@ def test_a_start_that_takes_long_can_be_ended(project: Path, *, is_thread_op: bo
     os.mkfifo(gate)
     noting = 'self.factor = open("gate", "w").write(str(os.getpid())) or open("gate").read()'
     (project / "web_service.py").write_text(SCRIPT.replace("self.factor = 2.0", noting))
-    with running("run", "web_service.py", grpc=rpc, rest=http, ready=False) as server:
+    with running("paddle", "run", "web_service.py", grpc=rpc, rest=http, ready=False) as server:
         worker = int(_read_pipe(gate))
         assert (worker == server.process.pid) is is_thread_op
         code, output = server.stop()
@@ -214,7 +214,7 @@ def test_the_original_package_is_not_shadowed(project: Path, monkeypatch: pytest
     original.mkdir(parents=True)
     (original / "__init__.py").write_text('"""The original."""\n')
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*filter(None, sys.path), str(original.parent)]))
-    done = run_ovms("run", "web_service.py")
+    done = run_ovms("paddle", "run", "web_service.py")
     assert done.returncode == 1
     assert f"pip uninstall {package.replace('_', '-')}`" in done.stderr
     assert json.dumps(str(original))[1:-1] in done.stderr.replace("\n", "")

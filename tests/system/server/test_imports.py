@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-_FRAMEWORKS = ("quart", "hypercorn", "PIL", "grpc", "openvino", "ovmstrio.ops.executor", "pyovms")
+_FRAMEWORKS = (
+    "quart",
+    "hypercorn",
+    "PIL",
+    "grpc",
+    "openvino",
+    "ovmstrio.ops.executor",
+    "ovmstrio.graphs.python_nodes.api",
+)
 _FRONT_ENDS = ("ovmstrio.transport.grpc.server", "ovmstrio.encoding.messages", "grpclib", "hpack", "h2")
 _WORKERS = ("ovmstrio.workers.supervisor",)
 _SERVE = """

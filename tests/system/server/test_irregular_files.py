@@ -11,9 +11,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from ovmstrio.cli.all_commands import app
 from typer.testing import CliRunner
 
-from ovmstrio.cli.all_commands import app
 from tests.support import ir
 from tests.support.ports import free_ports
 from tests.support.processes import environment, run_ovms, serving

@@ -15,11 +15,12 @@ from typer.testing import CliRunner, Result
 
 from ovmstrio.auth.key_file import key_hash, read_key_file
 from ovmstrio.cli import serve_service
-from ovmstrio.cli.all_commands import app
+from ovmstrio.cli.main import command_line
 from ovmstrio.cli.run import _command
-from ovmstrio.cli.script import compat_folder, execute_script
+from ovmstrio.cli.script import execute_script
 from ovmstrio.cli.serve_service import run_pipeline_service
 from ovmstrio.ext.ops import WebService
+from ovmstrio.extras import COMPAT_FOLDER
 from ovmstrio.ops.prepared_service import PreparedService
 from tests.support.commands import run_command
 from tests.support.graphs import LOOPBACK, graph_text, python_node
@@ -28,7 +29,7 @@ from tests.support.projects import PYTHON, write
 pytestmark = pytest.mark.usefixtures("command_folder")
 
 graph = partial(run_command, "graph")
-generate = partial(run_command, "generate")
+generate = partial(run_command, "handler", "dockerfile")
 
 
 def write_graph(text: str = "") -> None:
@@ -175,7 +176,7 @@ def test_generate_reports_failures_in_one_line(options: tuple[str, ...], error: 
 
 
 def _keys(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["keys", *arguments])
+    return CliRunner().invoke(command_line(), ["keys", *arguments])
 
 
 def test_keys_are_stored_as_hashes_and_revoked(tmp_path: Path) -> None:
@@ -292,7 +293,7 @@ def test_a_script_gets_its_arguments_and_configuration_and_sets_the_exit_code(sc
     execute_script(script, ["one", "two"], "config.yml", taken.append)
     (service,) = taken
     assert (service.name, service.yml_dict) == ("one two", {"rpc_port": 0, "worker_num": 3})
-    assert sys.path[:2] == [str(script.parent), str(compat_folder())]
+    assert sys.path[:2] == [str(script.parent), str(COMPAT_FOLDER)]
     assert sys.modules["__main__"] is main
     script.write_text("raise SystemExit(3)")
     with pytest.raises(SystemExit) as ended_with:

@@ -14,8 +14,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from ovmstrio.cli import serve
-from ovmstrio.cli.all_commands import app
 from ovmstrio.cli.console import EX_USAGE
+from ovmstrio.cli.main import command_line
 from ovmstrio.cli.serving import usage
 from ovmstrio.config.config_file import parse_config
 from ovmstrio.config.specs import TextModelSpec
@@ -121,7 +121,7 @@ def _options(line: str) -> set[str]:
 def test_command_lines_of_ovms_are_accepted_unchanged(
     given: list[dict[str, Any]], command: list[str], line: str
 ) -> None:
-    result = CliRunner().invoke(app, [*command, *shlex.split(line)])
+    result = CliRunner().invoke(command_line(), [*command, *shlex.split(line)])
     assert result.exit_code == 0, result.output
     (taken,) = given
     assert taken.keys() == _options(line)
@@ -131,7 +131,7 @@ def test_command_lines_of_ovms_are_accepted_unchanged(
 @pytest.mark.parametrize("value", ["=true", " true", "=false", " false", ""])
 def test_a_flag_may_have_a_value(given: list[dict[str, Any]], value: str) -> None:
     line = f"--model_name m --model_path /m --stateful --idle-sequence-cleanup{value} --metrics_enable"
-    result = CliRunner().invoke(app, shlex.split(line))
+    result = CliRunner().invoke(command_line(), shlex.split(line))
     assert result.exit_code == 0, result.output
     assert (given[0]["idle_sequence_cleanup"], given[0]["metrics_enable"]) == ("false" not in value, True)
 
@@ -140,7 +140,7 @@ def test_a_flag_may_have_a_value(given: list[dict[str, Any]], value: str) -> Non
 def test_options_without_effect_are_accepted_and_listed(
     given: list[dict[str, Any]], line: str, named: list[str]
 ) -> None:
-    assert CliRunner().invoke(app, shlex.split(line)).exit_code == 0
+    assert CliRunner().invoke(command_line(), shlex.split(line)).exit_code == 0
     assert sorted(ignored_options(given[0])) == named
 
 
@@ -148,7 +148,7 @@ def test_options_without_effect_are_accepted_and_listed(
 def test_unsupported_options_are_refused_with_an_alternative(
     given: list[dict[str, Any]], line: str, messages: list[str]
 ) -> None:
-    result = CliRunner().invoke(app, shlex.split(line))
+    result = CliRunner().invoke(command_line(), shlex.split(line))
     assert result.exit_code == 64
     assert not given
     for text in messages:
@@ -159,7 +159,7 @@ def test_unsupported_options_are_refused_with_an_alternative(
 
 @pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["-h"]])
 def test_options_of_the_command_start_no_server(given: list[dict[str, Any]], arguments: list[str]) -> None:
-    assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert CliRunner().invoke(command_line(), arguments).exit_code == 0
     assert not given
 
 
@@ -169,7 +169,7 @@ _EMPTY = '{"model_config_list": []}'
 
 
 def _run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "1000"})
+    return CliRunner().invoke(command_line(), list(arguments), env={"COLUMNS": "1000"})
 
 
 @pytest.fixture
@@ -306,9 +306,9 @@ def test_shell_completion_changes_no_file(command: str, repository: Path) -> Non
     for first in ("--remove_from_config", "--pull", "--metrics_enable=true"):
         words = [*command.split(), first, "--config_path", str(file), "--model_name", "resnet", "--rest_p"]
         line = {"COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
-        done = CliRunner().invoke(app, [], prog_name="ovms", env={"_OVMS_COMPLETE": "complete_bash", **line})
+        done = CliRunner().invoke(command_line(), [], prog_name="ovms", env={"_OVMS_COMPLETE": "complete_bash", **line})
         assert done.exit_code == 0, done.output
-        assert "--rest_port" in done.output.split()
+        assert "--rest-port" in done.output.split()
     assert file.read_text() == _RESNET
 
 

@@ -58,7 +58,8 @@ class _Worker:
 
     def restart(self) -> None:
         self.gathering = ConsoleAggregator(self.plane, self.past)
-        self.frames = FrameMaker(self.plane, self.gathering)
+        # The mock clock begins at zero.
+        self.frames = FrameMaker(self.plane, self.gathering, lambda: 1e6 + trio.current_time())
 
     @property
     def figures(self) -> dict[str, Any]:
@@ -119,9 +120,28 @@ async def test_every_worker_shows_the_same_figures(tmp_path: Path, autojump_cloc
         await one.frames.frame()
         await other.frames.frame()
         assert other.figures["requests"] == one.figures["requests"] == 15
-        before = [each["at"] for each in one.frames.history]
-        # The system clock stays within two seconds while the mock clock jumps.
-        assert {int(each["at"]) for each in other.frames.history} >= {int(at) for at in before}
+
+
+async def test_the_series_survive_a_restart_of_a_worker(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    async with _workers(tmp_path) as (one, other):
+        for each in (one, other):
+            nursery.start_soon(each.frames.sample)
+        await trio.sleep(2)
+        for _ in range(4):
+            one.count(10)
+            other.count(5, failed=1)
+            await trio.sleep(5)
+        one.restart()
+        nursery.start_soon(one.frames.sample)
+        await trio.sleep(1)
+        for service in ("", "echo"):
+            document = await one.gathering.series_document(service)
+            assert document["series"]["rate"][-3:] == [3, 3, 3]
+            assert document["series"]["error_rate"][-3:] == [0.2, 0.2, 0.2]
+        assert one.gathering.series.document("echo") == await one.gathering.series_document("echo")
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_stuck_worker_is_listed_and_not_queried(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
@@ -314,3 +334,38 @@ def test_facts_are_summed_joined_or_listed_by_worker() -> None:
         "runs": {"worker 0": "here", "worker 1": "there"},
     }
     assert (merged["sequences"], merged["sequence_count"]) == ([{**sequence, "worker": 0}], 1)
+
+
+def _failed(worker: _Worker, code: str, node: str = "", message: str = "no") -> None:
+    event = CallEvent("echo", "1", "model", ApiInterface("KServe", "REST"), "ModelInfer", code=code)
+    event.node, event.reason = node, message
+    worker.past.failures.call_failed(event)
+
+
+async def test_failures_are_counted_by_service_error_and_node_of_all_workers(tmp_path: Path) -> None:
+    async with _workers(tmp_path) as (one, other):
+        for number in range(150):
+            _failed(one, "InvalidRequest", message=f"shape {number}")
+        _failed(other, "InvalidRequest", message="the last")
+        _failed(other, "GraphFailure", "words")
+        _failed(other, "GraphFailure", "upper")
+        await one.gathering.fetch_history(FAILURES)
+        groups = one.gathering.past.failure_groups
+        counts = {(each["name"], each["code"], each["node"]): each["count"] for each in groups}
+        assert counts == {
+            ("echo", "InvalidRequest", ""): 151,
+            ("echo", "GraphFailure", "words"): 1,
+            ("echo", "GraphFailure", "upper"): 1,
+        }
+        assert [each["last"] for each in groups] == sorted((each["last"] for each in groups), reverse=True)
+        (invalid,) = [each for each in groups if each["code"] == "InvalidRequest"]
+        assert invalid["message"] == "the last"
+        assert invalid["first"] <= invalid["last"]
+
+
+async def test_the_groups_of_failures_are_limited(tmp_path: Path) -> None:
+    async with _workers(tmp_path) as (one, _):
+        for number in range(130):
+            _failed(one, f"Error{number}")
+        groups = one.past.failures.groups
+        assert [each.code for each in groups] == [f"Error{number}" for number in range(129, 29, -1)]

@@ -9,6 +9,14 @@ from importlib.metadata import Distribution, PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
+import pytest
+from structlog.testing import capture_logs
+
+from ovmstrio.client import open_client
+from ovmstrio.client.pipeline import PipelineClient
+from ovmstrio.core.errors import InvalidRequest
+from ovmstrio.encoding.number_arrays import simdjson_module
+from ovmstrio.protocols.kserve.large_document import read_large_document
 from ovmstrio.util.extras import Extra, way_to_install
 
 ROOT = Path(__file__).parents[3]
@@ -75,3 +83,26 @@ def test_no_page_installs_the_package_by_name() -> None:
     code = [*ROOT.glob("ovmstrio/**/*.py")]
     found = [str(file.relative_to(ROOT)) for file in (*pages, *code) if BY_NAME_ALONE.search(file.read_text())]
     assert found == []
+
+
+def test_a_client_over_grpc_names_the_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    with pytest.raises(InvalidRequest, match=r"grpc is not installed: .*\[grpc\].*; or use REST"):
+        open_client("127.0.0.1:1")
+    with open_client("127.0.0.1:1", rest=True):
+        pass
+    with pytest.raises(ModuleNotFoundError, match=r"PipelineClient needs grpcio"):
+        PipelineClient().connect("127.0.0.1:1")
+
+
+def test_a_missing_parser_of_large_bodies_is_logged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "simdjson", None)
+    simdjson_module.cache_clear()
+    try:
+        with capture_logs() as lines:
+            assert read_large_document(memoryview(b'{"inputs": []}'), 8) is None
+            assert read_large_document(memoryview(b'{"inputs": []}'), 8) is None
+    finally:
+        simdjson_module.cache_clear()
+    assert [line["event"] for line in lines] == ["large JSON bodies parsed without pysimdjson"]
+    assert "[json]" in lines[0]["install"]

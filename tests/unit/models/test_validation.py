@@ -4,6 +4,7 @@ import io
 import math
 import re
 import struct
+import sys
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from ovmstrio.core.errors import InvalidRequest
+from ovmstrio.core.errors import InvalidRequest, NotSupported
 from ovmstrio.core.request import Buffer, Contents, InferInput, InferRequest
 from ovmstrio.core.tensor import ANY_SIZE, BY_NAME, BYTES, Dim, Tensor, TensorSpec
 from ovmstrio.encoding.raw_contents import buffer_of
@@ -587,3 +588,10 @@ def test_buffer_of_a_strided_array_is_copied_in_the_order_of_rows() -> None:
     array = np.arange(6, dtype=np.int16).reshape(2, 3)
     assert bytes(buffer_of(array.T)) == array.T.copy().tobytes()
     assert bytes(buffer_of(array[:, ::2])) == np.array([[0, 2], [3, 5]], np.int16).tobytes()
+
+
+def test_an_image_without_pillow_is_not_supported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "ovmstrio.models.image_files", raising=False)
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(NotSupported, match=r"Pillow.*extra images"):
+        pixels_of(image_spec(1, 2, 4, 3), b"P6 1 1 255 " + bytes(3))

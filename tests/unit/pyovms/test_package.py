@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ovmstrio.graphs.python_nodes.api.buffer_exporter import Exporter, over_array, over_buffer
 from pyovms import Context, Storage, Tensor, current_context
-from pyovms.buffer_exporter import Exporter, over_array, over_buffer
 
 ROWS = {
     "BOOL": "?",
@@ -223,7 +223,7 @@ def test_tensors_compare_by_identity() -> None:
     assert tensor != other
     assert bool(tensor)
     assert len({tensor, other, copy.copy(tensor), copy.deepcopy(tensor)}) == 2
-    assert repr(tensor).startswith("<pyovms.tensor.Tensor object at ")
+    assert repr(tensor).startswith("<pyovms.Tensor object at ")
     assert f"{tensor}" == str(tensor) == repr(tensor)
 
 

@@ -1,0 +1,1 @@
+"""API of Nucleus handlers, which user code imports as ``cortex_internal``."""
