@@ -1,7 +1,7 @@
 """Servers, clients and a clock for tests of programs that use ovmstrio.
 
-``serving`` runs a server in a thread of the test's process, on free ports of this machine. ``serving_in_memory`` runs one
-in the test's own trio loop, without sockets.
+``serving`` runs a server in a thread of the test's process, on free ports of this machine. ``serving_in_memory`` runs
+one in the test's own trio loop, without sockets.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class _Handler(BaseHTTPRequestHandler):
     server_state: FileServer
     protocol_version = "HTTP/1.1"
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, *_: Any) -> None:
         pass
 
     def do_HEAD(self) -> None:
@@ -95,7 +95,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         key = next((key for key, left in state.failures.items() if key in path and left), None)
-        failure = None if key is None or (self.command == "HEAD" and state.failures[key][0] == "cut") else state.failures[key].pop(0)
+        is_cut = key is not None and self.command == "HEAD" and state.failures[key][0] == "cut"
+        failure = None if key is None or is_cut else state.failures[key].pop(0)
         if isinstance(failure, int):
             self._send(failure, b"", {} if state.retry_after is None else {"retry-after": state.retry_after})
         elif state.token and path.startswith("/api") and self.headers.get("authorization") != f"Bearer {state.token}":
@@ -122,7 +123,8 @@ class _Handler(BaseHTTPRequestHandler):
             if _is_lfs(path):
                 row["lfs"] = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}
             siblings.append(row)
-        body = {"id": repository, "modelId": repository, "sha": commit, "siblings": siblings, "tags": [], "private": False}
+        body = {"id": repository, "modelId": repository, "sha": commit, "tags": [], "private": False}
+        body["siblings"] = siblings
         self._send(200, json.dumps(body).encode(), {"content-type": "application/json"})
 
     def _resolve(self, repository: str, revision: str, path: str, *, cut: bool) -> None:

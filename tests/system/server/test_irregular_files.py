@@ -11,10 +11,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from ovmstrio.cli.all_commands import app
-from typer.testing import CliRunner
 
 from tests.support import ir
+from tests.support.commands import run_command
 from tests.support.ports import free_ports
 from tests.support.processes import environment, run_ovms, serving
 from tests.support.served_in_thread import serving_in_thread
@@ -23,7 +22,7 @@ from tests.support.waits import WAIT_SECONDS, until
 
 
 def _run_ovms(*arguments: str) -> tuple[int, str]:
-    ended = CliRunner().invoke(app, arguments)
+    ended = run_command(*arguments)
     return ended.exit_code, " ".join(ended.output.split())
 
 
