@@ -25,8 +25,15 @@ def exit_at_interrupt(code: int) -> None:
     """Exit with ``code`` at SIGINT, without cleanup; no effect if SIGINT is ignored, as under nohup."""
     global _exit_code  # noqa: PLW0603 - a fact of the process
     _exit_code = code
+    signal.setitimer(signal.ITIMER_REAL, 0)
     if signal.getsignal(signal.SIGINT) in {signal.default_int_handler, raise_interrupt}:
         signal.signal(signal.SIGINT, _exit)
+
+
+def ignore_interrupts() -> None:
+    """Ignore SIGINT, also one that waits to be sent again."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def raise_at_interrupt() -> None:

@@ -258,6 +258,22 @@ def test_ctrl_c_ends_a_starting_command_without_a_traceback(starts: Path, start:
     assert [line for line in shown if "Traceback" in line or "KeyboardInterrupt" in line] == []
 
 
+@pytest.mark.parametrize("presses", [1, 2])
+def test_ctrl_c_ends_a_server_while_the_code_of_a_node_is_imported(starts: Path, presses: int) -> None:
+    ports = " --port {} --rest_port {}".format(*free_ports(2))
+    line = " ".join(_STARTS["slow import"]).format(folder=starts, ports=ports)
+    with on_terminal(*line.split()) as command:
+        command.wait_for("service loading")
+        command.interrupt()
+        if presses == 2:
+            command.wait_for("draining")
+            command.interrupt()
+        code = command.end()
+    assert code in ({0} if presses == 1 else {0, 1, 130}), command.shown
+    assert "Traceback" not in command.shown
+    assert "AVAILABLE" not in command.shown
+
+
 def test_an_interrupt_during_imports_ends_without_a_message() -> None:
     code = """
 import os, signal, sys
