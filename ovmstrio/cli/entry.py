@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import atexit
-import os
-import sys
-from contextlib import suppress
-from pathlib import Path
-from typing import Final
-
-from ovmstrio.cli.exits import EX_INTERRUPTED
 from ovmstrio.util.interrupts import exit_at_interrupt, ignore_interrupts, raise_at_interrupt
+
+exit_at_interrupt()
+
+import atexit  # noqa: E402 - SIGINT is handled before
+import os  # noqa: E402 - as above
+import sys  # noqa: E402 - as above
+from contextlib import suppress  # noqa: E402 - as above
+from pathlib import Path  # noqa: E402 - as above
+from typing import Final  # noqa: E402 - as above
+
+from ovmstrio.cli.exits import EX_INTERRUPTED  # noqa: E402 - as above
 
 _ELF: Final = b"\x7fELF"
 
 
 def main() -> None:
     """Run the command line; an interrupt exits with 130 and without a message."""
-    exit_at_interrupt(EX_INTERRUPTED)
     # Runs last: while the interpreter ends, the signal would end the process without an exit code.
     atexit.register(ignore_interrupts)
     from ovmstrio.server.end_watchdog import SHUTDOWN_WATCHDOG
@@ -35,7 +37,7 @@ def main() -> None:
         raise_at_interrupt()
         run()
     except (KeyboardInterrupt, SystemExit) as ended:
-        exit_at_interrupt(EX_INTERRUPTED)
+        exit_at_interrupt()
         if isinstance(ended, SystemExit) and ended.code != EX_INTERRUPTED:
             raise
         # The end of the interpreter waits for threads, and may replace the exit code by the signal.
@@ -44,7 +46,7 @@ def main() -> None:
                 stream.flush()
         os._exit(EX_INTERRUPTED)
     finally:
-        exit_at_interrupt(EX_INTERRUPTED)
+        exit_at_interrupt()
         SHUTDOWN_WATCHDOG.start_for_exit()
 
 
