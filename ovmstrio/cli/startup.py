@@ -283,7 +283,7 @@ def _state(running: Running) -> Text:
 def _row(status: VersionStatus) -> tuple[str, str, str, str, str, str]:
     from rich.markup import escape
 
-    state = status.state.name
+    state = "UNAVAILABLE" if status.has_failed else status.state.name
     colour = "green" if state == "AVAILABLE" else "red" if status.reason else "yellow"
     seconds = "" if status.load_seconds is None else f"{status.load_seconds:.2f} s"
     return (
