@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -142,16 +143,17 @@ async def test_an_unreachable_model_ends_the_start(files: FileServer) -> None:
 
 def test_a_repository_of_a_hub_is_served(files: FileServer, tmp_path: Path) -> None:
     pytest.importorskip("huggingface_hub")
-    commit = files.publish("org/name", _model(tmp_path, 5) | {"README.md": b"text", "model.safetensors": b"unused"})
+    model = {f"1/{name}": content for name, content in _model(tmp_path, 5).items()}
+    commit = files.publish("org/name", model | {"README.md": b"text", "model.safetensors": b"unused"})
     addresses = {
         "whole": "hf://org/name",
         "pinned": f"hf://org/name@{commit}",
-        "file": "hf://org/name/model.xml",
+        "file": "hf://org/name/1/model.xml",
     }
     config = _config(tmp_path / "config.json", **addresses)
     with serving_in_thread(config_path=config, store_poll_seconds=0.05) as server:
         for name in addresses:
-            until(lambda name=name: _is_ready(server, name))
+            until(partial(_is_ready, server, name))
             assert _outputs(server, name) == [6.0, 7.0]
     assert not any("safetensors" in each for each in files.requests)
 
