@@ -166,11 +166,11 @@ def read_source_models(arguments: Sequence[str]) -> SourceModels:
         for each, file in ((source, values.get("gguf_filename", "")), (draft, ""))
         if each
     ]
-    paths = dict(zip([name for name, each in (("model_path", source), ("draft_models_path", draft)) if each], found, strict=True))
+    options = [name for name, each in (("--model_path", source), ("--draft_models_path", draft)) if each]
     named = ["--model_name", source] if source and "model_name" not in names else []
-    options = [part for name, (path, _) in paths.items() for part in (f"--{name}", path)]
+    paths = [part for name, (path, _) in zip(options, found, strict=True) for part in (name, path)]
     downloads = tuple(download for _, download in found if download is not None)
-    return SourceModels([*rest, *named, *options], downloads, "pull" in names)
+    return SourceModels([*rest, *named, *paths], downloads, "pull" in names)
 
 
 def _source(name: str, file: str, repository: str, *, replaces: bool) -> tuple[str, Download | None]:

@@ -14,7 +14,8 @@ from ovmstrio.core.errors import StorageFailure
 from ovmstrio.serving.mirrors import update_mirror
 from ovmstrio.stores.address import Address, find_address
 from ovmstrio.stores.mirror import Mirror, evict
-from ovmstrio.stores.storage import LocalStorage, ModelStorage, OnProgress, StoredFile, open_storage
+from ovmstrio.stores.open_storage import open_storage
+from ovmstrio.stores.storage import LocalStorage, ModelStorage, OnProgress, StoredFile
 from tests.support.stores import FileServer, file_server
 
 _SIZE = 3_000_000
