@@ -21,7 +21,7 @@ from ovmstrio.config.model_options import parse_model_options
 from ovmstrio.config.schema import expected_text
 from ovmstrio.config.service_options import check_base_path, check_name
 from ovmstrio.config.specs import GraphSpec, LatestVersions, ModelSpec, ServerSpec, TextModelSpec, VersionPolicy
-from ovmstrio.config.text_entries import TEXT_OPTIONS, detect_task, parse_task, parse_text_options
+from ovmstrio.config.text_entries import TEXT_OPTIONS, detect_task, parse_task, parse_text_options, text_model_path
 from ovmstrio.core.connection import TrustedProxies
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.generation import Task
@@ -316,7 +316,7 @@ def addresses_of(settings: ServerSettings) -> dict[str, Address]:
 
 def with_local_copies(settings: ServerSettings) -> ServerSettings:
     """Return the settings with the paths of local copies instead of remote addresses."""
-    paths = {name: address.path for name, address in addresses_of(settings).items()}
+    paths = {name: text_model_path(address.path) for name, address in addresses_of(settings).items()}
     return settings.model_copy(
         update={name: str(path) if name == "draft_models_path" else path for name, path in paths.items()}
     )

@@ -143,12 +143,11 @@ async def test_an_unreachable_model_ends_the_start(files: FileServer) -> None:
 
 def test_a_repository_of_a_hub_is_served(files: FileServer, tmp_path: Path) -> None:
     pytest.importorskip("huggingface_hub")
-    model = {f"1/{name}": content for name, content in _model(tmp_path, 5).items()}
-    commit = files.publish("org/name", model | {"README.md": b"text", "model.safetensors": b"unused"})
+    commit = files.publish("org/name", _model(tmp_path, 5) | {"README.md": b"text", "model.safetensors": b"unused"})
     addresses = {
         "whole": "hf://org/name",
         "pinned": f"hf://org/name@{commit}",
-        "file": "hf://org/name/1/model.xml",
+        "file": "hf://org/name/model.xml",
     }
     config = _config(tmp_path / "config.json", **addresses)
     with serving_in_thread(config_path=config, store_poll_seconds=0.05) as server:
@@ -158,14 +157,24 @@ def test_a_repository_of_a_hub_is_served(files: FileServer, tmp_path: Path) -> N
     assert not any("safetensors" in each for each in files.requests)
 
 
-def test_a_language_model_of_a_hub_is_served(files: FileServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("address", ["hf://org/one", "hf://org/several/tiny.gguf"])
+@pytest.mark.parametrize("is_configured", [False, True])
+def test_a_language_model_of_a_hub_is_served(
+    files: FileServer, tmp_path: Path, address: str, *, is_configured: bool
+) -> None:
     for module in ("huggingface_hub", "openvino_genai", "gguf"):
         pytest.importorskip(module)
     from tests.support.tiny_llm import write_tiny_gguf
 
     content = write_tiny_gguf(tmp_path / "tiny.gguf").read_bytes()
-    files.publish("org/tiny", {"tiny.gguf": content, "other.gguf": b"another quantization"})
-    with serving_in_thread(model_name="tiny", model_path="hf://org/tiny/tiny.gguf") as server:
+    files.publish("org/one", {"tiny.gguf": content, "README.md": b"text"})
+    files.publish("org/several", {"tiny.gguf": content, "other.gguf": b"another quantization"})
+    config = tmp_path / "config.json"
+    entry = {"config": {"name": "tiny", "base_path": address}}
+    config.write_text(json.dumps({"model_config_list": [], "text_model_config_list": [entry]}))
+    settings = {"config_path": config} if is_configured else {"model_name": "tiny", "model_path": address}
+    with serving_in_thread(**settings) as server:
+        until(lambda: server.ask("GET", "/v2/health/ready").status_code == 200)
         body = {"model": "tiny", "prompt": "a", "max_tokens": 3, "temperature": 0}
         assert server.ask("POST", "/v3/completions", json=body).json()["usage"]["completion_tokens"] == 3
     assert not any("other.gguf" in each for each in files.requests)
