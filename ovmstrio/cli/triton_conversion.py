@@ -281,7 +281,7 @@ class _Converter:
                 "idle sequences are removed after two intervals of the server's cleaner",
                 "sequence_batching",
                 "max_sequence_idle_microseconds",
-                suggestion="set --sequence_cleaner_poll_wait_minutes",
+                suggestion="set --sequence-cleaner-poll-wait-minutes",
             )
 
     def _versions(self, conversion: Conversion) -> None:
