@@ -9,8 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from ovmstrio.client.api import Client
+    from ovmstrio.client.async_client import AsyncClient
     from ovmstrio.client.factory import open_client
+    from ovmstrio.client.sync_client import Client
     from ovmstrio.client.tls import ClientTls
     from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata
     from ovmstrio.core.service import Servable, Service
@@ -19,12 +20,14 @@ if TYPE_CHECKING:
     from ovmstrio.server.running import Running
     from ovmstrio.server.server import serve
     from ovmstrio.server.settings import ServerSettings
+    from ovmstrio.server.target import settings_of
     from ovmstrio.serving.kind import Kind, LoadContext, Takes
     from ovmstrio.telemetry.logs import configure_logs
 
 __all__ = [
     "KINDS",
     "Array",
+    "AsyncClient",
     "Client",
     "ClientTls",
     "InferRequest",
@@ -43,14 +46,16 @@ __all__ = [
     "configure_logs",
     "open_client",
     "serve",
+    "settings_of",
     "table_of",
 ]
 
 _HOMES: Final = {
     "KINDS": "server.kinds",
     "Array": "core.tensor",
-    "Client": "client.api",
-    "ClientTls": "client.factory",
+    "AsyncClient": "client.async_client",
+    "Client": "client.sync_client",
+    "ClientTls": "client.tls",
     "InferRequest": "core.request",
     "InferResponse": "core.request",
     "Kind": "serving.kind",
@@ -67,6 +72,7 @@ _HOMES: Final = {
     "configure_logs": "telemetry.logs",
     "open_client": "client.factory",
     "serve": "server.server",
+    "settings_of": "server.target",
     "table_of": "server.kinds",
 }
 """The modules of the names above."""

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ovmstrio.client.chat import ChatClient, ChatDelta, ChatUsage
+    from ovmstrio.client.chat import ChatDelta, ChatUsage
+    from ovmstrio.client.chat_client import ChatClient
 
 
 @dataclass(slots=True)
@@ -110,7 +111,7 @@ class ChatConversation:
         answer = ChatAnswer()
         question = {"role": "user", "content": message}
         first = [{"role": "system", "content": self.system}] if self.system else []
-        pieces = self.client.stream(self.model, [*first, *self.said, question], self.options)
+        pieces = self.client.deltas(self.model, [*first, *self.said, question], self.options)
         try:
             for piece in pieces:
                 answer.add(piece)

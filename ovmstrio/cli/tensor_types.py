@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ovmstrio.client import TensorInfo
-    from ovmstrio.client.api import Value
     from ovmstrio.core.tensor import Array
 
 _ROUNDING: Final = {"BF16": 2**-8}
@@ -52,7 +51,7 @@ def to_type(value: Any, tensor: TensorInfo, note: Callable[[str], None]) -> Arra
     return converted
 
 
-def to_own_type(value: Any, tensor: TensorInfo) -> Value:
+def to_own_type(value: Any, tensor: TensorInfo) -> bytes | Array:
     """Return an array unchanged, a text as bytes, and other JSON as an array of the type of its values.
 
     As in ``/generate``, integers are ``INT64``, other numbers ``FP64``; a single number becomes a list.

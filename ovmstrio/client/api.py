@@ -1,33 +1,35 @@
-"""Client interface of KServe v2, common to gRPC and REST, and its value types."""
+"""Values of the clients: inputs, results, metadata and messages of streams."""
 
 from __future__ import annotations
 
 import signal
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Union
+
+import numpy as np
 
 from ovmstrio.core.tensor import Array, RawTensor
-from ovmstrio.encoding.raw_contents import raw_tensor
+from ovmstrio.encoding.raw_contents import from_raw, raw_tensor
 from ovmstrio.util.interrupts import raise_interrupt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-    from types import TracebackType
-    from typing import Self
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import ArrayLike
 
 __all__ = [
     "TIMESTAMP",
-    "Client",
     "Health",
+    "InferResult",
     "ModelInfo",
     "ModelState",
     "Parameter",
     "Posted",
     "SequenceState",
+    "ServerInfo",
     "StreamOutput",
     "StreamReply",
     "StreamRequest",
@@ -42,8 +44,8 @@ __all__ = [
 TIMESTAMP: Final = "OVMS_MP_TIMESTAMP"
 """Parameter of requests and responses with the timestamp of their packets."""
 
-Value = bytes | Array
-"""Input: an array, or bytes, which are sent as one ``BYTES`` tensor of exactly these bytes (text for Python nodes)."""
+Value = Union[bytes, "ArrayLike"]
+"""Input: an array or what NumPy makes one of; bytes are sent as one ``BYTES`` tensor of exactly these bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,14 @@ class StreamOutput:
     shape: tuple[int, ...]
     data: Any
 
+    @property
+    def array(self) -> Array:
+        """Return the output as an array; over REST, which does not transfer types, of NumPy's default type."""
+        if self.datatype == "JSON":
+            array: Array = np.array(self.data, object if isinstance(self.data, str) else None)
+            return array
+        return from_raw(self.data, self.datatype, self.shape)
+
 
 @dataclass(frozen=True, slots=True)
 class StreamReply:
@@ -74,15 +84,22 @@ class StreamReply:
     timestamp: int | None = None
     error: str = ""
 
+    def __getitem__(self, name: str) -> Array:
+        """Return an output as an array; raises ``KeyError``."""
+        for output in self.outputs:
+            if output.name == name:
+                return output.array
+        raise KeyError(name)
+
 
 def to_raw_tensor(name: str, value: Value, datatype: str | None = None) -> RawTensor:
     """Convert an input to a raw tensor; raises ``InvalidRequest`` if KServe has no datatype for the array."""
     if isinstance(value, bytes):
         return RawTensor(name, "BYTES", (len(value),), value)
-    return raw_tensor(name, value, datatype)
+    return raw_tensor(name, np.asarray(value), datatype)
 
 
-# -- Client ------------------------------------------------------------------------------------------------------------
+# -- Calls -------------------------------------------------------------------------------------------------------------
 
 Parameter = bool | int | str
 """Request parameter; integers are signed 64-bit."""
@@ -148,96 +165,31 @@ class Posted:
     content_type: str
 
 
-class Client(ABC):
-    """KServe v2 client.
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """Metadata of a server."""
 
-    Every method raises the error class that the server raised, ``Unreachable`` if no server answers, and
-    ``DeadlineExceeded`` on timeout. ``BYTES`` arrays contain ``bytes`` objects; ``BF16`` is returned as ``float32``.
+    name: str
+    version: str
+    extensions: tuple[str, ...]
+
+
+class InferResult(dict[str, Array]):
+    """Outputs of an inference by name, as arrays that must not be written to.
+
+    Attributes:
+        model: name of the model; empty if the server does not say it.
+        version: version that answered.
+        id: id of the request.
+        parameters: parameters of the response.
     """
 
-    def infer(
-        self,
-        model: str,
-        inputs: Mapping[str, Value],
-        *,
-        version: str = "",
-        datatypes: Mapping[str, str] | None = None,
-        parameters: Mapping[str, Parameter] | None = None,
-    ) -> dict[str, Array]:
-        """Infer with a model and return its outputs by name.
+    __slots__ = ("id", "model", "parameters", "version")
 
-        Inputs are arrays or bytes; see ``Value``. ``datatypes`` names KServe datatypes that the array does not
-        determine (``BF16``); ``parameters`` are request parameters, such as those of sequences.
-        """
-        tensors = [to_raw_tensor(name, value, (datatypes or {}).get(name)) for name, value in inputs.items()]
-        return self._infer(model, version, tensors, parameters or {})
-
-    @abstractmethod
-    def _infer(
-        self, model: str, version: str, tensors: Sequence[RawTensor], parameters: Mapping[str, Parameter]
-    ) -> dict[str, Array]:
-        pass
-
-    @abstractmethod
-    def stream(
-        self, model: str, requests: Iterable[StreamRequest], *, timeout: float | None = None
-    ) -> Generator[StreamReply]:
-        """Stream to a graph; closing the iterator cancels the stream at once.
-
-        ``requests`` are read one by one in a thread of the library; their exceptions are raised here. ``timeout`` is
-        the maximum seconds of the stream over gRPC, and between events over REST, which has one request only.
-        """
-
-    @abstractmethod
-    def post(self, service: str, body: bytes, content_type: str) -> Posted:
-        """Post a body to a service at ``/{service}``; ``NotSupported`` over gRPC."""
-
-    @abstractmethod
-    def metadata(self, model: str, version: str = "") -> ModelInfo:
-        """Return inputs, outputs and versions of a model."""
-
-    @abstractmethod
-    def models(self) -> list[ModelState]:
-        """Return all model versions of the server."""
-
-    @abstractmethod
-    def sequences(self, model: str, version: str = "") -> list[SequenceState]:
-        """Return the live sequences of a stateful model; ``NotSupported`` over gRPC."""
-
-    @abstractmethod
-    def metrics(self, families: Sequence[str] = ()) -> str:
-        """Return metrics in Prometheus text format, optionally of some families; ``NotSupported`` over gRPC."""
-
-    @abstractmethod
-    def profile(self, seconds: float, rate: float, models: Sequence[str] | None = None) -> dict[str, Any]:
-        """Profile the server (admin scope) and return the document of ``POST /v2/profile``; ``NotSupported`` over gRPC.
-
-        Samples for ``seconds`` at ``rate`` per second, then times the layers of ``models``.
-        """
-
-    @abstractmethod
-    def server_live(self) -> bool:
-        """Return whether the server is live."""
-
-    @abstractmethod
-    def server_ready(self) -> Health:
-        """Return the readiness of the server."""
-
-    @abstractmethod
-    def model_ready(self, model: str, version: str = "") -> Health:
-        """Return the readiness of a model."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Close the connection."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = self.version = self.id = ""
+        self.parameters: dict[str, Any] = {}
 
 
 # -- Ctrl-C ------------------------------------------------------------------------------------------------------------

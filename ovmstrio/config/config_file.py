@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, NamedTuple, Protocol, TypeVar
@@ -17,9 +17,47 @@ from ovmstrio.config.service_options import apply_entry_options
 from ovmstrio.config.specs import MetricsSpec, ModelSpec, ServableSpec, ServerSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.metric_families import FAMILIES, OWN_FAMILIES, matching_families
+from ovmstrio.stores.address import Address, find_address
 from ovmstrio.util.regular_files import read_regular_bytes
 
 SpecT = TypeVar("SpecT", bound=ServableSpec)
+
+
+_REMOTE_SECTIONS: Final = ("model_config_list", "mediapipe_config_list", "text_model_config_list")
+_PATH_KEYS: Final = ("base_path", "draft_models_path")
+"""Keys of paths that begin at the folder of the configuration file."""
+
+
+def use_local_copies(root: Located, file: Address | None = None) -> dict[str, Address]:
+    """Replace the remote addresses in a document by the paths of their local copies.
+
+    Args:
+        root: the document, which is changed.
+        file: address of the document itself, at which relative paths begin.
+
+    Returns:
+        The addresses by path.
+    """
+    found: dict[str, Address] = {}
+    for section in _REMOTE_SECTIONS:
+        entries = root.members[section].value if section in root.members else ()
+        for entry in entries if isinstance(entries, list) else ():
+            settings = entry.members.get("config", entry).members
+            for key in [key for key in _PATH_KEYS if key in settings and isinstance(settings[key].value, str)]:
+                address = find_address(settings[key].value)
+                if address is None and file is not None and not settings[key].value.startswith("/"):
+                    address = file.sibling(settings[key].value)
+                if address is not None:
+                    found[str(address.path)] = address
+                    settings[key] = replace(settings[key], value=str(address.path))
+    return found
+
+
+def sources_of(spec: ServableSpec, addresses: Mapping[str, Address]) -> tuple[Address, ...]:
+    """Return the addresses whose local copies an entry names."""
+    settings = {} if spec.place is None else spec.place.settings.members
+    named = [settings[key].value for key in _PATH_KEYS if key in settings]
+    return tuple(addresses[each] for each in named if isinstance(each, str) and each in addresses)
 
 
 class _SubconfigFile(Schema):
@@ -33,12 +71,14 @@ class Subconfigs:
     Attributes:
         known: models by name; models of valid files are added.
         contents: file contents, None for missing files.
+        addresses: remote addresses in all files, by the path of the local copy.
         problems: problems that belong to no service.
     """
 
     cache_dir: Path | None
     known: dict[str, ModelSpec]
     contents: dict[Path, bytes | None] = field(default_factory=dict)
+    addresses: dict[str, Address] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     _faults: dict[Path, tuple[Problem, ...]] = field(default_factory=dict)
 
@@ -60,6 +100,7 @@ class Subconfigs:
             document = load_document(content, str(path))
         except ConfigError as error:
             return error.problems
+        self.addresses |= use_local_copies(document.root)
         findings = Findings(str(path))
         findings.refuse_repeated(document)
         top = check_members(document.root, _SubconfigFile, findings)
@@ -105,6 +146,7 @@ class ConfigFile:
     directory: Path
     members: dict[str, Located]
     cache_dir: Path | None = None
+    addresses: dict[str, Address] = field(default_factory=dict)
     _first_entries: dict[tuple[str, str], Located] = field(default_factory=dict)
 
     @cached_property
@@ -117,7 +159,7 @@ class ConfigFile:
     @cached_property
     def subconfigs(self) -> Subconfigs:
         """Subconfiguration files, which add models."""
-        return Subconfigs(self.cache_dir, self.models.known)
+        return Subconfigs(self.cache_dir, self.models.known, addresses=self.addresses)
 
     def items(self, section: str) -> list[Located]:
         """Return the entries of an optional list."""
@@ -197,7 +239,12 @@ class ParsedConfig:
 
 
 def parse_config(
-    kinds: Iterable[ConfigReader], content: bytes, path: Path, *, cache_dir: Path | None = None
+    kinds: Iterable[ConfigReader],
+    content: bytes,
+    path: Path,
+    *,
+    cache_dir: Path | None = None,
+    address: Address | None = None,
 ) -> ServerSpec:
     """Parse the content of a configuration file.
 
@@ -208,6 +255,7 @@ def parse_config(
         content: file content.
         path: for messages and relative paths.
         cache_dir: cache of compiled models.
+        address: where a remote file comes from, at which relative paths begin.
 
     Returns:
         The configuration.  Services with errors are included with their problems and must not be loaded.
@@ -215,7 +263,7 @@ def parse_config(
     Raises:
         ConfigError: the file is unusable, with all problems.
     """
-    examined = parse_config_leniently(kinds, content, path, cache_dir=cache_dir)
+    examined = parse_config_leniently(kinds, content, path, cache_dir=cache_dir, address=address)
     if examined.fatal:
         spec = examined.spec
         own = [problem for service in spec.services for problem in service.problems]
@@ -224,7 +272,12 @@ def parse_config(
 
 
 def parse_config_leniently(
-    kinds: Iterable[ConfigReader], content: bytes, path: Path, *, cache_dir: Path | None = None
+    kinds: Iterable[ConfigReader],
+    content: bytes,
+    path: Path,
+    *,
+    cache_dir: Path | None = None,
+    address: Address | None = None,
 ) -> ParsedConfig:
     """Parse a configuration file as far as possible; see :func:`parse_config`.
 
@@ -232,13 +285,14 @@ def parse_config_leniently(
         ConfigError: not JSON.
     """
     document = load_document(content, str(path))
+    addresses = use_local_copies(document.root, address)
     findings = Findings(str(path))
     findings.refuse_repeated(document)
     # Resolved, so that paths do not contain the `..` of the file's path.
     directory = path.parent.resolve()
     kinds = tuple(kinds)
     members = check_members(document.root, file_schema(kinds), findings)
-    file = ConfigFile(findings, directory, members, cache_dir)
+    file = ConfigFile(findings, directory, members, cache_dir, addresses)
     services = _read_services(kinds, file)
     metrics = _read_metrics(members["monitoring"], findings) if "monitoring" in members else None
     for item in list_items(members, "custom_loader_config_list"):
@@ -247,7 +301,8 @@ def parse_config_leniently(
         services=services,
         metrics=metrics,
         problems=(*sorted_by_line(findings.problems), *file.subconfigs.problems),
-        dependencies=file.subconfigs.contents,
+        # The kind of a service depends on its files, which may arrive later.
+        dependencies=file.subconfigs.contents | {each.index: _read(each.index) for each in file.addresses.values()},
     )
     return ParsedConfig(spec, sorted_by_line(findings.fatal))
 
@@ -283,10 +338,19 @@ def _read_services(kinds: Sequence[ConfigReader], file: ConfigFile) -> tuple[Ser
     for kind in kinds:
         for each in read[kind]:
             spec = apply_entry_options(each, file.findings)
+            if sources := sources_of(spec, file.addresses):
+                spec = spec.model_copy(update={"sources": (*spec.sources, *sources)})
             first = taken.setdefault(spec.name, spec)
             if first is not spec:
                 _refuse_occupied(kind.occupied, spec, first, file.findings)
     return tuple(taken.values())
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        return read_regular_bytes(path)
+    except (OSError, ValueError):
+        return None
 
 
 def _refuse_occupied(message: str, spec: ServableSpec, other: ServableSpec, findings: Findings) -> None:

@@ -17,6 +17,7 @@ from ovmstrio.config.schema import Key, parse_value
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.generation import Task
 from ovmstrio.core.tensor import Dim
+from ovmstrio.stores.address import Address
 from ovmstrio.util.truncation import MAX_ITEMS
 
 if TYPE_CHECKING:
@@ -208,6 +209,7 @@ class ServableSpec(_Spec):
         required: whether the server is not ready while the service is missing.
         max_queue_time: longest wait of a call in seconds; None for that of the server.
         load_number: increased to force a reload with the same settings.
+        sources: remote addresses whose local copies the paths lead to.
     """
 
     kind: ClassVar[str]
@@ -226,6 +228,7 @@ class ServableSpec(_Spec):
     placement: PlacementSpec = PlacementSpec()
     required: bool = True
     load_number: int = 0
+    sources: tuple[Address, ...] = Field(default=(), exclude=True)
     place: Place | None = Field(default=None, exclude=True, repr=False)
 
     @property
@@ -247,7 +250,7 @@ class ServableSpec(_Spec):
         """Return the settings that affect loaded versions."""
         not_loaded = (
             "version_policy", "origin", "problems", "placement", "required",
-            "max_concurrency", "max_queue", "max_queue_time",
+            "max_concurrency", "max_queue", "max_queue_time", "sources",
         )  # fmt: skip
         left_out: dict[str, Any] = dict.fromkeys(not_loaded, True)
         left_out["nodes"] = {"__all__": {"origin"}}

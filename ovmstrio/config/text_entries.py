@@ -17,6 +17,7 @@ from ovmstrio.config.service_options import ServiceEntry, check_base_path, check
 from ovmstrio.config.specs import TextModelSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.generation import Task
+from ovmstrio.stores.address import local_path
 from ovmstrio.util.regular_files import read_regular_text
 
 if TYPE_CHECKING:
@@ -223,7 +224,7 @@ def _read(option: str, value: Any, fields: dict[str, Any], directory: Path) -> N
     elif option == "pipeline_type":
         _check_pipeline(value)
     elif option == _DRAFT_PATH:
-        fields[field] = directory / value
+        fields[field] = directory / local_path(value)
     elif option == "voices":
         fields[field] = _voices(value, directory)
     else:

@@ -126,6 +126,17 @@ class _ConsoleGuard:
             raise PermissionDenied(f"console: expected header {CHANGE_HEADER}: 1 on requests that change the server")
 
 
+def may_open_console(mode: ConsoleMode, request: HttpRequest) -> bool:
+    """Return whether the client of a request may open the page of the console."""
+    if mode == "off":
+        return False
+    try:
+        _ConsoleGuard(mode).check_read(request)
+    except PermissionDenied:
+        return False
+    return True
+
+
 def _check_local(request: HttpRequest) -> None:
     hint = "--console on admits other machines, best with --keys_file"
     check_is_local(request.client, "the console is for this machine", hint)

@@ -180,15 +180,19 @@ class FrameMaker:
         windows: dict[str, _Window] = {}
         totals = _Window()
         in_flight: Counter[str] = Counter()
+        memory: Counter[str] = Counter()
         workers = []
         for worker, part in snapshot.parts.items():
             window, cpu = self._count_part(worker, part, now, windows)
             totals.merge(window)
             in_flight.update(part["in_flight"])
+            memory.update(part["memory"])
             workers.append(_worker_document(worker, part, window, cpu))
         changed = {}
-        for name in windows.keys() | in_flight.keys() | self._active_services():
+        for name in windows.keys() | in_flight.keys() | memory.keys() | self._active_services():
             figures = self._figures_of(name, windows.get(name), in_flight[name])
+            if name in memory:
+                figures["memory_bytes"] = memory[name]
             if figures != self._figures.get(name):
                 self._figures[name] = changed[name] = figures
         figures = totals.figures()
@@ -220,8 +224,9 @@ class FrameMaker:
         return total, cpu
 
     def _active_services(self) -> set[str]:
-        """Return the services whose last figures show activity."""
-        return {name for name, each in self._figures.items() if each["rate"] or each["error_rate"] or each["in_flight"]}
+        """Return the services whose last figures show activity or processes."""
+        active = ("rate", "error_rate", "in_flight", "memory_bytes")
+        return {name for name, each in self._figures.items() if any(each.get(figure) for figure in active)}
 
     def _figures_of(self, name: str, window: _Window | None, in_flight: int) -> dict[str, Any]:
         before = self._figures.get(name, {})
@@ -370,6 +375,7 @@ class _Viewer:
         self._aggregator = frames.aggregator
         self._filter = stream_filter
         self._traces = -1
+        self._sent_traces: dict[str, int] = {}
         self._frame = self._line = self._failure = self._quiet = 0
 
     async def tell(self, events: EventSink, frame: _Frame, *, shows_bodies: bool) -> None:
@@ -402,7 +408,10 @@ class _Viewer:
             data += encode_event("log", entries) if entries else b""
         if wanted.traces and past.traces and past.traces_version != self._traces:
             self._traces = past.traces_version
-            data += encode_event("traces", past.traces)
+            # A trace is sent again when it has more spans.
+            new = [each for each in past.traces if self._sent_traces.get(each["trace_id"]) != each["spans"]]
+            self._sent_traces = {each["trace_id"]: each["spans"] for each in past.traces}
+            data += encode_event("traces", new) if new else b""
         return data
 
 

@@ -239,7 +239,15 @@ class ServiceLoading(VersionLoading):
 
 
 class StorageFailure(NotReady):
-    """Model storage could not be read or the local disk could not be written."""
+    """Model storage could not be read or the local disk could not be written.
+
+    ``retry_after_seconds`` is the pause that the storage asks for; ``is_permanent`` that a retry cannot succeed.
+    """
+
+    def __init__(self, message: str, *, retry_after_seconds: float | None = None, is_permanent: bool = False) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+        self.is_permanent = is_permanent
 
 
 class TooManySequences(NotReady):

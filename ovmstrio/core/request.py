@@ -12,12 +12,12 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-import trio
-
 from ovmstrio.core.tensor import Array, RawTensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import trio
 
     from ovmstrio.core.events import CallEvent
     from ovmstrio.core.tensor import Tensor, TensorSpec
@@ -260,6 +260,8 @@ class ArrivalOrder:
 
     async def wait(self, arrival: ArrivalTicket) -> None:
         """Wait until a request is the first of its queue."""
+        import trio  # noqa: PLC0415 - clients import this module without trio
+
         queue = arrival.name, arrival.turns
         arrival.turn = trio.Event()
         self.waiting[queue] = self.waiting.get(queue, 0) + 1

@@ -165,16 +165,25 @@ def to_raw(array: Array, datatype: str) -> bytes:
 
 
 def raw_tensor(name: str, array: Array, datatype: str | None = None) -> RawTensor:
-    """Create a raw tensor of an array, by default with the datatype of its dtype.
+    """Create a raw tensor of an array, by default with the datatype of its dtype; a contiguous array is not copied.
 
     Raises:
-        InvalidRequest: KServe has no datatype for the dtype.
+        InvalidRequest: KServe has no datatype for the dtype, or the dtype cannot be sent as the datatype.
     """
     datatype = datatype or datatype_of(array)
-    return RawTensor(name, datatype, array.shape, to_raw(array, datatype))
+    if datatype == BYTES.name or (datatype == "BF16" and array.dtype.kind == "f"):
+        return RawTensor(name, datatype, array.shape, to_raw(array, datatype))
+    known = BY_NAME.get(datatype)
+    if known is None:
+        raise InvalidRequest(f"input {name!r}: expected a datatype of {', '.join(BY_NAME)}, got {datatype}")
+    if array.dtype != known.numpy:
+        if not np.can_cast(array.dtype, known.numpy, "same_kind"):
+            raise InvalidRequest(f"input {name!r}: an array of {array.dtype} cannot be sent as {datatype}")
+        array = array.astype(known.numpy)
+    return RawTensor(name, datatype, array.shape, buffer_of(array))
 
 
-def from_raw(raw: bytes, datatype: str, shape: tuple[int, ...]) -> Array:
+def from_raw(raw: Buffer, datatype: str, shape: tuple[int, ...]) -> Array:
     """Decode raw contents to an array; ``BF16`` becomes ``float32``.
 
     Raises:

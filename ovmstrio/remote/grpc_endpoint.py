@@ -36,7 +36,7 @@ from ovmstrio.transport.grpc.http2 import (
     StreamReset,
     WindowOpened,
 )
-from ovmstrio.transport.grpc.limits import TransportLimits
+from ovmstrio.transport.grpc.limits import CLIENT_LIMITS
 from ovmstrio.transport.grpc.messages import PREFIX_BYTES, message_prefix
 from ovmstrio.transport.grpc.senders import BlockedSenders, Wakeup
 from ovmstrio.transport.send_budget import SendBudget
@@ -151,14 +151,6 @@ _READ_BYTES: Final = 256 * 1024
 _GOAWAY_SECONDS: Final = 1.0
 _MAX_JOINED_BYTES: Final = 64 * 1024
 _NO_MORE_CALLS: Final = "the server takes no more calls on this connection"
-_LIMITS: Final = TransportLimits(
-    max_header_list_bytes=64 * 1024,
-    max_continuations=64,
-    stream_window_bytes=8 * 2**20,
-    connection_window_bytes=32 * 2**20,
-    write_high_water_bytes=2**20,
-    max_resets_per_second=2**31,  # limited by the calls, which only this side makes
-)
 
 
 class Exchange:
@@ -233,11 +225,13 @@ class RemoteConnection:
 
     def __init__(self, stream: trio.abc.Stream) -> None:
         self._stream = to_direct_stream(stream)
-        self._core = ClientCore(_LIMITS, trio.current_time)
+        self._core = ClientCore(CLIENT_LIMITS, trio.current_time)
         self._exchanges: dict[int, Exchange] = {}
         self._share = SendBudget().share()
         self._write_wakeup = Wakeup()
-        self._senders = BlockedSenders(self._core, self._share, _LIMITS.write_high_water_bytes, self._write_wakeup.wake)
+        self._senders = BlockedSenders(
+            self._core, self._share, CLIENT_LIMITS.write_high_water_bytes, self._write_wakeup.wake
+        )
         self._waiting = trio.lowlevel.ParkingLot()
         self._scope = trio.CancelScope()
         self._close_reason = ""
@@ -294,7 +288,7 @@ class RemoteConnection:
 
     async def _send(self, exchange: Exchange, message: PiecedMessage) -> None:
         core, stream, prefix = self._core, exchange.stream, message_prefix(len(message))
-        is_small, limit = len(message) <= _MAX_JOINED_BYTES, _LIMITS.write_high_water_bytes
+        is_small, limit = len(message) <= _MAX_JOINED_BYTES, CLIENT_LIMITS.write_high_water_bytes
         if not is_small or not core.send_answer(stream, b"", prefix, message.joined(), limit):
             with trio.CancelScope() as exchange.sending:
                 await self._senders.send(stream, prefix, message)

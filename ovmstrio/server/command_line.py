@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -20,7 +20,7 @@ from ovmstrio.config.model_entries import GRAPH_SUFFIX, GraphFiles, find_graph, 
 from ovmstrio.config.model_options import parse_model_options
 from ovmstrio.config.schema import expected_text
 from ovmstrio.config.service_options import check_base_path, check_name
-from ovmstrio.config.specs import GraphSpec, ModelSpec, ServerSpec, TextModelSpec
+from ovmstrio.config.specs import GraphSpec, LatestVersions, ModelSpec, ServerSpec, TextModelSpec, VersionPolicy
 from ovmstrio.config.text_entries import TEXT_OPTIONS, detect_task, parse_task, parse_text_options
 from ovmstrio.core.connection import TrustedProxies
 from ovmstrio.core.errors import ConfigError, Problem
@@ -28,15 +28,14 @@ from ovmstrio.core.generation import Task
 from ovmstrio.core.metric_families import matching_families
 from ovmstrio.graphs.kind import find_text_graph
 from ovmstrio.server.settings import ALL_INTERFACES, IGNORED, MODEL, TEXT, ServerSettings
+from ovmstrio.stores.address import Address, find_address
 from ovmstrio.telemetry.log_levels import parse_log_levels
 
 # Unsupported OVMS options
 
-_NO_DOWNLOAD: Final = (
-    "model download is not supported: place the model's folder, or its .gguf, locally and set --model_name and "
-    "--model_path, or --source_model and --model_repository_path for a folder of that name in the repository, or the "
-    "file of --config_path; ovms prepare converts other formats, and "
-    "ovms prepare --sample chat provides a chat model"
+_NO_CONVERSION: Final = (
+    "models are not converted when they are downloaded: name a repository with OpenVINO's files, such as those of "
+    "https://huggingface.co/OpenVINO, or convert the model with optimum-cli and set --model_path"
 )
 _NO_DRAFT_OPTIONS: Final = "the draft model has the settings of the main model: remove it, results are the same"
 _NO_IMAGES: Final = "image models are not supported: remove it"
@@ -49,24 +48,22 @@ _NO_CONFIGURE: Final = (
     "model_config_list or text_model_config_list of the file of --config_path"
 )
 
+DOWNLOAD_OPTIONS: Final = ("source_model", "model_repository_path", "gguf_filename", "draft_source_model")
+DOWNLOAD_FLAGS: Final = ("pull", "overwrite_models")
+"""Options that download models of a hub."""
+
 CONFIG_COMMANDS: Final = frozenset({"list_models", "add_to_config", "remove_from_config"})
 """Options that are separate commands."""
 
 UNSUPPORTED_HINTS: Final = {
     **dict.fromkeys(
         (
-            "pull",
-            "source_model",
-            "model_repository_path",
-            "gguf_filename",
-            "overwrite_models",
             "weight_format",
             "extra_quantization_params",
-            "source_loras",
-            "draft_source_model",
         ),
-        _NO_DOWNLOAD,
+        _NO_CONVERSION,
     ),
+    "source_loras": "LoRA adapters are not supported: remove it",
     **dict.fromkeys(
         ("draft_cache_size", "draft_eagle3_mode", "draft_max_num_batched_tokens", "draft_max_num_seqs"),
         _NO_DRAFT_OPTIONS,
@@ -108,33 +105,85 @@ def unsupported_options(arguments: Iterable[str]) -> list[str]:
     return [f"{', '.join(options)}: {hint}" for hint, options in options_by_hint.items()]
 
 
-_DOWNLOAD_OPTIONS: Final = ("source_model", "model_repository_path", "gguf_filename")
-_ALWAYS_DOWNLOADED: Final = frozenset({"pull", "overwrite_models"})
+@dataclass(frozen=True, slots=True)
+class Download:
+    """A model that OVMS's options download.
+
+    Attributes:
+        address: of the model or of its repository.
+        folder: folder to place it in; None for the download cache.
+    """
+
+    address: Address
+    folder: Path | None
 
 
-def use_local_source_model(arguments: Sequence[str]) -> list[str]:
-    """Replace ``--source_model`` by ``--model_name`` and ``--model_path`` if the model is already downloaded.
+@dataclass(frozen=True, slots=True)
+class SourceModels:
+    """OVMS's options of models of a hub, in terms of this server.
 
-    The model is in ``--model_repository_path``/``--source_model``, with ``--gguf_filename`` in that directory.  Other
-    arguments are returned unchanged.
+    Attributes:
+        arguments: the command line with ``--model_name`` and ``--model_path`` instead.
+        downloads: models that are not there yet.
+        is_pull: whether the command ends after the downloads.
+    """
+
+    arguments: list[str]
+    downloads: tuple[Download, ...] = ()
+    is_pull: bool = False
+
+
+def read_source_models(arguments: Sequence[str]) -> SourceModels:
+    """Translate ``--source_model``, ``--draft_source_model`` and ``--pull``.
+
+    The model is in ``--model_repository_path``/``--source_model``, with ``--gguf_filename`` in that folder.  Without a
+    repository, it is served from the download cache.
+
+    Raises:
+        UsageError: the options contradict each other.
     """
     rest: list[str] = []
     values: dict[str, str] = {}
     names = {_name_of(argument) for argument in arguments}
     ahead = iter(arguments)
     for argument in ahead:
-        if _name_of(argument) in _DOWNLOAD_OPTIONS:
+        if _name_of(argument) in DOWNLOAD_OPTIONS:
             _, is_attached, value = argument.partition("=")
             values[_name_of(argument)] = value if is_attached else next(ahead, "")
-        else:
+        elif _name_of(argument) not in DOWNLOAD_FLAGS:
             rest.append(argument)
+    if not names & {*DOWNLOAD_OPTIONS, *DOWNLOAD_FLAGS}:
+        return SourceModels(list(arguments))
+    source, draft = values.get("source_model", ""), values.get("draft_source_model", "")
+    if not source and not draft:
+        given = ", ".join(f"--{each}" for each in (*DOWNLOAD_OPTIONS, *DOWNLOAD_FLAGS) if each in names)
+        raise UsageError([Problem("needs --source_model, such as OpenVINO/Qwen3-8B-int4-ov", path=given)])
+    if source and "model_path" in names:
+        raise UsageError([Problem("cannot be combined", path="--source_model and --model_path")])
     repository = values.get("model_repository_path") or os.environ.get("OVMS_MODEL_REPOSITORY_PATH", "")
-    source = values.get("source_model", "")
-    path = Path(repository) / source / values.get("gguf_filename", "")
-    if not (repository and source) or names & _ALWAYS_DOWNLOADED or "model_path" in names or not path.exists():
-        return list(arguments)
-    named = [] if "model_name" in names else ["--model_name", source]
-    return [*rest, *named, "--model_path", str(path)]
+    found = [
+        _source(each, file, repository, replaces="overwrite_models" in names)
+        for each, file in ((source, values.get("gguf_filename", "")), (draft, ""))
+        if each
+    ]
+    names_of_paths = [name for name, each in (("model_path", source), ("draft_models_path", draft)) if each]
+    paths = dict(zip(names_of_paths, found, strict=True))
+    named = ["--model_name", source] if source and "model_name" not in names else []
+    options = [part for name, (path, _) in paths.items() for part in (f"--{name}", path)]
+    downloads = tuple(download for _, download in found if download is not None)
+    return SourceModels([*rest, *named, *options], downloads, "pull" in names)
+
+
+def _source(name: str, file: str, repository: str, *, replaces: bool) -> tuple[str, Download | None]:
+    """Return the path or address of a model, and its download if it is not in the repository."""
+    address = find_address("/".join(filter(None, (name if "://" in name else f"hf://{name}", file))))
+    if address is None:
+        raise UsageError([Problem("the address cannot be used", path="--source_model", found=name)])
+    if not repository:
+        return address.text, Download(address, None)
+    folder = Path(repository) / (address.folder.name if "://" in name else name)
+    path = folder / Path(file).name
+    return str(path), None if path.exists() and not replaces else Download(address, folder)
 
 
 def _name_of(argument: str) -> str:
@@ -248,15 +297,62 @@ def read_settings(options: Mapping[str, Any], *, model_option_error: str = "") -
         ]
     else:
         problems += [*_addresses(settings), *_groups(settings), *_metrics(settings)]
-    if _is_single_model(settings) and not model_option_error:
-        problems += [problem for problem in _single_problems(settings) if problem.severity == "error"]
+    # The files of a remote model decide which options it has.
+    if not model_option_error and all(address.index.exists() for address in addresses_of(settings).values()):
+        problems += single_problems(settings)
     if problems:
         raise UsageError(problems)
     return settings
 
 
+_ADDRESS_OPTIONS: Final = ("config_path", "model_path", "draft_models_path")
+
+
+def addresses_of(settings: ServerSettings) -> dict[str, Address]:
+    """Return the remote addresses among the options, by option."""
+    given = {name: getattr(settings, name) for name in _ADDRESS_OPTIONS}
+    found = {name: find_address(value) for name, value in given.items() if value is not None}
+    return {name: address for name, address in found.items() if address is not None}
+
+
+def with_local_copies(settings: ServerSettings) -> ServerSettings:
+    """Return the settings with the paths of local copies instead of remote addresses."""
+    paths = {name: address.path for name, address in addresses_of(settings).items()}
+    return settings.model_copy(
+        update={name: str(path) if name == "draft_models_path" else path for name, path in paths.items()}
+    )
+
+
 def single_servable_spec(settings: ServerSettings) -> ServerSpec:
-    """Return the model or graph of the command line, with the models of the graph's subconfig; may be empty."""
+    """Return the model or graph of the command line, with the models of the graph's subconfig; may be empty.
+
+    The files of remote addresses must have been downloaded.
+    """
+    sources = tuple(addresses_of(settings).values())
+    spec = _single_spec(with_local_copies(settings))
+    if not sources:
+        return spec
+    services = [
+        each.model_copy(update={"sources": sources}) if each.name == settings.model_name else each
+        for each in spec.services
+    ]
+    return spec.model_copy(update={"services": tuple(services)})
+
+
+def single_model_policy(settings: ServerSettings) -> VersionPolicy:
+    """Return the policy that selects the versions of the model of the command line."""
+    policy: VersionPolicy = _read_model(with_local_copies(settings))[0].get("version_policy", LatestVersions())
+    return policy
+
+
+def single_problems(settings: ServerSettings) -> list[Problem]:
+    """Return the problems of the options of a single model, which depend on its files."""
+    if not _is_single_model(settings):
+        return []
+    return [each for each in _single_problems(with_local_copies(settings)) if each.severity == "error"]
+
+
+def _single_spec(settings: ServerSettings) -> ServerSpec:
     if settings.model_name is None or settings.model_path is None:
         return ServerSpec()
     if is_text_model(settings):

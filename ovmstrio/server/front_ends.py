@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, TypedDict
 import trio
 
 from ovmstrio.config.specs import HandlerSpec, OpPipelineSpec
-from ovmstrio.console.routes import console_rules
+from ovmstrio.console.routes import console_rules, may_open_console
 from ovmstrio.core.connection import NO_PROXIES, TrustedProxies
 from ovmstrio.core.errors import PayloadTooLarge
 from ovmstrio.protocols.admin.changes import AdminChanges
@@ -206,6 +206,7 @@ def make_rest_router(
     history: RecentHistory | None = None,
 ) -> Router:
     """Create the router of all protocols and of services with their own paths; options are :class:`RestOptions`."""
+    has_console = partial(may_open_console, "off" if history is None else console)
     changes = AdminChanges(
         allows_remote=allows_remote_admin, origins="" if cors is None else cors.origins, denials=plane.denials
     )
@@ -220,7 +221,7 @@ def make_rest_router(
         *shared_memory_rules(plane, changes),
         *admin_rules(plane, changes),
         *profile_rules(plane, changes, read_document),
-        *documentation_rules(plane, has_root=bool(root)),
+        *documentation_rules(plane, has_root=bool(root), has_console=has_console),
         *(() if history is None else console_rules(plane, changes, history, console, gate)),
     ]
     if not root or plane.render_metrics() is not None:

@@ -27,7 +27,18 @@ _SETTINGS: Final = frozenset({"log_level", "log_format", "log_path"})
 _LOGGERS: Final = ("cortex", "uvicorn", "uvicorn.error", "uvicorn.access")
 _RECORD_ATTRIBUTES: Final = frozenset({"name", "module", "args", "process", "thread", "filename", "message"})
 """Record attributes that must not be used as extra keys."""
-_NOISY_LOGGERS: Final = ("asyncio", "httpx", "httpcore", "botocore", "boto3", "urllib3", "s3transfer", "PIL")
+_NOISY_LOGGERS: Final = (
+    "asyncio",
+    "httpx",
+    "httpx2",
+    "httpcore",
+    "httpcore2",
+    "botocore",
+    "boto3",
+    "urllib3",
+    "s3transfer",
+    "PIL",
+)
 # Loading of a single project is logged by the server itself.
 _FLOORS: Final = {
     **dict.fromkeys(_LOGGERS, logging.NOTSET),

@@ -45,7 +45,13 @@ from ovmstrio.isolation.print_capture import log_prints
 from ovmstrio.models.sequences import SequenceManagers
 from ovmstrio.models.sequences.manager import clean_sequences
 from ovmstrio.models.sequences.store import SequenceStore, check_worker_count, lock_folder
-from ovmstrio.server.command_line import cache_directory, metric_families, probe_addresses
+from ovmstrio.server.command_line import (
+    addresses_of,
+    cache_directory,
+    metric_families,
+    probe_addresses,
+    with_local_copies,
+)
 from ovmstrio.server.credentials import CredentialStore, open_credentials
 from ovmstrio.server.end_watchdog import SHUTDOWN_WATCHDOG
 from ovmstrio.server.kinds import KINDS, Kinds
@@ -55,6 +61,7 @@ from ovmstrio.server.readiness_file import ReadinessFile
 from ovmstrio.server.reload import Reloader
 from ovmstrio.server.running import Running
 from ovmstrio.server.signals import handle_reopen_signals, handle_restart_signals, handle_stop_signals
+from ovmstrio.server.target import read_config, settings_of
 from ovmstrio.server.worker_context import WorkerProcessContext
 from ovmstrio.serving.admission import Admission, SharedAdmission
 from ovmstrio.serving.authorization import AuthorizingDataPlane, CallerRecorder
@@ -97,6 +104,7 @@ if TYPE_CHECKING:
     from ovmstrio.server.restart import InPlaceRestart
     from ovmstrio.server.settings import ServerSettings
     from ovmstrio.serving.records import VersionStatus
+    from ovmstrio.stores.address import Address
     from ovmstrio.transport.listeners import Listener
 
 __all__ = [
@@ -233,7 +241,7 @@ class FrontEnd(Protocol):
 
 
 async def serve(
-    settings: ServerSettings,
+    settings: ServerSettings | str | os.PathLike[str],
     *,
     kinds: Kinds = KINDS,
     handle_signals: bool = True,
@@ -244,7 +252,8 @@ async def serve(
     Reports a :class:`Running` once connections are accepted, before models are loaded.
 
     Args:
-        settings: the settings.
+        settings: the settings, or a path: what ``ovms serve PATH`` takes. ``settings_of(path, rest_port=8001)`` are
+            the settings of a path.
         kinds: service kinds that ``config.json`` may list; ``{**KINDS, **table_of(Own())}`` adds one.
         handle_signals: whether the first SIGINT or SIGTERM drains and the second stops at once; main thread only.
         task_status: for ``nursery.start``.
@@ -257,6 +266,8 @@ async def serve(
 
     Cancellation: no drain; models are unloaded, for a bounded time.
     """
+    if isinstance(settings, str | os.PathLike):
+        settings = await trio.to_thread.run_sync(settings_of, settings)
     if settings.workers > 1:
         text = "an embedded server cannot have several workers"
         raise ConfigError([Problem(text, path="--workers", suggestion="use `ovms serve`")])
@@ -430,6 +441,8 @@ class _Server:
             poll_seconds=0 if self._is_explicit else settings.file_system_poll_wait_seconds,
             ready_requires=settings.ready_requires,
             ready_when_empty=settings.allow_empty or self._is_explicit,
+            store_poll_seconds=0 if self._is_explicit else settings.store_poll_seconds,
+            download_cache_bytes=settings.download_cache_gb * 1e9 or math.inf,
         )
 
     @property
@@ -451,13 +464,20 @@ class _Server:
         return self._hosting.lend(self._admission.around(lease), tasks, **dependencies)
 
     def _make_source(self) -> ConfigSource | None:
-        path = self._settings.config_path
+        path = with_local_copies(self._settings).config_path
         if path is None:
             return None
-        return ConfigSource(path, self._registry, self._parse, self._apply)
+        if self._config_address is not None:
+            self._registry.mirrors.add(self._config_address)
+        return ConfigSource(path, self._registry, self._parse, self._apply, read_config)
 
     def _parse(self, content: bytes, path: Path) -> ServerSpec:
-        return parse_config(self._plan.kinds.values(), content, path, cache_dir=cache_directory(self._settings))
+        cache, address = cache_directory(self._settings), self._config_address
+        return parse_config(self._plan.kinds.values(), content, path, cache_dir=cache, address=address)
+
+    @property
+    def _config_address(self) -> Address | None:
+        return addresses_of(self._settings).get("config_path")
 
     @property
     def _apply(self) -> ApplySpecs:
@@ -641,6 +661,9 @@ class _Server:
         nursery.start_soon(clean_sequences, sequences, self._settings.sequence_cleaner_poll_wait_minutes)
         self._is_serving = True
         grpc, rest, metrics, probes = (addresses.get(name, []) for name in ("gRPC", "REST", "metrics", "probes"))
+        for protocol, bound in (("grpc", grpc), ("rest", rest)):
+            ports = [int(each.rpartition(":")[2]) for each in bound if not each.startswith("unix:")]
+            plane.ports |= {protocol: ports[0]} if ports else {}
         return Running(plane, grpc, rest, metrics, self._started, probes)
 
     async def _first_load(self) -> None:

@@ -80,9 +80,15 @@ class ServerSettings(BaseModel):
     rest_bind_address: str = _setting(
         ALL_INTERFACES, SERVER, "REST listen addresses; comma separated, unix:/path for a Unix socket."
     )
-    config_path: Path | None = _setting(None, SERVER, "Configuration file (config.json).")
+    config_path: Path | None = _setting(None, SERVER, "Configuration file (config.json), or a folder of models.")
     file_system_poll_wait_seconds: Annotated[float, Field(ge=0)] = _setting(
         1, SERVER, "Poll interval in seconds for configuration and model versions; 0 disables polling."
+    )
+    store_poll_seconds: Annotated[float, Field(ge=0)] = _setting(
+        60, SERVER, "Poll interval in seconds for models in remote stores (s3://, hf://, ...); 0 downloads them once."
+    )
+    download_cache_gb: Annotated[float, Field(ge=0)] = _setting(
+        0, SERVER, "Size in GB above which downloads of models that no server uses are removed; 0 keeps all."
     )
     model_control: Literal["none", "explicit"] = _setting(
         "none",

@@ -13,14 +13,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from graphlib import TopologicalSorter
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import structlog
 import trio
 
 from ovmstrio.config.documents import did_you_mean
 from ovmstrio.config.specs import ServableSpec
-from ovmstrio.core.errors import ConfigError, NotReady, Problem, ServerError
+from ovmstrio.core.errors import ConfigError, NotReady, Problem, ServerError, StorageFailure
 from ovmstrio.core.resource_registry import owned_by
 from ovmstrio.serving.instances import Instance
 from ovmstrio.serving.kind import Takes
@@ -257,8 +257,9 @@ class VersionLoader:
                 await self._check_grpc_names(service, servable)
             except Exception as error:  # noqa: BLE001 - user code and OpenVINO may raise anything
                 problems = load_problems(service.kind, spec, error, directory)
-                _log_failure(record, spec, error, problems)
-                failure = _next_failure(record, spec, files, problems)
+                failure = _next_failure(record, spec, error, files, problems)
+                if failure.is_new:
+                    _log_failure(record, spec, error, problems)
                 service.fail_load(record, describe_error(error), failure, perf_counter() - started)
                 return None
             seconds = perf_counter() - started
@@ -300,9 +301,19 @@ class VersionLoader:
             raise
 
 
-def _next_failure(record: VersionRecord, spec: ServableSpec, files: str, problems: tuple[Problem, ...]) -> Failure:
-    backoff = Backoff() if record.failure is None else record.failure.backoff
-    return Failure(spec, files, backoff, trio.current_time() + backoff.seconds_after(), problems)
+_UNCHANGED_RETRY_SECONDS: Final = 60.0
+"""Retry interval for files that cannot be served and have not changed: only permissions may have."""
+
+
+def _next_failure(
+    record: VersionRecord, spec: ServableSpec, error: Exception, files: str, problems: tuple[Problem, ...]
+) -> Failure:
+    before = record.failure
+    backoff = Backoff() if before is None else before.backoff
+    is_certain = isinstance(error, ConfigError) and not record.kind.runs_user_code
+    is_same = is_certain and before is not None and (before.files, before.problems) == (files, problems)
+    pause = _UNCHANGED_RETRY_SECONDS if is_same else backoff.seconds_after()
+    return Failure(spec, files, backoff, trio.current_time() + pause, problems, is_new=not is_same)
 
 
 def _log_failure(record: VersionRecord, spec: ServableSpec, error: Exception, problems: tuple[Problem, ...]) -> None:
@@ -324,6 +335,7 @@ class Reconciler:
         loader: loads a version.
         change_detector: lists and fingerprints versions.
         retire: schedules the closing of an idle instance, without waiting.
+        obstacle: returns why the files of a service are not there yet, and whether that is a failure.
     """
 
     def __init__(
@@ -331,10 +343,12 @@ class Reconciler:
         loader: VersionLoader,
         change_detector: ChangeDetector,
         retire: Callable[[Instance, Callable[[], None] | None], None],
+        obstacle: Callable[[ServableSpec], tuple[str, bool] | None] = lambda _: None,
     ) -> None:
         self._loader = loader
         self._marks = change_detector
         self._retire = retire
+        self._obstacle = obstacle
 
     async def reconcile(self, service: ServiceRecord, *, forced: bool) -> ApplyResult:
         """Load what is missing and retire what is not wanted; ``forced`` retries failed versions at once.
@@ -342,6 +356,9 @@ class Reconciler:
         Failures are in the result and in the service's states, never raised.
         """
         spec = service.wanted
+        obstacle = None if spec is None else self._obstacle(spec)
+        if spec is not None and obstacle is not None:
+            return self._postpone(service, spec, *obstacle)
         try:
             if spec is None:
                 return ApplyResult(changed=self.retire_all(service))
@@ -356,6 +373,16 @@ class Reconciler:
     def retire_all(self, service: ServiceRecord) -> bool:
         """Stop leases of all versions; return True if there were any."""
         return self._retire_except(service, ())
+
+    def _postpone(self, service: ServiceRecord, spec: ServableSpec, reason: str, has_failed: bool) -> ApplyResult:
+        """Leave a service as it is until its files are downloaded."""
+        known, service.problem = service.problem, reason
+        service.settled = has_failed
+        service.problems = load_problems(service.kind, spec, StorageFailure(reason)) if has_failed else ()
+        if has_failed and known != reason:
+            log.error("model not served", model=service.name, reason=reason)
+        service.touch()
+        return ApplyResult(failures=(service.listing_failure,) if has_failed else ())
 
     async def _list(self, service: ServiceRecord, spec: ServableSpec) -> Listing | None:
         known = service.problem

@@ -31,6 +31,7 @@ from ovmstrio.serving.loading import (
     run_in_load_order,
     update_dependencies,
 )
+from ovmstrio.serving.mirrors import Mirrors
 from ovmstrio.serving.records import DEFAULT_VERSION, ApplyResult, Readiness, ServiceRecord, VersionState, VersionStatus
 from ovmstrio.util.cores import CORES
 from ovmstrio.util.load_limit import LOADS_AT_ONCE
@@ -187,9 +188,12 @@ class Registry:
         shutdown_seconds: how long :meth:`run` waits for calls in flight at the end.
         ready_requires: services that :attr:`readiness` requires; with ``none`` it does not wait for loads either.
         ready_when_empty: ready even if nothing is configured.
+        store_poll_seconds: interval of checks for changes in remote stores; 0 downloads once.
+        download_cache_bytes: size above which downloads of earlier services are removed.
 
     Attributes:
         has_limits: whether any configured service has a concurrency limit.
+        mirrors: local copies of remote models.
     """
 
     def __init__(
@@ -203,6 +207,8 @@ class Registry:
         shutdown_seconds: float = 10.0,
         ready_requires: ReadyRequires = "all",
         ready_when_empty: bool = False,
+        store_poll_seconds: float = 60.0,
+        download_cache_bytes: float = math.inf,
     ) -> None:
         self.kinds = kinds
         self._make_context = make_context
@@ -218,7 +224,8 @@ class Registry:
         self._retired = RetiredInstances()
         marks = ChangeDetector(self._services)
         loader = VersionLoader(lambda: self._context, marks, concurrent_loads)
-        self._reconciler = Reconciler(loader, marks, self._retire)
+        self.mirrors = Mirrors(self._poll, poll_seconds=store_poll_seconds, cache_bytes=download_cache_bytes)
+        self._reconciler = Reconciler(loader, marks, self._retire, self.mirrors.obstacle)
         self._jobs = ChangeQueue()
         self._queued_rescan: RegistryChange | None = None
         self._nursery: trio.Nursery | None = None
@@ -244,6 +251,7 @@ class Registry:
                 try:
                     async with trio.open_nursery() as nursery:
                         self._nursery = nursery
+                        await nursery.start(self.mirrors.run)
                         nursery.start_soon(self._jobs.run)
                         if self._poll_seconds > 0:
                             nursery.start_soon(self._watch)
@@ -282,6 +290,7 @@ class Registry:
         Raises:
             NotReady: the registry has stopped.
         """
+        self.mirrors.request_check()
         if self._queued_rescan is None or self._queued_rescan.begun:
             self._queued_rescan = self._jobs.put(partial(self._reconcile_all, forced=True))
         return await self._queued_rescan.wait()
@@ -530,6 +539,7 @@ class Registry:
             record.configure(spec, kind)
         self.has_limits = any(spec.max_concurrency for spec in by_name.values())
         CORES.services = sum(self.kinds[spec.kind].fills_cores for spec in by_name.values())
+        self.mirrors.follow(by_name.values())
         result = await self._reconcile_all(forced=True)
         self._loaded.set()
         self._announce_readiness()

@@ -77,7 +77,7 @@ def add_code_names(_: object, __: str, event: MutableMapping[str, Any]) -> Mutab
 
 LogFormat = Literal["pretty", "json"]
 
-_NOISY_LOGGERS: Final = ("hypercorn.access", "httpx", "httpcore", "asyncio", "PIL")
+_NOISY_LOGGERS: Final = ("hypercorn.access", "httpx", "httpx2", "httpcore", "httpcore2", "asyncio", "PIL")
 _PROCESSORS: Final[tuple[Processor, ...]] = (
     structlog.contextvars.merge_contextvars,
     add_call_ids,

@@ -25,8 +25,11 @@ _PACKAGE: Final = "ovmstrio"
 class Extra(StrEnum):
     """Optional dependencies of the package, each for one feature."""
 
+    AZ = "az"
     GRPC = "grpc"
+    GS = "gs"
     HANDLERS = "handlers"
+    HUB = "hub"
     IMAGES = "images"
     JSON = "json"
     LLM = "llm"

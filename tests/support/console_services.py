@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
@@ -136,5 +137,10 @@ def write_services(folder: Path) -> Path:
     outputs = ["OVMS_PY_TENSOR:upper", "OVMS_PY_TENSOR1:sizes"]
     (words / "graph.pbtxt").write_text(graph_text(nodes, inputs=["OVMS_PY_TENSOR:text"], outputs=outputs))
     document["mediapipe_config_list"].append({"name": "words", "base_path": str(words)})
+    incrementer = files("ovmstrio.samples.incrementer")
+    (folder / "incrementer").mkdir()
+    for name in ("graph.pbtxt", "incrementer.py"):
+        (folder / "incrementer" / name).write_bytes(incrementer.joinpath(name).read_bytes())
+    document["mediapipe_config_list"].append({"name": "incrementer", "base_path": str(folder / "incrementer")})
     config.write_text(json.dumps(document))
     return config

@@ -16,8 +16,7 @@ from trio.testing import MockClock
 from ovmstrio.core.tracing import StartRootSpan
 from ovmstrio.handlers.config.project_spec import DEFAULT_MODEL, ModelEntry, ModelsSpec
 from ovmstrio.handlers.models.library import LibraryOptions, ModelLibrary, open_library
-from ovmstrio.handlers.models.storage import LocalStorage, ModelStorage
-from ovmstrio.handlers.models.version_index import OnProgress, StoredFile
+from ovmstrio.stores.storage import LocalStorage, ModelStorage, OnProgress, StoredFile
 
 TEXT_MODELS = """
 from pathlib import Path

@@ -14,7 +14,7 @@ from ovmstrio.protocols.admin.changes import AdminChanges
 from ovmstrio.protocols.grpc_codec import Codec
 from ovmstrio.protocols.kserve.grpc_service import InferenceService
 from ovmstrio.protocols.tensorflow.grpc_service import ModelService, PredictionService
-from ovmstrio.transport.grpc.headers import FailureTranslator
+from ovmstrio.transport.grpc.call import FailureTranslator
 from ovmstrio.transport.statuses import to_grpc_error
 from ovmstrio.util.buffers import PiecedMessage
 

@@ -42,11 +42,26 @@ export async function infer(name, inputs, signal) {
   return { document: await answer.json(), milliseconds: performance.now() - begun };
 }
 
+// The nested JSON of a tensor, as text: whole values of a floating-point type keep a decimal point.
+function nested({ shape, datatype, data }) {
+  const isFloat = datatype.startsWith("FP");
+  const text = (value) => (isFloat && Number.isInteger(value) ? value.toFixed(1) : JSON.stringify(value));
+  const level = (depth, start) => {
+    if (depth === shape.length) return text(data[start]);
+    const size = shape.slice(depth + 1).reduce((product, dim) => product * dim, 1);
+    return "[" + Array.from({ length: shape[depth] }, (_, index) => level(depth + 1, start + index * size)).join(",") + "]";
+  };
+  return data.length === 1 && shape.length <= 1 ? text(data[0]) : level(0, 0);
+}
+
+export function generateBody(inputs) {
+  if (inputs.some((input) => input.bytes)) throw new Error("a file of bytes cannot be sent as JSON to a stream; choose a single response");
+  return "{" + inputs.map((input) => JSON.stringify(input.name) + ":" + nested(input)).join(",") + "}";
+}
+
 export async function generate(name, inputs, signal, take) {
-  const document_ = {};
-  for (const input of inputs) document_[input.name] = input.data.length === 1 ? input.data[0] : input.data;
   const answer = await ask(path(name, "generate_stream"), {
-    method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(document_), signal,
+    method: "POST", headers: { "content-type": "application/json" }, body: generateBody(inputs), signal,
   });
   if (!answer.ok) throw new Error(await problemOf(answer));
   await readEvents(answer, (kind, text) => {

@@ -7,6 +7,7 @@ const FIRST_PAUSE = 500;
 const LONGEST_PAUSE = 5000;
 const LINES = 500;
 const FAILURES = 100;
+const TRACES = 1000;
 
 // Objects without a prototype: any service name is a safe key.
 const keyed = (given) => Object.assign(Object.create(null), given);
@@ -147,7 +148,9 @@ function take(name, text) {
     state.lines = state.lines.concat(data).slice(-LINES);
     notifyListeners("log");
   } else if (name === "traces") {
-    state.traces = data;
+    const known = new Map(state.traces.map((trace) => [trace.trace_id, trace]));
+    for (const trace of data) known.set(trace.trace_id, trace);
+    state.traces = [...known.values()].sort((a, b) => (BigInt(a.began) < BigInt(b.began) ? 1 : -1)).slice(0, TRACES);
     notifyListeners("traces");
   } else if (name === "end" || name === "error") {
     setLink("lost", data.reason || data.error);

@@ -34,6 +34,7 @@ function fact(key, title, text) {
 replace(top,
   h("div.brand", {}, h("img", { src: "/console/page/icon.svg", alt: "", width: 18, height: 18 }), h("span", { id: "server-name" }, "Console")),
   nav,
+  h("a", { href: "/v2/docs", title: "API of the loaded services" }, "API"),
   h("div.facts", {},
     fact("rate", "req/s", "Completed requests per second"),
     fact("errors", "err/s", "Failed requests per second"),
@@ -117,7 +118,7 @@ function go() {
   view = found[2](rest);
   want(view.wants || {});
   replace(main, view.element);
-  document.title = (view.title || found[1]) + " · Console";
+  document.title = (view.title || found[1]) + " · ovmstrio console";
   if (view.update) view.update("rows");
 }
 

@@ -7,6 +7,7 @@ import { readFile } from "./files.js";
 import * as format from "./format.js";
 import { documentOf, generate, infer, post } from "./infer.js";
 import { chatSnippets, inferSnippets, postSnippets, snippetsView } from "./snippets.js";
+import { FieldError, tensorFrom } from "./values.js";
 
 const MOST_VALUES = 2000;
 const isWhole = (datatype) => /^U?INT/.test(datatype);
@@ -20,6 +21,8 @@ function firstShape(shape) {
   });
 }
 
+const OPEN_TYPES = ["BYTES", "INT64", "INT32", "UINT8", "FP32", "FP64", "BOOL"];
+
 function field(tensor) {
   const isText = tensor.datatype === "BYTES";
   const isOpen = tensor.datatype === "INVALID" || !tensor.datatype;
@@ -27,71 +30,108 @@ function field(tensor) {
   const size = first.reduce((product, dim) => product * dim, 1);
   const id = "in-" + Math.random().toString(36).slice(2);
   let dropped = null;
-  const kind = isOpen && h("select", { "aria-label": "Type of " + tensor.name }, ["BYTES", "FP32", "INT64", "INT32", "UINT8", "BOOL"].map((each) => h("option", { value: each }, each)));
-  const shape = h("input.mono", { value: first.join(", "), size: 14, "aria-label": "Shape of " + tensor.name, spellcheck: "false" });
-  const values = h("textarea", { id, rows: isText || isOpen ? 2 : 3, spellcheck: "false", placeholder: isText ? "Text, or a JSON list of texts" : isOpen ? "Text or numbers" : "Numbers separated by commas or spaces, or JSON" });
-  values.value = isText || isOpen ? "" : size <= 64 ? new Array(size).fill(0).join(", ") : "";
-  const note = h("span.quiet");
+  let isShapeWritten = false;
+  const kind = isOpen && h("select", { "aria-label": "Type of " + tensor.name, onchange: describe }, h("option", { value: "" }, "type by value"), OPEN_TYPES.map((each) => h("option", { value: each }, each)));
+  const shape = h("input.mono", { value: isOpen ? "" : first.join(", "), placeholder: "by value", size: 14, "aria-label": "Shape of " + tensor.name, spellcheck: "false", oninput() { isShapeWritten = shape.value.trim() !== ""; describe(); } });
+  const values = h("textarea", { id, rows: isText || isOpen ? 2 : 3, spellcheck: "false", placeholder: isText ? "Text, or a JSON list of texts" : isOpen ? "Numbers, text or a JSON array: 3, or 1 2 3, or [[1, 2], [3, 4]]" : "Numbers separated by commas or spaces, or a JSON array" });
+  values.value = isText || isOpen ? "" : size <= 64 ? new Array(size).fill(tensor.datatype === "BOOL" ? "false" : 0).join(", ") : "";
+  const note = h("span.quiet", { id: id + "-note", role: "status" });
+  const problem = h("p.problem", { id: id + "-problem", role: "alert", hidden: true });
   const chooser = h("input.visually-hidden", { type: "file", id: id + "-file", onchange() { if (chooser.files[0]) take(chooser.files[0]); } });
   const fill = (make) => {
     dropped = null;
-    setText(note, "");
-    const count = dims().reduce((product, dim) => product * dim, 1);
+    const wanted = dims() || first;
+    const count = wanted.reduce((product, dim) => product * dim, 1);
     if (count > MOST_VALUES) {
-      dropped = { datatype: datatype(), shape: dims(), data: Array.from({ length: count }, make) };
+      dropped = { datatype: datatype(), shape: wanted, data: Array.from({ length: count }, make) };
       values.value = "";
-      setText(note, format.count(count) + " values");
     } else values.value = Array.from({ length: count }, make).join(", ");
+    describe();
   };
-  const random = () => (isWhole(datatype()) ? Math.floor(Math.random() * 10) : Number(Math.random().toFixed(4)));
+  const random = () => {
+    if (datatype() === "BOOL") return Math.random() < 0.5;
+    return isWhole(datatype()) ? Math.floor(Math.random() * 10) : Number(Math.random().toFixed(4));
+  };
   const zone = h("div.input", {
     ondragover(event) { event.preventDefault(); zone.classList.add("over"); },
     ondragleave() { zone.classList.remove("over"); },
     ondrop(event) { event.preventDefault(); zone.classList.remove("over"); if (event.dataTransfer.files[0]) take(event.dataTransfer.files[0]); },
   },
   h("div.bar", {}, h("label", { for: id }, tensor.name), kind || h("span.quiet.mono", {}, tensor.datatype), shape,
-    !isText && !isOpen && [h("button.small", { type: "button", onclick: () => fill(() => 0) }, "zeros"), h("button.small", { type: "button", onclick: () => fill(random) }, "random")],
+    !isText && !isOpen && [h("button.small", { type: "button", onclick: () => fill(() => (datatype() === "BOOL" ? false : 0)) }, "zeros"), h("button.small", { type: "button", onclick: () => fill(random) }, "random")],
     chooser, h("label.file", { for: id + "-file" }, "file…"), note),
-  values);
+  values, problem);
 
   async function take(file) {
     try {
-      const made = await readFile(file, { ...tensor, datatype: datatype(), shape: tensor.shape.map((dim) => (Number(dim) > 0 ? Number(dim) : -1)) });
+      const made = await readFile(file, { ...tensor, datatype: datatype() || "INVALID", shape: tensor.shape.map((dim) => (Number(dim) > 0 ? Number(dim) : -1)) });
       dropped = made;
+      isShapeWritten = false;
       shape.value = made.shape.join(", ");
       values.value = "";
+      show("");
       setText(note, file.name + ": " + made.datatype + " [" + made.shape.join(", ") + "]");
     } catch (error) {
-      setText(note, error.message);
+      show(error.message);
     }
   }
 
-  values.addEventListener("input", () => { dropped = null; setText(note, ""); });
+  values.addEventListener("input", () => { dropped = null; describe(); });
+  values.setAttribute("aria-describedby", note.id + " " + problem.id);
+
+  function show(text) {
+    setText(problem, text);
+    problem.hidden = !text;
+    if (text) values.setAttribute("aria-invalid", "true");
+    else values.removeAttribute("aria-invalid");
+  }
+
+  // Shows what will be sent while the reader types; problems wait for the call, unless one is shown.
+  function describe() {
+    let text = "";
+    try {
+      if (values.value.trim() || dropped) {
+        const made = make();
+        text = made.datatype + " [" + made.shape.join(", ") + "]";
+        if (!isShapeWritten && !dropped) shape.value = made.shape.join(", ");
+      } else if (!isShapeWritten && isOpen) shape.value = "";
+      show("");
+    } catch (error) {
+      if (!problem.hidden) show(error.message);
+    }
+    setText(note, text);
+  }
 
   function datatype() { return kind ? kind.value : tensor.datatype; }
-  function dims() { return shape.value.split(/[\s,x×\[\]]+/).filter(Boolean).map(Number); }
+
+  function dims() {
+    const parts = shape.value.split(/[\s,x×\[\]]+/).filter(Boolean);
+    if (!parts.length) return null;
+    const found = parts.map(Number);
+    if (found.some((dim) => !Number.isInteger(dim) || dim < 0)) throw new FieldError("input " + tensor.name + ", shape: expected numbers such as 1, 10, got " + shape.value);
+    return found;
+  }
+
+  function make() {
+    if (dropped) return { name: tensor.name, ...dropped };
+    return tensorFrom(values.value, tensor, datatype(), isShapeWritten ? dims() : null);
+  }
 
   return {
     element: zone,
+    make,
+    // Returns the tensor; shows a problem at the field.
     read() {
-      if (dropped) return { name: tensor.name, ...dropped };
-      const type = datatype();
-      const text = values.value;
-      if (type === "BYTES") {
-        let data = [text];
-        if (text.trim().startsWith("[")) { try { data = JSON.parse(text).flat(Infinity).map(String); } catch { data = [text]; } }
-        const given = dims();
-        const fits = given.reduce((product, dim) => product * dim, 1) === data.length;
-        return { name: tensor.name, datatype: type, shape: fits ? given : [data.length], data };
+      try {
+        const made = make();
+        show("");
+        return made;
+      } catch (error) {
+        if (!(error instanceof FieldError)) throw error;
+        show(error.message);
+        values.focus();
+        throw error;
       }
-      let data;
-      if (/[\[{]/.test(text)) data = [JSON.parse(text)].flat(Infinity);
-      else data = text.split(/[\s,;]+/).filter(Boolean).map((word) => (type === "BOOL" ? /^(1|true)$/i.test(word) : Number(word)));
-      if (data.some((value) => typeof value === "number" && Number.isNaN(value))) throw new Error("input " + tensor.name + ": expected numbers only");
-      const given = dims();
-      const count = given.reduce((product, dim) => product * dim, 1);
-      if (count !== data.length) throw new Error("input " + tensor.name + ": shape [" + given.join(", ") + "] needs " + count + " values, got " + data.length);
-      return { name: tensor.name, datatype: type, shape: given, data };
     },
   };
 }
@@ -110,7 +150,7 @@ function runner(start) {
       await start(result, mine.signal);
     } catch (error) {
       if (mine.signal.aborted) result.append(h("p.quiet", {}, "Stopped."));
-      else result.append(h("p.problem", { role: "alert" }, error.message));
+      else if (!(error instanceof FieldError)) result.append(h("p.problem", { role: "alert" }, error.message));
     } finally {
       send.disabled = false;
       stop.disabled = true;
@@ -124,6 +164,7 @@ function tensorForm(document_) {
   const mayStream = document_.takes.includes("streams");
   const how = mayStream && h("select", { "aria-label": "How" }, h("option", { value: "infer" }, "single response"), h("option", { value: "stream" }, "stream"));
   const read = () => fields.map((each) => each.read());
+  const described = () => fields.map((each) => each.make());
   const mode = () => (how ? how.value : "infer");
   const run = runner(async (result, signal) => {
     replace(result);
@@ -131,29 +172,33 @@ function tensorForm(document_) {
     if (mode() === "stream") {
       const begun = performance.now();
       const facts = h("p.quiet");
-      const texts = new Map();
+      const pieces = new Map();
       result.append(facts);
       let count = 0;
       await generate(document_.name, inputs, signal, (data) => {
+        const after = format.ms(performance.now() - begun);
         count++;
-        setText(facts, format.plural(count, "chunk") + " in " + format.ms(performance.now() - begun));
+        setText(facts, format.plural(count, "piece") + " in " + after);
         for (const [name, value] of Object.entries(data)) {
           if (["model_name", "model_version", "id", "parameters"].includes(name)) continue;
-          if (!texts.has(name)) {
-            const pre = h("pre.answer.stream");
-            texts.set(name, pre);
-            result.append(h("h3", {}, name), pre);
+          if (!pieces.has(name)) {
+            const list = h("pre.answer.stream", { tabindex: 0, "aria-label": "Pieces of " + name });
+            pieces.set(name, list);
+            result.append(h("h3", {}, name), list);
           }
-          texts.get(name).append(typeof value === "string" ? value : JSON.stringify(value) + "\n");
+          const list = pieces.get(name);
+          list.append(h("span.piece", { title: "piece " + count + " after " + after }, typeof value === "string" ? value : JSON.stringify(value)));
+          list.scrollTop = list.scrollHeight;
         }
       });
+      setText(facts, facts.textContent ? facts.textContent + ", complete" : "The stream ended without a piece.");
       return;
     }
     const { document: answer, milliseconds } = await infer(document_.name, inputs, signal);
     replace(result, h("p.quiet", {}, "Version " + answer.model_version + " answered in " + format.ms(milliseconds) + ", network included."),
       (answer.outputs || []).map((output) => outputView(output, document_.labels)));
   });
-  const snippets = snippetsView(() => inferSnippets(document_.name, read(), Boolean(key()), mode()));
+  const snippets = snippetsView(() => inferSnippets(document_.name, described(), Boolean(key()), mode()));
   const form = h("form.try", { onsubmit(event) { event.preventDefault(); run.run(); }, oninput() { snippets.refresh(); }, onchange() { snippets.refresh(); } },
     fields.map((each) => each.element), h("div.bar", {}, run.send, run.stop, how), run.result, snippets.element);
   return { element: form, close: run.close };

@@ -22,6 +22,7 @@ from ovmstrio.graphs.calculator import ContractError, DefinitionScope, NodeContr
 from ovmstrio.graphs.calculators.nodes import check_tags, find_options
 from ovmstrio.graphs.graph_config import NodeConfig, Port
 from ovmstrio.graphs.python_nodes.api import Tensor
+from ovmstrio.stores.address import find_address, local_path
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -199,7 +200,10 @@ def read_node_options(
     """
     options = find_options(node, message)
     fields, problems = parse_text_options(task, {} if options is None else _given_options(options), directory)
-    fields["path"] = directory / ("" if options is None else options.models_path)
+    named = ["" if options is None else options.models_path, getattr(options, "draft_models_path", None) or ""]
+    fields["path"] = directory / local_path(named[0])
+    if sources := tuple(address for path in named if (address := find_address(path)) is not None):
+        fields["sources"] = sources
     if task is Task.EMBEDDINGS:
         # A graph without the option has the vectors that it has in OVMS, whatever the model's files say.
         fields.setdefault("pooling", "CLS")

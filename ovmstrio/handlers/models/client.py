@@ -48,7 +48,7 @@ class _Fetch:
         self.is_begun = False
         self.moved = time.monotonic()
 
-    def note_progress(self) -> None:
+    def note_progress(self, _: int = 0) -> None:
         self.moved = time.monotonic()
 
 

@@ -35,14 +35,13 @@ from ovmstrio.handlers.models.storage import (
     Copy,
     CopyMaker,
     ModelSource,
-    OpenStorage,
     open_sources,
-    open_storage,
     saved_model_problem,
 )
 from ovmstrio.handlers.models.version_index import LATEST
 from ovmstrio.serving.batching import Batcher, BatchOptions, open_batcher
 from ovmstrio.serving.file_watcher import FileWatcher
+from ovmstrio.stores.storage import OpenStorage, open_storage
 from ovmstrio.util.backoff import Backoff
 
 if TYPE_CHECKING:

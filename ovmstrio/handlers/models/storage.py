@@ -1,161 +1,22 @@
-"""Storages of models: local folders, and object stores through fsspec. Blocking; used in worker threads."""
+"""Sources of models, and copies of their versions on the local disk. Blocking; used in worker threads."""
 
 from __future__ import annotations
 
-import importlib
 import itertools
-import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
-from urllib.parse import unquote, urlsplit
+from typing import Final
+from urllib.parse import urlsplit
 
-from ovmstrio.core.errors import ConfigError, Problem, StorageFailure
+from ovmstrio.core.errors import StorageFailure
 from ovmstrio.core.tracing import NO_ATTRIBUTES, Attributes, StartRootSpan, client_span
 from ovmstrio.handlers.config.project_spec import ModelsSpec
-from ovmstrio.handlers.models.version_index import (
-    STALL_SECONDS,
-    ModelKey,
-    OnProgress,
-    StoredFile,
-    VersionFiles,
-    versions_by_folder,
-    versions_in_folder,
-)
-from ovmstrio.util.extras import Extra, way_to_install
-from ovmstrio.util.regular_files import open_regular
-
-_PACKAGES: Final = {
-    "s3": "s3fs",
-    "s3a": "s3fs",
-    "gs": "gcsfs",
-    "gcs": "gcsfs",
-    "az": "adlfs",
-    "abfs": "adlfs",
-}
-_PIECE_BYTES: Final = 8 * 2**20
-
-
-class ModelStorage(Protocol):
-    """Storage of model files; methods block for a bounded time and are thread-safe."""
-
-    def list_files(self, location: str) -> list[StoredFile]:
-        """List all files below a folder, unordered; none if the folder does not exist.
-
-        Raises:
-            StorageFailure: the storage cannot be read.
-        """
-        ...
-
-    def fetch(self, file: StoredFile, target: Path, on_progress: OnProgress) -> None:
-        """Copy a file to ``target``, whose folder exists; call ``on_progress`` after each piece.
-
-        Raises:
-            StorageFailure: the file cannot be read or no longer exists.
-        """
-        ...
-
-    def close(self) -> None:
-        """Close connections; called once, with no other call running."""
-        ...
-
-
-OpenStorage = Callable[[str], ModelStorage]
-"""Opens the storage of a location."""
-
-
-class LocalStorage:
-    """Local folders, given as paths or ``file://`` URLs."""
-
-    def list_files(self, location: str) -> list[StoredFile]:
-        """List all files below a folder; see :meth:`ModelStorage.list_files`."""
-        root = local_path(location)
-        found: list[StoredFile] = []
-        try:
-            if root.is_file():
-                return [_describe(root, "")]
-            for path in _walk(root):
-                with suppress(FileNotFoundError):  # a dangling link, or a file removed meanwhile
-                    found.append(_describe(path, path.relative_to(root).as_posix()))
-        except OSError as error:
-            raise StorageFailure(f"{location} cannot be read: {error}") from error
-        return found
-
-    def fetch(self, file: StoredFile, target: Path, on_progress: OnProgress) -> None:
-        """Copy a file; see :meth:`ModelStorage.fetch`."""
-        try:
-            with open_regular(file.location) as source, target.open("wb") as copy:
-                while piece := source.read(_PIECE_BYTES):
-                    copy.write(piece)
-                    on_progress()
-        except OSError as error:
-            raise StorageFailure(f"{file.location} cannot be copied: {error}") from error
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-def open_storage(location: str, stall_seconds: float = STALL_SECONDS) -> ModelStorage:
-    """Open the storage of a location; reads fail after ``stall_seconds`` without data.
-
-    Raises:
-        ConfigError: the package for such URLs is not installed.
-    """
-    scheme = scheme_of(location)
-    if scheme in {"", "file"}:
-        return LocalStorage()
-    package = _PACKAGES.get(scheme, "")
-    try:
-        if package:
-            importlib.import_module(package)
-        from ovmstrio.handlers.models.remote_storage import FsspecStorage  # noqa: PLC0415 - fsspec is an extra
-
-        storage: ModelStorage = FsspecStorage(scheme, stall_seconds)
-    except (ImportError, ValueError) as error:
-        extra = way_to_install(Extra.S3) if package == "s3fs" else f"pip install {package or 'its fsspec package'}"
-        message = f"URLs that begin with {scheme}:// cannot be read: {error}"
-        raise ConfigError([Problem(message, found=location, suggestion=extra)]) from error
-    return storage
-
-
-def scheme_of(location: str) -> str:
-    """Return the lower-case scheme of a URL; empty for a path."""
-    scheme, mark, _ = location.partition("://")
-    return scheme.lower() if mark else ""
-
-
-def local_path(location: str) -> Path:
-    """Return the path of a local folder, given as a path or a ``file://`` URL."""
-    return Path(unquote(urlsplit(location).path)) if scheme_of(location) == "file" else Path(location)
-
-
-def _describe(path: Path, relative: str) -> StoredFile:
-    stat = path.stat()
-    mark = f"{stat.st_mtime_ns}-{stat.st_ino}"
-    return StoredFile(relative, str(path), stat.st_size, mark, stat.st_mtime_ns / 1e9)
-
-
-def _walk(root: Path) -> Iterator[Path]:
-    """Return the files below a folder; follow links to folders, but no cycle of links."""
-    seen: set[str] = set()
-    for folder, names, files in os.walk(root, onerror=_raise_unless_missing, followlinks=True):
-        real = os.path.realpath(folder)
-        if real in seen:
-            names.clear()
-            continue
-        seen.add(real)
-        yield from (Path(folder, name) for name in files)
-
-
-def _raise_unless_missing(error: OSError) -> None:
-    if not isinstance(error, FileNotFoundError | NotADirectoryError):
-        raise error
-
-
-# Copies and sources
+from ovmstrio.handlers.models.version_index import ModelKey, VersionFiles, versions_by_folder, versions_in_folder
+from ovmstrio.stores.address import scheme_of
+from ovmstrio.stores.storage import ModelStorage, OnProgress, OpenStorage, ignore_progress
 
 
 @dataclass(slots=True, eq=False)
@@ -191,7 +52,7 @@ class CopyMaker:
         self._sources = sources
         self._numbers = itertools.count(1)
 
-    def make(self, key: ModelKey, version: VersionFiles, on_progress: OnProgress = lambda: None) -> Copy:
+    def make(self, key: ModelKey, version: VersionFiles, on_progress: OnProgress = ignore_progress) -> Copy:
         """Download all files of a version.
 
         Raises:

@@ -8,16 +8,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, NamedTuple
 
 from ovmstrio.serving.fingerprints import rows_fingerprint
-
-# ----------------------------------------------------------------------
-# Index of models and versions, built from the file paths in a storage
-# ----------------------------------------------------------------------
+from ovmstrio.stores.storage import StoredFile
 
 LATEST: Final = "latest"
 """Placeholder for the highest version."""
@@ -34,25 +31,6 @@ class ModelKey(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.name}:{self.version}"
-
-
-@dataclass(frozen=True, slots=True)
-class StoredFile:
-    """A file in a storage.
-
-    Attributes:
-        path: relative to the listed folder, with slashes; empty if the listed location is the file.
-        location: identifier of the file for the storage.
-        size: in bytes.
-        mark: changes with the file's content, such as an ETag.
-        modified: modification time in seconds since 1970.
-    """
-
-    path: str
-    location: str
-    size: int
-    mark: str
-    modified: float
 
 
 @dataclass(frozen=True)
@@ -139,9 +117,7 @@ def _index_versions(name: str, found: list[_RelativeFile]) -> dict[ModelKey, Ver
 
 
 def _version(placed: list[_RelativeFile]) -> VersionFiles:
-    return VersionFiles(
-        tuple(StoredFile(path, file.location, file.size, file.mark, file.modified) for path, file in placed)
-    )
+    return VersionFiles(tuple(replace(file, path=path) for path, file in placed))
 
 
 def _is_in_version(path: str) -> bool:
@@ -155,15 +131,3 @@ def _by_folder(placed: Iterable[_RelativeFile]) -> dict[str, list[_RelativeFile]
         folder, _, rest = path.partition("/")
         folders.setdefault(folder, []).append((rest, file))
     return folders
-
-
-# ----------------------------------------------------------------------
-# Progress callbacks and time limits of downloads
-# ----------------------------------------------------------------------
-
-STALL_SECONDS: Final = 60.0
-"""Default time that a storage may send nothing before a download fails."""
-
-
-OnProgress = Callable[[], None]
-"""Called from any thread when a piece of a file has been received."""

@@ -20,7 +20,7 @@ from ovmstrio.transport.http.responses import json_response
 from ovmstrio.transport.http.router import rule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from ovmstrio.core.generation import GenerativeService
     from ovmstrio.core.http_messages import Headers, HttpRequest
@@ -257,6 +257,8 @@ def _responses() -> dict[str, Any]:
 
 _DOCUMENT: Final = "/openapi.json"
 _PAGE: Final = "/v2/docs"
+_CONSOLE: Final = "/console"
+_CONSOLE_LINK: Final = f' · <a href="{_CONSOLE}">Console</a>'.encode()
 _PAGE_HEADERS: Final[Headers] = (
     ("content-type", "text/html; charset=utf-8"),
     # The page is self-contained: nothing is loaded from other hosts.
@@ -271,18 +273,28 @@ _PAGE_HEADERS: Final[Headers] = (
 )
 
 
-def documentation_rules(plane: DataPlane, *, has_root: bool) -> list[Rule]:
-    """Return the routes; with ``has_root`` a service owns ``/``."""
+def documentation_rules(
+    plane: DataPlane, *, has_root: bool, has_console: Callable[[HttpRequest], bool] = lambda _: False
+) -> list[Rule]:
+    """Return the routes.
+
+    Args:
+        plane: the data plane.
+        has_root: whether a service owns ``/``.
+        has_console: returns whether the client of a request may open the console.
+    """
 
     async def document(_: HttpRequest) -> HttpAnswer:
         return json_response(_openapi_document(plane, server_version()))
 
-    async def page(_: HttpRequest) -> HttpAnswer:
-        return HttpAnswer(200, _PAGE_HEADERS, _page())
+    async def page(request: HttpRequest) -> HttpAnswer:
+        return HttpAnswer(200, _PAGE_HEADERS, _page(has_console=has_console(request)))
 
     async def here(request: HttpRequest) -> HttpAnswer:
         if "text/html" in (request.header("accept") or ""):
-            return HttpAnswer(302, (("location", _PAGE),))
+            # The answer depends on the client.
+            headers = (("location", _CONSOLE if has_console(request) else _PAGE), ("cache-control", "no-store"))
+            return HttpAnswer(302, headers)
         return json_response(_overview(plane))
 
     rules = [rule(_DOCUMENT, "GET", document, need=Permission.READ), rule(_PAGE, "GET", page, need=Permission.READ)]
@@ -290,8 +302,9 @@ def documentation_rules(plane: DataPlane, *, has_root: bool) -> list[Rule]:
 
 
 @cache
-def _page() -> bytes:
-    return files("ovmstrio.protocols.openapi").joinpath("page.html").read_bytes()
+def _page(*, has_console: bool) -> bytes:
+    content = files("ovmstrio.protocols.openapi").joinpath("page.html").read_bytes()
+    return content.replace(b"<!-- console -->", _CONSOLE_LINK if has_console else b"")
 
 
 def _overview(plane: DataPlane) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from base64 import b64decode
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+import structlog
 import trio
 from grpclib.const import Handler, Status
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
@@ -23,19 +24,30 @@ from ovmstrio.core.events import (
     current_request_id,
     record_body,
 )
+from ovmstrio.encoding.inflate import (
+    DEFLATE_BITS,
+    GZIP_BITS,
+    Inflation,
+    InflationError,
+    InflationTooLargeError,
+    in_inflating_thread,
+)
 from ovmstrio.transport.grpc.headers import (
     OK_TRAILERS,
     RESPONSE_HEADERS,
     ErrorWithTrailers,
     encode_header,
     metadata_block,
+    single_error,
     trailers_block,
     trailers_only_block,
 )
 from ovmstrio.transport.grpc.http2 import ServerStream
 from ovmstrio.transport.grpc.messages import ACCEPTED_ENCODINGS, message_prefix
 from ovmstrio.transport.grpc.senders import BlockedSenders, Wakeup
+from ovmstrio.transport.send_budget import ByteBudget
 from ovmstrio.util.buffers import PiecedMessage
+from ovmstrio.util.truncation import text_of
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -46,13 +58,14 @@ if TYPE_CHECKING:
     from ovmstrio.core.events import CallEvent, RequestObserver
     from ovmstrio.core.request import ArrivalOrder, ArrivalTicket
     from ovmstrio.telemetry.log_rate_limit import LogRateLimiter
-    from ovmstrio.transport.grpc.headers import FailureTranslator
+    from ovmstrio.transport.grpc.headers import ErrorMapper
     from ovmstrio.transport.grpc.http2 import ServerCore
     from ovmstrio.transport.grpc.limits import TransportLimits
-    from ovmstrio.transport.grpc.messages import Inflater
     from ovmstrio.transport.send_budget import ConnectionBudget
 
-__all__ = ["Call", "Metadata", "OrderedHandler", "Peer", "current_call"]
+__all__ = ["Call", "FailureTranslator", "Inflater", "Metadata", "OrderedHandler", "Peer", "current_call"]
+
+log = structlog.get_logger(__name__)
 
 MetadataValue = str | bytes
 Metadata = MultiDict[MetadataValue]
@@ -654,3 +667,114 @@ class Call:
             self._host.core.consume(self.state, self.state.uncredited)
         else:
             self._readable.wake()
+
+
+# -- Errors of handlers ------------------------------------------------------------------------------------------------
+
+
+class FailureTranslator:
+    """Translator of handler exceptions to gRPC errors; ``map_error`` maps errors of the application."""
+
+    __slots__ = ("_map_error",)
+
+    def __init__(self, map_error: ErrorMapper | None = None) -> None:
+        self._map_error = map_error
+
+    def translate(self, error: Exception, path: str) -> GRPCError:
+        """Return the gRPC error for a handler's exception; unexpected exceptions are logged and become INTERNAL."""
+        error = single_error(error)
+        known = self._known_error(error)
+        if known is not None:
+            return known
+        if isinstance(error, StreamTerminatedError):
+            return GRPCError(Status.CANCELLED, text_of(error))
+        log.error("rpc handler failed", path=path, error=f"{type(error).__name__}: {text_of(error)}", exc_info=error)
+        return GRPCError(Status.INTERNAL, f"{path}: the server failed on this call ({type(error).__name__})")
+
+    def decode_failure(self, error: Exception, message_type: type) -> GRPCError:
+        """Return the gRPC error for a message that the codec could not decode."""
+        known = self._known_error(error)
+        if known is not None:
+            return known
+        return GRPCError(
+            Status.INVALID_ARGUMENT,
+            f"request is not a valid {message_type.__name__}: {type(error).__name__}: {text_of(error)}",
+        )
+
+    def missing_reply(self, path: str) -> GRPCError:
+        """Return the gRPC error for a unary handler that returned without a reply."""
+        log.error("rpc handler sent no reply", path=path)
+        return GRPCError(Status.INTERNAL, f"{path}: the server sent no reply")
+
+    def _known_error(self, error: Exception) -> GRPCError | None:
+        if isinstance(error, GRPCError):
+            return error
+        return self._map_error(error) if self._map_error is not None else None
+
+
+# -- Decompression -----------------------------------------------------------------------------------------------------
+
+_SIZE_BYTES: Final = 4
+_INLINE_BYTES: Final = 64 * 1024
+"""Size up to which messages are decompressed on the event loop; larger ones in a thread."""
+
+
+class Inflater:
+    """Decompressor of one connection; ``max_bytes`` limits each message and all decompressed messages in use."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._in_use = ByteBudget(max_bytes)
+        self._thread_lock: trio.Lock | None = None
+
+    async def inflate(self, data: bytes, encoding: str = "gzip") -> bytes:
+        """Decompress a ``gzip`` or ``deflate`` (zlib format) message, which counts as in use until :meth:`release`.
+
+        Raises ``GRPCError``: RESOURCE_EXHAUSTED if the result is too large, INVALID_ARGUMENT if the data is malformed.
+        """
+        try:
+            return await self._inflate(data, encoding)
+        except InflationTooLargeError:
+            raise GRPCError(
+                Status.RESOURCE_EXHAUSTED,
+                f"request message is larger than the limit of {self._max_bytes} bytes (max_receive_message_bytes)"
+                " after decompression",
+            ) from None
+        except InflationError as error:
+            raise GRPCError(Status.INVALID_ARGUMENT, f"request message is not valid {encoding}: {error}") from None
+
+    async def _inflate(self, data: bytes, encoding: str) -> bytes:
+        is_gzip = encoding == "gzip"
+        inflation = Inflation(data, GZIP_BITS if is_gzip else DEFLATE_BITS, self._max_bytes)
+        # gzip ends with the decompressed size; zlib does not have it.
+        announced = int.from_bytes(data[-_SIZE_BYTES:], "little") if is_gzip else _INLINE_BYTES
+        size = min(announced, self._max_bytes)
+        if size > _INLINE_BYTES or not self._in_use.take(size):
+            return await self._inflate_in_thread(inflation, size)
+        try:
+            if inflation.go_on(_INLINE_BYTES):
+                message = inflation.finish()
+                self._in_use.give_back(size - len(message))
+                return message
+        except InflationError:
+            self._in_use.give_back(size)
+            raise
+        self._in_use.give_back(size)
+        return await self._inflate_in_thread(inflation, self._max_bytes)
+
+    async def _inflate_in_thread(self, inflation: Inflation, size: int) -> bytes:
+        if self._thread_lock is None:
+            self._thread_lock = trio.Lock()
+        async with self._thread_lock:
+            await self._in_use.wait(size)
+            try:
+                message = await in_inflating_thread(inflation.finish)
+            except BaseException:
+                self._in_use.give_back(size)
+                raise
+            self._in_use.give_back(size - len(message))
+            return message
+
+    def release(self, size: int) -> None:
+        """Release the size of a message that is no longer in use."""
+        self._in_use.give_back(size)

@@ -29,9 +29,9 @@ from ovmstrio.telemetry.log_rate_limit import LogRateLimiter
 from ovmstrio.telemetry.loop_load import current_loop_load
 from ovmstrio.transport.accept_loop import TurnLimiter
 from ovmstrio.transport.direct_stream import DirectStream, close_forcefully, linger, run_eagerly, send_buffers
-from ovmstrio.transport.grpc.call import Call, ReusableScope
+from ovmstrio.transport.grpc.call import Call, FailureTranslator, Inflater, ReusableScope
 from ovmstrio.transport.grpc.frames import ConnectionFault, ErrorCode
-from ovmstrio.transport.grpc.headers import FailureTranslator, trailers_only_block
+from ovmstrio.transport.grpc.headers import trailers_only_block
 from ovmstrio.transport.grpc.http2 import (
     DataReceived,
     Event,
@@ -44,7 +44,6 @@ from ovmstrio.transport.grpc.http2 import (
     WindowOpened,
 )
 from ovmstrio.transport.grpc.limits import TransportLimits
-from ovmstrio.transport.grpc.messages import Inflater
 from ovmstrio.transport.grpc.senders import BlockedSenders, Wakeup
 from ovmstrio.transport.send_budget import ConnectionBudget, ProgressTimer, current_connection_budget, unsent_bytes
 

@@ -1,4 +1,4 @@
-"""HTTP/2 header blocks of gRPC: encoding, HPACK decoding, request checks, error translation.
+"""HTTP/2 header blocks of gRPC: encoding, HPACK decoding, request checks, errors with trailers.
 
 Clients send the same block for every call after the first. Such a block decodes to the same request as long as the
 HPACK dynamic table does not change, so decoded requests are cached by their block.
@@ -14,19 +14,16 @@ from functools import lru_cache
 from math import ceil
 from typing import Any, Final
 
-import structlog
 from grpclib.const import Status
-from grpclib.exceptions import GRPCError, StreamTerminatedError
+from grpclib.exceptions import GRPCError
 from grpclib.metadata import decode_timeout, encode_bin_value, encode_grpc_message
 from hpack import Decoder
 from hpack.exceptions import HPACKError
+from hpack.table import HeaderTable
 
 from ovmstrio.transport.grpc.frames import ConnectionFault, ErrorCode
-from ovmstrio.util.truncation import text_of
 
 # -- Errors of calls ---------------------------------------------------------------------------------------------------
-
-log = structlog.get_logger(__name__)
 
 ErrorMapper = Callable[[Exception], GRPCError | None]
 
@@ -62,46 +59,6 @@ class RetryableError(ErrorWithTrailers):
         pushback = ("grpc-retry-pushback-ms", str(round(seconds * 1000)))
         super().__init__(status, message, pushback, ("retry-after", str(ceil(seconds))))
         self.seconds = seconds
-
-
-class FailureTranslator:
-    """Translator of handler exceptions to gRPC errors; ``map_error`` maps errors of the application."""
-
-    __slots__ = ("_map_error",)
-
-    def __init__(self, map_error: ErrorMapper | None = None) -> None:
-        self._map_error = map_error
-
-    def translate(self, error: Exception, path: str) -> GRPCError:
-        """Return the gRPC error for a handler's exception; unexpected exceptions are logged and become INTERNAL."""
-        error = single_error(error)
-        known = self._known_error(error)
-        if known is not None:
-            return known
-        if isinstance(error, StreamTerminatedError):
-            return GRPCError(Status.CANCELLED, text_of(error))
-        log.error("rpc handler failed", path=path, error=f"{type(error).__name__}: {text_of(error)}", exc_info=error)
-        return GRPCError(Status.INTERNAL, f"{path}: the server failed on this call ({type(error).__name__})")
-
-    def decode_failure(self, error: Exception, message_type: type) -> GRPCError:
-        """Return the gRPC error for a message that the codec could not decode."""
-        known = self._known_error(error)
-        if known is not None:
-            return known
-        return GRPCError(
-            Status.INVALID_ARGUMENT,
-            f"request is not a valid {message_type.__name__}: {type(error).__name__}: {text_of(error)}",
-        )
-
-    def missing_reply(self, path: str) -> GRPCError:
-        """Return the gRPC error for a unary handler that returned without a reply."""
-        log.error("rpc handler sent no reply", path=path)
-        return GRPCError(Status.INTERNAL, f"{path}: the server sent no reply")
-
-    def _known_error(self, error: Exception) -> GRPCError | None:
-        if isinstance(error, GRPCError):
-            return error
-        return self._map_error(error) if self._map_error is not None else None
 
 
 # -- Encoding ----------------------------------------------------------------------------------------------------------
@@ -233,18 +190,35 @@ class HeaderDecoder:
     Every method raises ``ConnectionFault`` if the block cannot be decoded, because the table is then out of sync.
     """
 
-    __slots__ = ("_cache", "_hpack", "_limit", "_table_changed")
+    __slots__ = ("_cache", "_hpack", "_limit", "_lists", "_table_changed")
 
     def __init__(self, max_header_list_bytes: int) -> None:
         self._limit = max_header_list_bytes
         self._hpack: Decoder | None = None
         self._table_changed = False
         self._cache: dict[bytes, RequestHead | MalformedRequest] = {}
+        self._lists: dict[bytes, HeaderList] = {}
 
     def request(self, block: bytes) -> RequestHead | MalformedRequest:
         """Decode the header block that opens a stream; a malformed request is returned, not raised."""
         head = self._cache.get(block)
         return self._decode_request(block) if head is None else head
+
+    def response(self, block: bytes) -> HeaderList:
+        """Decode a header block of a response."""
+        headers = self._lists.get(block)
+        if headers is not None:
+            return headers
+        if len(block) > _MAX_CACHED_BLOCK_BYTES:
+            return self.header_list(block)
+        # A request id differs in each response, so the cache would not help.
+        if (headers := _plain_list(block)) is None:
+            headers = self.header_list(block)
+            if not self._table_changed:
+                if len(self._lists) >= _MAX_CACHED_HEADS:
+                    self._lists.clear()
+                self._lists[block] = headers
+        return headers
 
     def header_list(self, block: bytes) -> HeaderList:
         """Decode a header block."""
@@ -261,6 +235,7 @@ class HeaderDecoder:
         self._table_changed = newest is not before[0] or sizes != before[1:]
         if self._table_changed:
             self._cache.clear()
+            self._lists.clear()
         return headers
 
     def _decode_request(self, block: bytes) -> RequestHead | MalformedRequest:
@@ -284,6 +259,41 @@ class HeaderDecoder:
         table = decoder.header_table
         entries = table.dynamic_entries
         return [entries[0] if entries else None, len(entries), table.maxsize]
+
+
+_STATIC_TABLE: Final = ((b"", b""), *HeaderTable.STATIC_TABLE)
+_LONGEST_PREFIX: Final = 15
+
+
+def _plain_list(block: bytes) -> HeaderList | None:
+    """Decode a block of short literals that no later block refers to; None for any other block."""
+    headers: list[tuple[bytes, bytes]] = []
+    position, end = 0, len(block)
+    try:
+        while position < end:
+            index = block[position]
+            position += 1
+            if index > 128:  # noqa: PLR2004 - an indexed field
+                headers.append(_STATIC_TABLE[index - 128])
+                continue
+            if index > 31:  # noqa: PLR2004 - changes the table
+                return None
+            index &= _LONGEST_PREFIX
+            if index == _LONGEST_PREFIX:
+                index += block[position]
+                position += 1
+            name = _STATIC_TABLE[index][0]
+            for _ in range(1 if name else 2):
+                start = position + 1
+                position = start + block[position]
+                # A larger length has more bytes, or is that of a Huffman code.
+                if block[start - 1] >= _MAX_STRING_PREFIX or position > end:
+                    return None
+                name, value = name or block[start:position], block[start:position]
+            headers.append((name, value))
+    except IndexError:
+        return None
+    return tuple(headers)
 
 
 def parse_request_head(headers: HeaderList, max_bytes: int) -> RequestHead:

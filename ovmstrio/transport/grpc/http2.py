@@ -952,7 +952,7 @@ class ClientCore(Http2Core):
     def _on_header_block(self, stream_id: int, block: bytes, end_stream: int) -> None:
         self._turn_left -= len(block)
         self._check_not_idle(stream_id, "HEADERS")
-        headers = self._decoder.header_list(block)
+        headers = self._decoder.response(block)
         stream = self._stream_of_headers(stream_id)
         if stream is None:
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from typing import Final
 
 _MINIMUMS = {
     "stream_window_bytes": 65_535,
@@ -74,3 +75,14 @@ class TransportLimits:
                 raise ValueError(f"{field.name}: expected at least {smallest}, got {value}")
             if field.name.endswith("window_bytes") and value > _MAX_WINDOW_BYTES:
                 raise ValueError(f"{field.name}: expected at most {_MAX_WINDOW_BYTES}, got {value}")
+
+
+CLIENT_LIMITS: Final = TransportLimits(
+    max_header_list_bytes=64 * 1024,
+    max_continuations=64,
+    stream_window_bytes=8 * 2**20,
+    connection_window_bytes=32 * 2**20,
+    write_high_water_bytes=2**20,
+    max_resets_per_second=2**31,  # limited by the calls, which only the client makes
+)
+"""Limits of our clients."""

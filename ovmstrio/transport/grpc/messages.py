@@ -1,4 +1,4 @@
-"""gRPC message framing: length prefixes, reassembly and decompression.
+"""gRPC message framing: length prefixes and reassembly.
 
 Framing: flag (1 byte: compressed or not) | length (4 bytes, big endian) | message
 """
@@ -12,19 +12,9 @@ from itertools import count
 from struct import Struct
 from typing import Final
 
-import trio
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
-from ovmstrio.encoding.inflate import (
-    DEFLATE_BITS,
-    GZIP_BITS,
-    Inflation,
-    InflationError,
-    InflationTooLargeError,
-    in_inflating_thread,
-)
-from ovmstrio.transport.send_budget import ByteBudget
 from ovmstrio.util.aligned_memory import memory_to_fill
 
 # -- Reassembly --------------------------------------------------------------------------------------------------------
@@ -181,71 +171,3 @@ class MessageBuffer:
         self._first = b"".join(self._chunks)
         self._chunks = []
         self._position = 0
-
-
-# -- Decompression -----------------------------------------------------------------------------------------------------
-
-_SIZE_BYTES: Final = 4
-_INLINE_BYTES: Final = 64 * 1024
-"""Size up to which messages are decompressed on the event loop; larger ones in a thread."""
-
-
-class Inflater:
-    """Decompressor of one connection; ``max_bytes`` limits each message and all decompressed messages in use."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._in_use = ByteBudget(max_bytes)
-        self._thread_lock: trio.Lock | None = None
-
-    async def inflate(self, data: bytes, encoding: str = "gzip") -> bytes:
-        """Decompress a ``gzip`` or ``deflate`` (zlib format) message, which counts as in use until :meth:`release`.
-
-        Raises ``GRPCError``: RESOURCE_EXHAUSTED if the result is too large, INVALID_ARGUMENT if the data is malformed.
-        """
-        try:
-            return await self._inflate(data, encoding)
-        except InflationTooLargeError:
-            raise GRPCError(
-                Status.RESOURCE_EXHAUSTED,
-                f"request message is larger than the limit of {self._max_bytes} bytes (max_receive_message_bytes)"
-                " after decompression",
-            ) from None
-        except InflationError as error:
-            raise GRPCError(Status.INVALID_ARGUMENT, f"request message is not valid {encoding}: {error}") from None
-
-    async def _inflate(self, data: bytes, encoding: str) -> bytes:
-        is_gzip = encoding == "gzip"
-        inflation = Inflation(data, GZIP_BITS if is_gzip else DEFLATE_BITS, self._max_bytes)
-        # gzip ends with the decompressed size; zlib does not have it.
-        announced = int.from_bytes(data[-_SIZE_BYTES:], "little") if is_gzip else _INLINE_BYTES
-        size = min(announced, self._max_bytes)
-        if size > _INLINE_BYTES or not self._in_use.take(size):
-            return await self._inflate_in_thread(inflation, size)
-        try:
-            if inflation.go_on(_INLINE_BYTES):
-                message = inflation.finish()
-                self._in_use.give_back(size - len(message))
-                return message
-        except InflationError:
-            self._in_use.give_back(size)
-            raise
-        self._in_use.give_back(size)
-        return await self._inflate_in_thread(inflation, self._max_bytes)
-
-    async def _inflate_in_thread(self, inflation: Inflation, size: int) -> bytes:
-        if self._thread_lock is None:
-            self._thread_lock = trio.Lock()
-        async with self._thread_lock:
-            await self._in_use.wait(size)
-            try:
-                message = await in_inflating_thread(inflation.finish)
-            except BaseException:
-                self._in_use.give_back(size)
-                raise
-            self._in_use.give_back(size - len(message))
-            return message
-
-    def release(self, size: int) -> None:
-        """Release the size of a message that is no longer in use."""
-        self._in_use.give_back(size)

@@ -17,8 +17,9 @@ from ovmstrio.core.events import RequestObserver
 from ovmstrio.telemetry.log_rate_limit import LogRateLimiter
 from ovmstrio.transport.accept_loop import AcceptLoop, DeadlineSpread, in_batches
 from ovmstrio.transport.direct_stream import get_peer_address, to_direct_stream
+from ovmstrio.transport.grpc.call import FailureTranslator
 from ovmstrio.transport.grpc.connection import NO_ROUTES, CancelPacer, Connection, Routes, close_stream
-from ovmstrio.transport.grpc.headers import ErrorMapper, FailureTranslator
+from ovmstrio.transport.grpc.headers import ErrorMapper
 from ovmstrio.transport.grpc.limits import TransportLimits
 from ovmstrio.transport.listeners import Listener, bound_address, client_certificate
 from ovmstrio.transport.send_budget import SendBudget

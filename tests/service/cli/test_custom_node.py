@@ -171,7 +171,7 @@ def test_problems_of_nodes_have_places() -> None:
         ("text.so", (), 1, "it is not a shared library"),
         ("exits.py", (), 1, "the library ended the process with exit code 3"),
         ("hangs.py", ("--timeout", "3"), 1, "the library did not finish within 3 seconds"),
-        ("add_one", ("--param", "add_number"), 64, "expected name=value"),
+        ("add_one", ("--param", "add_number"), 64, "expected NAME=VALUE"),
     ],
 )
 def test_a_failed_check_has_a_reason(library: str, options: tuple[str, ...], code: int, reason: str) -> None:

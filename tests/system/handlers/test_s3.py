@@ -20,8 +20,7 @@ from ovmstrio.core.errors import StorageFailure, UserCodeError
 from ovmstrio.handlers.handler_loading import HandlerDependencies, LoadedHandler, open_handler
 from ovmstrio.handlers.models.library import LibraryOptions, ModelLibrary, open_library, open_models
 from ovmstrio.handlers.models.model_cache import WatchOptions, lease_models
-from ovmstrio.handlers.models.storage import open_storage
-from ovmstrio.handlers.models.version_index import StoredFile
+from ovmstrio.stores.storage import StoredFile, ignore_progress, open_storage
 from tests.support.model_projects import TEXT_MODELS, Loads, library_over, models_in, next_look, paths_below
 from tests.support.ports import free_ports
 from tests.support.projects import make_project
@@ -67,7 +66,7 @@ def test_a_file_has_another_mark_after_a_change(bucket: Bucket, tmp_path: Path) 
     bucket.put("m/a", "first")
     storage = open_storage("s3://models/m")
     (before,) = storage.list_files("s3://models/m")
-    storage.fetch(before, tmp_path / "a", lambda: None)
+    storage.fetch(before, tmp_path / "a", ignore_progress)
     assert (tmp_path / "a").read_text() == "first"
     bucket.put("m/a", "other")
     (after,) = storage.list_files("s3://models/m")
@@ -94,7 +93,7 @@ def test_unreadable_files_and_buckets_are_errors(
     (file,) = storage.list_files("s3://models/m")
     bucket.remove("m")
     with pytest.raises(StorageFailure, match="models/m/a cannot be downloaded"):
-        storage.fetch(file, tmp_path / "a", lambda: None)
+        storage.fetch(file, tmp_path / "a", ignore_progress)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(StorageFailure, match="cannot be listed"):
         open_storage("s3://models/m").list_files("s3://models/m")
@@ -228,7 +227,7 @@ def test_every_attempt_has_a_deadline(bucket: Bucket, tmp_path: Path, monkeypatc
         with pytest.raises(StorageFailure, match=r"s3://models/up cannot be listed: no data for 0.4 s"):
             storage.list_files("s3://models/up")
         with pytest.raises(StorageFailure, match=r"models/up/a cannot be downloaded: no data for 0.2 s"):
-            storage.fetch(StoredFile("a", "models/up/a", 1, "", 0), tmp_path / "a", lambda: None)
+            storage.fetch(StoredFile("a", "models/up/a", 1, "", 0), tmp_path / "a", ignore_progress)
 
 
 # A soak

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from ovmstrio.client import open_client
+from ovmstrio.client.addresses import parse_address
 from ovmstrio.client.api import StreamRequest
-from ovmstrio.client.rest_client import read_events
+from ovmstrio.client.calls import RestCalls
 from ovmstrio.core import errors
 
 
@@ -30,5 +31,6 @@ def test_events_are_parsed_from_chunks_of_any_size(size: int) -> None:
     stream = f': hello\n\nid: 1\ndata:{text}\n\nevent: error\r\ndata: {{"error":\r\ndata: "x"}}\r\n\r\ndata: {text}\n\n'
     raw = stream.encode()
     chunks = (raw[start : start + size] for start in range(0, len(raw), size))
-    texts = [each.error or each.outputs[0].data for each in read_events(chunks)]
+    read = RestCalls(parse_address("http://127.0.0.1:9"), {}).reply_reader()
+    texts = [each.error or each.outputs[0].data for chunk in chunks for each in read(chunk)]
     assert texts == ["a\u2028b\x85c", "x", "a\u2028b\x85c"]

@@ -25,7 +25,8 @@ from ovmstrio.handlers.models.client import MAX_WAITING, StorageThreads
 from ovmstrio.handlers.models.library import LibraryOptions, ModelLibrary, ProjectModels, open_models
 from ovmstrio.handlers.models.model_cache import lease_models
 from ovmstrio.handlers.models.storage import Copy, CopyMaker
-from ovmstrio.handlers.models.version_index import ModelKey, StoredFile, VersionFiles
+from ovmstrio.handlers.models.version_index import ModelKey, VersionFiles
+from ovmstrio.stores.storage import StoredFile
 from tests.support.examples import examples
 from tests.support.model_projects import (
     TEXT_MODELS,
@@ -548,7 +549,7 @@ class _StuckStorage(CountingStorage):
         if self.stuck in file.location:
             self.begun += 1
             assert self.release.wait(WAIT_SECONDS)
-        super().fetch(file, target, lambda: None)
+        super().fetch(file, target, lambda _: None)
 
 
 @pytest.mark.parametrize(

@@ -16,15 +16,12 @@ from ovmstrio.core.errors import ConfigError, ServerError, StorageFailure
 from ovmstrio.handlers.models.model_cache import LruKeys, keep_latest
 from ovmstrio.handlers.models.storage import (
     CopyMaker,
-    LocalStorage,
     ModelSource,
     open_sources,
-    open_storage,
     saved_model_problem,
 )
 from ovmstrio.handlers.models.version_index import (
     ModelKey,
-    StoredFile,
     VersionFiles,
     VersionIndex,
     diff_indexes,
@@ -33,6 +30,7 @@ from ovmstrio.handlers.models.version_index import (
     versions_by_model,
     versions_in_folder,
 )
+from ovmstrio.stores.storage import LocalStorage, StoredFile, open_storage
 from ovmstrio.telemetry.call_tracing import CallTracing
 from ovmstrio.telemetry.spans import RecordedSpan, TraceSampler
 from tests.support.examples import examples
@@ -64,7 +62,8 @@ def test_a_local_location_may_be_a_url_a_file_or_missing(tmp_path: Path) -> None
     ("location", "package", "hint"),
     [
         ("s3://bucket/m", "s3fs", r"pip install .*\[s3\]"),
-        ("gs://bucket/m", "gcsfs", "pip install gcsfs"),
+        ("gs://bucket/m", "gcsfs", r"pip install .*\[gs\]"),
+        ("hf://org/name", "huggingface_hub", r"pip install .*\[hub\]"),
         ("carrier-pigeon://loft/m", "fsspec.implementations.none", "carrier-pigeon://"),
     ],
 )

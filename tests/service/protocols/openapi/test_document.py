@@ -99,7 +99,22 @@ def test_the_root_is_an_overview_with_working_links_and_redirects_browsers(serve
     for path in overview["next"].values():
         assert server.ask("GET", path).status_code in {200, 503}, path
     browser = server.ask("GET", "/", headers={"Accept": "text/html,*/*"})
-    assert (browser.status_code, browser.headers["location"]) == (302, "/v2/docs")
+    assert (browser.status_code, browser.headers["location"]) == (302, "/console")
+
+
+@pytest.mark.parametrize("mode", ["off", "local", "on"])
+def test_browsers_are_led_to_the_console_where_they_may_open_it(tmp_path: Path, mode: str) -> None:
+    (tmp_path / "config.json").write_text('{"model_config_list": []}')
+    with serving_in_thread(config_path=tmp_path / "config.json", console=mode) as server:
+        for host in ("localhost", "models.example"):
+            is_open = mode == "on" or (mode == "local" and host == "localhost")
+            browser = server.ask("GET", "/", headers={"Accept": "text/html", "Host": host})
+            assert browser.headers["location"] == ("/console" if is_open else "/v2/docs")
+            page = server.ask("GET", "/v2/docs", headers={"Host": host})
+            assert ('<a href="/console">' in page.text, "ovmstrio" in page.text) == (is_open, True)
+            assert server.ask("GET", "/", headers={"Host": host}).json()["services"] == []
+        page = server.ask("GET", "/console/page/main.js")
+        assert ("/v2/docs" in page.text) == (mode != "off")
 
 
 def test_the_documentation_page_loads_nothing_from_other_hosts(server: ServedInThread) -> None:

@@ -20,9 +20,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ovmstrio.encoding.inflate import GZIP_BITS, Inflation, InflationError
-from ovmstrio.transport.grpc.call import Call
+from ovmstrio.transport.grpc.call import Call, Inflater
 from ovmstrio.transport.grpc.limits import TransportLimits
-from ovmstrio.transport.grpc.messages import Inflater, MessageBuffer
+from ovmstrio.transport.grpc.messages import MessageBuffer
 from ovmstrio.util.buffers import PiecedMessage
 from tests.support.error_memory import bytes_referenced_by
 from tests.support.examples import examples

@@ -7,18 +7,19 @@ no data has arrived for some time.
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
-import time
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
 import fsspec
-from fsspec.callbacks import Callback
 
 from ovmstrio.core.errors import StorageFailure
-from ovmstrio.handlers.models.version_index import STALL_SECONDS, OnProgress, StoredFile
+from ovmstrio.stores.storage import BLOCK_BYTES, STALL_SECONDS, OnProgress, StoredFile, check_file, reason_of
 
 _CONNECT_SECONDS: Final = 5.0
 _ATTEMPTS: Final = 3
@@ -28,17 +29,7 @@ _MARKS: Final = ("ETag", "etag", "md5Hash", "content_md5", "version_id", "mtime"
 _TIMES: Final = ("LastModified", "last_modified", "updated", "mtime", "created")
 
 
-class _Progress(Callback):  # type: ignore[misc]  # fsspec has no types
-    def __init__(self, on_progress: OnProgress | None = None) -> None:
-        super().__init__()
-        self.moved = time.monotonic()
-        self._on_progress = on_progress
-
-    def relative_update(self, inc: int = 1) -> None:
-        super().relative_update(inc)
-        self.moved = time.monotonic()
-        if self._on_progress is not None:
-            self._on_progress()
+_MD5: Final = re.compile(r'"?([0-9a-f]{32})"?')
 
 
 class FsspecStorage:
@@ -55,7 +46,8 @@ class FsspecStorage:
     """
 
     def __init__(self, scheme: str, stall_seconds: float = STALL_SECONDS) -> None:
-        options = _s3_options(stall_seconds) if scheme in {"s3", "s3a"} else {}
+        self._is_s3 = scheme in {"s3", "s3a"}
+        options = _s3_options(stall_seconds) if self._is_s3 else {}
         self._stall_seconds = stall_seconds
         self._files: Any = fsspec.filesystem(scheme, use_listings_cache=False, skip_instance_cache=True, **options)
 
@@ -72,7 +64,7 @@ class FsspecStorage:
         except StorageFailure as error:
             raise StorageFailure(f"{location} cannot be listed: {error}") from error
         except Exception as error:  # clients raise many types
-            raise StorageFailure(f"{location} cannot be listed: {_reason(error)}") from error
+            raise StorageFailure(f"{location} cannot be listed: {reason_of(error)}") from error
         listed = ((path, path.removeprefix(root).removeprefix("/"), info) for path, info in found.items())
         return [
             _describe(path, relative, info)
@@ -81,34 +73,54 @@ class FsspecStorage:
         ]
 
     def fetch(self, file: StoredFile, target: Path, on_progress: OnProgress) -> None:
-        """Download a file; see :meth:`ModelStorage.fetch`."""
+        """Download a file in pieces; see :meth:`ModelStorage.fetch`."""
         try:
-            self._run("get_file", self._stall_seconds, file.location, str(target), callback=_Progress(on_progress))
+            with target.open("ab") as copy:
+                done = copy.tell()
+                while done < file.size:
+                    end = min(done + BLOCK_BYTES, file.size)
+                    piece = self._run("cat_file", self._stall_seconds, file.location, start=done, end=end)
+                    copy.write(piece)
+                    done += len(piece)
+                    on_progress(len(piece))
+                    if not piece:
+                        break
+            check_file(target, file)
+            self._check_etag(file, target)
         except StorageFailure as error:
             raise StorageFailure(f"{file.location} cannot be downloaded: {error}") from error
         except Exception as error:  # as above
-            raise StorageFailure(f"{file.location} cannot be downloaded: {_reason(error)}") from error
+            raise StorageFailure(f"{file.location} cannot be downloaded: {reason_of(error)}") from error
+
+    def _check_etag(self, file: StoredFile, target: Path) -> None:
+        """Check the ETag of a file in S3, which is its MD5 unless it was encrypted with a key or uploaded in parts."""
+        found = _MD5.fullmatch(file.mark) if self._is_s3 else None
+        if found is None:
+            return
+        try:
+            check_file(target, replace(file, checksum=f"md5:{found[1]}"))
+        except StorageFailure:
+            bucket, _, key = file.location.partition("/")
+            head = self._run("call_s3", self._stall_seconds, "head_object", Bucket=bucket, Key=key)
+            if str(head.get("ServerSideEncryption", "AES256")) == "AES256" and "SSECustomerAlgorithm" not in head:
+                raise
 
     def _run(self, name: str, seconds: float, *args: Any, **named: Any) -> Any:
-        """Run a store operation; cancel it after ``seconds`` without progress.
+        """Run a store operation; cancel it after ``seconds``.
 
         Raises:
-            StorageFailure: no progress for ``seconds``.
+            StorageFailure: the operation took longer.
         """
         if not self._files.async_impl:
             return getattr(self._files, name)(*args, **named)
-        progress = named.get("callback") or _Progress()
         running = asyncio.run_coroutine_threadsafe(getattr(self._files, f"_{name}")(*args, **named), self._files.loop)
-        while True:
-            left = progress.moved + seconds - time.monotonic()
-            try:
-                return running.result(max(left, 0))
-            except TimeoutError:
-                if running.done():
-                    raise
-                if progress.moved + seconds <= time.monotonic():
-                    running.cancel()
-                    raise StorageFailure(f"no data for {seconds:g} s") from None
+        try:
+            return running.result(seconds)
+        except TimeoutError:
+            if running.done():
+                raise
+            running.cancel()
+            raise StorageFailure(f"no data for {seconds:g} s") from None
 
     def close(self) -> None:
         """Do nothing: fsspec closes connections when the store is garbage-collected."""
@@ -147,7 +159,16 @@ def _is_file_below(root: str, path: str, relative: str) -> bool:
 def _describe(path: str, relative: str, info: Mapping[str, Any]) -> StoredFile:
     mark = next((str(info[name]) for name in _MARKS if info.get(name)), "")
     modified = next((_seconds(info[name]) for name in _TIMES if info.get(name)), 0.0)
-    return StoredFile(relative, path, int(info.get("size") or 0), mark, modified)
+    return StoredFile(relative, path, int(info.get("size") or 0), mark, modified, _checksum(info))
+
+
+def _checksum(info: Mapping[str, Any]) -> str:
+    """Return the MD5 that Google Cloud Storage and Azure list."""
+    settings = info.get("content_settings") or {}
+    md5 = info.get("md5Hash") or (settings.get("content_md5") if isinstance(settings, Mapping) else None)
+    if not md5:
+        return ""
+    return f"md5:{(base64.b64decode(md5) if isinstance(md5, str) else bytes(md5)).hex()}"
 
 
 def _seconds(value: Any) -> float:
@@ -156,7 +177,3 @@ def _seconds(value: Any) -> float:
     if isinstance(value, str):
         return datetime.fromisoformat(value).timestamp()
     return float(value)
-
-
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,235 @@
+"""Local copies of the remote addresses that configured services name, kept up to date while the server runs.
+
+::
+
+    Registry.apply ─> Mirrors.follow ─> a task per address ─> worker thread ─> store
+                          │ changed or failed                  (abandoned if the store hangs)
+    Registry <────────────┘ reconciles; loads read local files only
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import structlog
+import trio
+
+from ovmstrio.core.errors import ConfigError, ServerError, StorageFailure
+from ovmstrio.stores.mirror import Mirror, evict
+from ovmstrio.stores.storage import STALL_SECONDS
+from ovmstrio.util.backoff import Backoff
+from ovmstrio.util.progress import Progress, no_progress
+
+if TYPE_CHECKING:
+    from ovmstrio.config.specs import ServableSpec, VersionPolicy
+    from ovmstrio.stores.address import Address
+
+log = structlog.get_logger(__name__)
+
+_HUB_STALLS: Final = 10
+_FIRST_RETRY_SECONDS: Final = 1.0
+_LONGEST_RETRY_SECONDS: Final = 60.0
+
+
+async def update_mirror(
+    mirror: Mirror,
+    policies: Iterable[VersionPolicy] = (),
+    progress: Progress = no_progress,
+    stall_seconds: float = STALL_SECONDS,
+) -> bool:
+    """Download what has changed at an address; return whether anything has.
+
+    Args:
+        mirror: the local copy.
+        policies: select the versions of a model; all without any.
+        progress: receives progress, from a worker thread.
+        stall_seconds: longest time without progress.
+
+    Raises:
+        ConfigError: the package of the store is not installed.
+        StorageFailure: the store or the disk failed, or sent nothing for ``stall_seconds``.
+
+    Cancellation: at once; the worker thread ends at its next piece.
+    """
+    moved = time.monotonic()
+    # The hub's client limits stalls itself, and reports progress in pieces of 10 MB.
+    stall_seconds *= _HUB_STALLS if mirror.address.family == "hf" else 1
+
+    def note(name: str, done: int, total: int | None) -> None:
+        nonlocal moved
+        moved = time.monotonic()
+        progress(name, done, total)
+
+    chosen = tuple(policies)
+    update = partial(mirror.update, partial(_choose, chosen) if chosen else list, note)
+    changed: bool | None = None
+    failure: Exception | None = None
+    async with trio.open_nursery() as nursery:
+
+        async def watch() -> None:
+            while (left := moved + stall_seconds - time.monotonic()) > 0:  # noqa: ASYNC110 - a thread moves the time
+                await trio.sleep(left)
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(watch)
+        try:
+            # An own limiter, because the thread of a hanging store does not end.
+            limiter = trio.CapacityLimiter(1)
+            changed = await trio.to_thread.run_sync(update, abandon_on_cancel=True, limiter=limiter)
+        except Exception as error:  # noqa: BLE001 - raised below, outside of the nursery
+            failure = error
+        finally:
+            mirror.stop()
+        nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    if changed is None:
+        raise StorageFailure(f"{mirror.address} sent no data for {stall_seconds:g} s")
+    return changed
+
+
+def _choose(policies: Sequence[VersionPolicy], versions: Iterable[int]) -> set[int]:
+    listed = list(versions)
+    return {version for policy in policies for version in policy.select(listed)}
+
+
+class _Followed:
+    """One address, with the reason why its files cannot be used yet or any more."""
+
+    def __init__(self, address: Address) -> None:
+        self.mirror = Mirror(address)
+        self.policies: tuple[VersionPolicy, ...] = ()
+        self.failure = ""
+        self.progress = ""
+        self.scope = trio.CancelScope()
+
+    def note(self, _: str, done: int, total: int | None) -> None:
+        share = f" of {total / 1e6:,.0f}" if total else ""
+        self.progress = f", {done / 1e6:,.0f}{share} MB"
+
+
+class Mirrors:
+    """Keeps the local copies of followed addresses up to date.
+
+    Failures keep the last complete copy, and are logged at the first one and at the recovery.
+
+    Args:
+        on_change: called after a change of files, and when an address without a copy fails.
+        poll_seconds: interval of checks for changes; 0 downloads each address once.
+        cache_bytes: size above which copies of other addresses are removed.
+        progress: receives progress.
+    """
+
+    def __init__(
+        self,
+        on_change: Callable[[], Awaitable[object]],
+        *,
+        poll_seconds: float = 60.0,
+        cache_bytes: float = math.inf,
+        progress: Progress = no_progress,
+    ) -> None:
+        self._on_change = on_change
+        self._poll_seconds = poll_seconds
+        self._cache_bytes = cache_bytes
+        self._progress = progress
+        self._followed: dict[Address, _Followed] = {}
+        self._nursery: trio.Nursery | None = None
+        self._others: tuple[Address, ...] = ()
+        self._requested = trio.Event()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run the tasks of followed addresses until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            task_status.started()
+            await trio.sleep_forever()
+
+    def add(self, *addresses: Address) -> None:
+        """Follow addresses that belong to no service, such as that of the configuration file."""
+        self._others += addresses
+
+    def follow(self, specs: Iterable[ServableSpec]) -> None:
+        """Follow the addresses of these services and no others."""
+        policies: dict[Address, tuple[VersionPolicy, ...]] = dict.fromkeys(self._others, ())
+        for spec in specs:
+            for address in spec.sources:
+                policies[address] = (*policies.get(address, ()), spec.version_policy)
+        for address in self._followed.keys() - policies.keys():
+            self._followed.pop(address).scope.cancel()
+        for address, chosen in policies.items():
+            if address not in self._followed and self._nursery is not None:
+                self._followed[address] = _Followed(address)
+                self._nursery.start_soon(self._keep_current, self._followed[address])
+            if address in self._followed:
+                self._followed[address].policies = chosen
+
+    def request_check(self) -> None:
+        """Check all stores for changes now, without waiting for them."""
+        self._requested.set()
+        self._requested = trio.Event()
+
+    async def _pause(self, seconds: float) -> None:
+        with trio.move_on_after(seconds):
+            await self._requested.wait()
+
+    def obstacle(self, spec: ServableSpec) -> tuple[str, bool] | None:
+        """Return why the files of a service are not there yet, and whether that is a failure; None if they are."""
+        for address in spec.sources:
+            each = self._followed.get(address)
+            if each is not None and not each.mirror.is_usable:
+                if each.failure:
+                    return each.failure, True
+                return f"{address} is downloading{each.progress}", False
+        return None
+
+    async def _keep_current(self, each: _Followed) -> None:
+        mirror = each.mirror
+        backoff = Backoff(_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS)
+
+        def note(name: str, done: int, total: int | None) -> None:
+            each.note(name, done, total)
+            self._progress(name, done, total)
+
+        with each.scope:
+            try:
+                await trio.to_thread.run_sync(mirror.keep, abandon_on_cancel=True)
+                while True:
+                    had_copy = mirror.is_usable
+                    try:
+                        changed = await update_mirror(mirror, each.policies, note)
+                    except (ServerError, OSError) as error:
+                        reason = error.message if isinstance(error, ServerError) else str(error)
+                        if not each.failure:
+                            log.warning("store unreachable", address=str(mirror.address), reason=reason)
+                        is_new, each.failure = each.failure != reason, reason
+                        if is_new and not mirror.is_usable:
+                            await self._on_change()
+                        if isinstance(error, ConfigError):
+                            return
+                        pause = backoff.seconds_after()
+                        await self._pause(max(pause, self._poll_seconds) if mirror.is_usable else pause)
+                        continue
+                    if each.failure:
+                        log.info("store reachable", address=str(mirror.address))
+                    each.failure, each.progress = "", ""
+                    backoff.reset()
+                    if changed or not had_copy:
+                        log.info("files downloaded", address=str(mirror.address), path=str(mirror.address.path))
+                    if changed or not had_copy:
+                        await self._on_change()
+                        await self._evict()
+                    is_last = mirror.address.is_immutable or not self._poll_seconds
+                    await self._pause(math.inf if is_last else self._poll_seconds)
+            finally:
+                mirror.stop()
+                mirror.release()
+
+    async def _evict(self) -> None:
+        if math.isfinite(self._cache_bytes):
+            removed = await trio.to_thread.run_sync(evict, int(self._cache_bytes), abandon_on_cancel=True)
+            if removed:
+                log.info("downloads removed", folders=removed)

@@ -1,0 +1,1 @@
+"""Stores of model files: object stores, model hubs and web servers, and their local copies."""
