@@ -219,7 +219,7 @@ def test_administration_is_one_api(backend: str, server: LocalServer) -> None:
     async def over_grpc(client: Any) -> None:
         for call in (client.reload_config, client.metrics):
             with pytest.raises(errors.NotSupported, match="use REST"):
-                await value(call())  # type: ignore[no-untyped-call]
+                await value(call())
         with pytest.raises(errors.ServerError):
             await value(client.unload("missing"))
 
