@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 # NumPy before 2.3 starts a process when this module is imported.
-import numpy.testing  # noqa: F401, ICN001
+import numpy.testing  # noqa: F401
 import openvino as ov
 import pytest
 

@@ -20,7 +20,7 @@ from ovmstrio.protocols.kserve.large_document import read_large_document
 from ovmstrio.util.extras import Extra, way_to_install
 
 ROOT = Path(__file__).parents[3]
-DEVELOPER_EXTRAS = {"dev", "dev-system"}
+DEVELOPER_EXTRAS = {"dev", "dev-system", "docs", "release"}
 BY_NAME_ALONE = re.compile(r"""pip install [^\n`]*['" ]ovmstrio(\[|[ '"`\n=]|$)""")
 
 
