@@ -17,6 +17,7 @@ _ALIASES = {
     "BSD License": "BSD-3-Clause",
     "Dual License": "Apache-2.0 OR BSD-3-Clause",  # of python-dateutil
     "ISC License": "ISC",
+    "MIT License": "MIT",
     "OSI Approved :: Apache Software License": "Apache-2.0",
 }
 _HEAD = """# Check the licences of dependencies
