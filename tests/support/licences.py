@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "licences.md"
 _ALIASES = {
     "3-Clause BSD License": "BSD-3-Clause",
+    "Apache 2.0": "Apache-2.0",
     "BSD License": "BSD-3-Clause",
     "Dual License": "Apache-2.0 OR BSD-3-Clause",  # of python-dateutil
     "ISC License": "ISC",
@@ -23,7 +24,8 @@ _ALIASES = {
 _HEAD = """# Check the licences of dependencies
 
 A plain installation brings these packages. The licences are those that the packages declare. `just licences` writes
-this page, and `just sbom` a bill of materials in CycloneDX's format with all versions. ovmstrio itself is under Apache-2.0.
+this page, and `just sbom` a bill of materials in CycloneDX's format with all versions. ovmstrio itself is under
+Apache-2.0.
 
 | package | licence |
 |---|---|
