@@ -49,6 +49,12 @@ IGNORED: Final = {
 """OVMS options without effect, with the reason; using one logs a warning."""
 
 
+def option_name(setting: str) -> str:
+    """Return the option of a setting, or of a key in its value, as messages show it."""
+    name, dot, key = setting.partition(".")
+    return f"--{name.replace('_', '-')}{dot}{key}"
+
+
 def _setting(default: Any, group: str, help_text: str, **bounds: Any) -> Any:
     return Field(default, description=help_text, json_schema_extra={"group": group}, **bounds)
 

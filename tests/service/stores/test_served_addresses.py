@@ -169,7 +169,9 @@ def test_a_language_model_of_a_hub_is_served(files: FileServer, tmp_path: Path) 
     assert not any("other.gguf" in each for each in files.requests)
 
 
-async def test_addresses_need_no_hub_client_until_they_are_used(files: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_addresses_need_no_hub_client_until_they_are_used(
+    files: FileServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ConfigError, match=r"pip install .*\[hub\]"):
         await read_plan(ServerSettings(model_name="m", model_path=Path("hf://org/name")))
