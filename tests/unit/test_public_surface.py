@@ -20,7 +20,8 @@ GUIDE = ROOT / "docs" / "public_api.md"
 SURFACE = {
     "ovmstrio": """
         Array AsyncClient Client ClientTls InferRequest InferResponse KINDS Kind Kinds LoadContext Running Servable
-        ServableMetadata ServerSettings Service Takes Tensor TensorSpec configure_logs open_client serve table_of
+        ServableMetadata ServerSettings Service Takes Tensor TensorSpec configure_logs open_client serve
+        settings_of table_of
     """,
     "ovmstrio.ext.batching": """
         BatchOptions BatchPolicy Batcher open_batcher
@@ -63,6 +64,9 @@ SURFACE = {
         LoadContext Located ONLY_VERSION Place Problem RawTensor RequestedOutput Schema Servable ServableMetadata
         ServableSpec Service StreamProblem StreamingServable Takes Tensor TensorSpec Validator check_members
         content_mark is_whole tree_mark
+    """,
+    "ovmstrio.testing": """
+        FakeClock LocalServer MemoryServer serving serving_async serving_in_memory
     """,
     "ovmstrio.ext.ops": """
         Analyst ChannelData ChannelDataType CustomException CustomExceptionCode Op OpAnalyst PipelineRequest

@@ -208,7 +208,12 @@ def repository_index(plane: DataPlane, *, only_ready: bool = False) -> list[Inde
         )
         unloaded |= {name: plane.registry.why_not(name) for name in versionless}
     entries = [
-        IndexEntry(name, str(status.version), _STATES[status.state], status.reason)
+        IndexEntry(
+            name,
+            str(status.version),
+            "UNAVAILABLE" if status.has_failed else _STATES[status.state],
+            status.reason,
+        )
         for name, versions in sorted(statuses.items())
         for status in sorted(versions, key=lambda status: status.version)
         if status.state is VersionState.AVAILABLE or not only_ready

@@ -73,6 +73,30 @@ def test_infer_prints_outputs_as_json_and_notes_to_standard_error(
     assert "batch axis" in done.stderr
 
 
+@both_protocols
+def test_infer_takes_a_name_and_inputs_as_files_json_and_standard_input(
+    server: ServedInThread, file: str, protocol: str
+) -> None:
+    expected = {"a": [[float(value) for value in range(1, 11)]]}
+    row = "[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]"
+    for given in (file, f"b={file}", row, f"[{row}]", f"b={row}", f'{{"b": {row}}}'):
+        assert _outputs(_call(server, protocol, "infer", "dummy", given, "--json")) == expected
+    content = Path(file).read_bytes()
+    url = server.rest if protocol == "--rest" else server.grpc
+    for stdin in (content, row):
+        assert _outputs(run_command("infer", "dummy", "-", protocol, "--url", url, "--json", stdin=stdin)) == expected
+    assert _outputs(_call(server, protocol, "infer", file, "--model", "dummy", "--json")) == expected
+
+
+def test_infer_takes_several_inputs_by_name(server: ServedInThread) -> None:
+    done = _call(server, "--grpc", "infer", "labels_image", "labels=gold,navy", "image=[[[0, 0, 90]]]", "--json")
+    assert _outputs(done) == {"result": ["navy"]}
+    assert _outputs(_call(server, "--grpc", "infer", "incrementer", "[1, 2.5]", "--json")) == {"last_number": [4, 5.5]}
+    assert _outputs(_call(server, "--rest", "infer", "adder", "[1, 2, 3.5]", "--json")) == {"sum": 6.5}
+    done = _call(server, "--grpc", "infer", "dummy", "[1, 2")
+    assert (done.exit_code, "[1, 2: not JSON" in done.stderr) == (1, True), done.stderr
+
+
 def test_infer_saves_outputs_and_prints_latencies(server: ServedInThread, file: str, tmp_path: Path) -> None:
     saved = tmp_path / "a.npy"
     options = ("--output", str(saved), "--repeat", "5")
@@ -107,12 +131,14 @@ def test_models_lists_inputs_and_states(server: ServedInThread) -> None:
     rows = _call(server, "gRPC", "models", "dummy", "--format", "csv").stdout.split("\n")
     assert rows[1] == 'dummy,1,READY,"b FP32 [1, 10]","a FP32 [1, 10]",'
     assert _call(server, "gRPC", "models", "unknown").exit_code == 1
+    rows = _call(server, "gRPC", "models", "incrementer", "--format", "csv").stdout.split("\n")
+    assert rows[1] == "incrementer,1,READY,first_number,last_number,"
 
 
 @both_protocols
 def test_models_shows_why_a_model_failed_to_load(server: ServedInThread, protocol: str) -> None:
     (entry,) = _outputs(_call(server, protocol, "models", "damaged", "--json"))
-    assert entry["state"] != "READY"
+    assert entry["state"] == "UNAVAILABLE"
     assert "cannot read the model" in entry["reason"]
 
 

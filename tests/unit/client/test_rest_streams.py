@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from ovmstrio.client import open_client
-from ovmstrio.client.api import StreamRequest
 from ovmstrio.client.addresses import parse_address
+from ovmstrio.client.api import StreamRequest
 from ovmstrio.client.calls import RestCalls
 from ovmstrio.core import errors
 
