@@ -134,9 +134,9 @@ class SourceModels:
 
 
 def read_source_models(arguments: Sequence[str]) -> SourceModels:
-    """Translate ``--source_model``, ``--draft_source_model`` and ``--pull``.
+    """Translate ``--source-model``, ``--draft-source-model`` and ``--pull``.
 
-    The model is in ``--model_repository_path``/``--source_model``, with ``--gguf_filename`` in that folder.  Without a
+    The model is in ``--model-repository-path``/``--source-model``, with ``--gguf-filename`` in that folder.  Without a
     repository, it is served from the download cache.
 
     Raises:
@@ -157,9 +157,9 @@ def read_source_models(arguments: Sequence[str]) -> SourceModels:
     source, draft = values.get("source_model", ""), values.get("draft_source_model", "")
     if not source and not draft:
         given = ", ".join(option_name(each) for each in (*DOWNLOAD_OPTIONS, *DOWNLOAD_FLAGS) if each in names)
-        raise UsageError([Problem("needs --source_model, such as OpenVINO/Qwen3-8B-int4-ov", path=given)])
+        raise UsageError([Problem("needs --source-model, such as OpenVINO/Qwen3-8B-int4-ov", path=given)])
     if source and "model_path" in names:
-        raise UsageError([Problem("cannot be combined", path="--source_model and --model-path")])
+        raise UsageError([Problem("cannot be combined", path="--source-model and --model-path")])
     repository = values.get("model_repository_path") or os.environ.get("OVMS_MODEL_REPOSITORY_PATH", "")
     found = [
         _source(each, file, repository, replaces="overwrite_models" in names)
@@ -178,7 +178,7 @@ def _source(name: str, file: str, repository: str, *, replaces: bool) -> tuple[s
     """Return the path or address of a model, and its download if it is not in the repository."""
     address = find_address("/".join(filter(None, (name if "://" in name else f"hf://{name}", file))))
     if address is None:
-        raise UsageError([Problem("the address cannot be used", path="--source_model", found=name)])
+        raise UsageError([Problem("the address cannot be used", path="--source-model", found=name)])
     if not repository:
         return address.text, Download(address, None)
     folder = Path(repository) / (address.folder.name if "://" in name else name)
