@@ -626,7 +626,7 @@ class _Server:
                 is_plain = name == "probes"
                 tls = None if is_plain else await trio.to_thread.run_sync(self._certificates.tls, protocol)
                 places = where if self._restart is None else self._restart.sockets(name, where)
-                opening = open_server_listeners(places, tls, "--probe_port" if is_plain else plan.port_options)
+                opening = open_server_listeners(places, tls, "--probe-port" if is_plain else plan.port_options)
                 listeners[name] = await opened.enter_async_context(opening)
                 self._listening[name] = where, listeners[name]
             else:

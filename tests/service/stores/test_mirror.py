@@ -322,10 +322,10 @@ def test_pull_places_a_model_in_the_repository(files: FileServer, tmp_path: Path
     _hub()
     files.publish("org/name", {"openvino_model.xml": b"<x/>", "openvino_model.bin": b"w"})
     files.publish("org/gguf", {"q4.gguf": b"4", "q8.gguf": b"8"})
-    where = ["--model_repository_path", str(tmp_path / "models"), "--task", "text_generation"]
+    where = ["--model-repository-path", str(tmp_path / "models"), "--task", "text_generation"]
     runs = [
-        CliRunner().invoke(command_line(), ["--pull", "--source_model", name, *options, *where])
-        for name, options in (("org/name", []), ("org/gguf", ["--gguf_filename", "q8.gguf"]), ("org/none", []))
+        CliRunner().invoke(command_line(), ["--pull", "--source-model", name, *options, *where])
+        for name, options in (("org/name", []), ("org/gguf", ["--gguf-filename", "q8.gguf"]), ("org/none", []))
     ]
     assert [run.exit_code for run in runs] == [0, 0, 1], [run.output for run in runs]
     assert (tmp_path / "models/org/name/openvino_model.bin").read_bytes() == b"w"
@@ -341,7 +341,7 @@ def test_a_source_model_is_downloaded_and_served(
     taken: list[dict[str, object]] = []
     monkeypatch.setattr(serve, "run_server", taken.append)
     files.publish("org/name", {"openvino_model.xml": b"<x/>"})
-    where = ["--source_model", "org/name", "--model_repository_path", str(tmp_path), "--rest_port", "8000"]
+    where = ["--source-model", "org/name", "--model-repository-path", str(tmp_path), "--rest-port", "8000"]
     run = CliRunner().invoke(command_line(), where)
     assert run.exit_code == 0, run.output
     assert (taken[0]["model_name"], taken[0]["model_path"]) == ("org/name", str(tmp_path / "org/name"))
