@@ -84,7 +84,7 @@ async def _watch(plane: DataPlane, names: Sequence[str], sinks: Sequence[_Viewer
     frames, taken = FrameMaker(plane, gathering), []
 
     async def view(sink: _Viewer) -> None:
-        await send_events(plane, frames, gathering, StreamFilter(), cast("EventSink", sink), may_see_bodies=_may)
+        await send_events(plane, frames, StreamFilter(), cast("EventSink", sink), may_see_bodies=_may)
 
     async with trio.open_nursery() as nursery:
         for sink in sinks:

@@ -103,7 +103,8 @@ def _served(folder: Path, op: str, count: int = 1, batch: int = 1) -> Iterator[i
     config, service = folder / "config.yml", folder / "web_service.py"
     config.write_text(_CONFIG.format(port=port, http_port=http_port, batch=batch))
     service.write_text(_SERVICE.format(op=op, count=count))
-    with script(["-m", "ovmstrio.cli", "paddle", "run", str(service), "-c", str(config)], port, quiet=True, folder=folder):
+    command = ["-m", "ovmstrio.cli", "paddle", "run", str(service), "-c", str(config)]
+    with script(command, port, quiet=True, folder=folder):
         _check(port)
         yield port
 

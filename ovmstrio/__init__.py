@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ovmstrio.server.running import Running
     from ovmstrio.server.server import serve
     from ovmstrio.server.settings import ServerSettings
+    from ovmstrio.server.target import settings_of
     from ovmstrio.serving.kind import Kind, LoadContext, Takes
     from ovmstrio.telemetry.logs import configure_logs
 
@@ -45,6 +46,7 @@ __all__ = [
     "configure_logs",
     "open_client",
     "serve",
+    "settings_of",
     "table_of",
 ]
 
@@ -70,6 +72,7 @@ _HOMES: Final = {
     "configure_logs": "telemetry.logs",
     "open_client": "client.factory",
     "serve": "server.server",
+    "settings_of": "server.target",
     "table_of": "server.kinds",
 }
 """The modules of the names above."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,8 +14,6 @@ from ovmstrio.cli.tables import FormatOption, JsonOption, Output, chosen, print_
 if TYPE_CHECKING:
     from ovmstrio.server.check import CheckReport
 
-_WANTED: Final = "a config.json or nucleus.yaml, or the directory of a model, graph or handler"
-
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
@@ -23,11 +21,11 @@ def register(app: typer.Typer) -> None:
 
 
 def check(
-    config: Annotated[
-        Path,
+    thing: Annotated[
+        str,
         typer.Argument(
-            metavar="PATH",
-            help="File config.json, nucleus.yaml, config.yml of Ops, or the directory of one model, graph or handler.",
+            metavar="THING",
+            help="What ovms serve takes: a model file, a folder, a configuration, a graph or a project.",
         ),
     ],
     *,
@@ -49,24 +47,22 @@ def check(
     from dataclasses import replace
     from functools import partial
 
-    from ovmstrio.cli.op_pipeline import configures_ops
     from ovmstrio.server.check import check_config
     from ovmstrio.telemetry.logs import configure_logs
     from ovmstrio.util.interrupts import run_interruptible
 
-    if not config.exists():
-        fail(f"{config}: no such file or directory; expected {_WANTED}")
+    form = chosen(form, as_json=as_json)
+    pipeline = _find_pipeline(thing, as_text=form is Output.TABLE)
     configure_logs(level="ERROR")
     _leave_out_what_is_reported()
     # Output of user code must not mix with the report on standard output.
-    with stderr().status(f"checking {config} ..."), redirect_stdout(sys.stderr):
-        if (pipeline := configures_ops(config)) is not None:
+    with stderr().status(f"checking {thing} ..."), redirect_stdout(sys.stderr):
+        if pipeline is not None:
             report = _check_pipeline(pipeline, imports=not no_import, keys_file=keys_file)
         else:
-            report = run_interruptible(partial(check_config, config, imports=not no_import, keys_file=keys_file))
+            report = run_interruptible(partial(check_config, thing, imports=not no_import, keys_file=keys_file))
     if strict:
         report = replace(report, problems=tuple(as_errors(report.problems)))
-    form = chosen(form, as_json=as_json)
     if form is Output.JSON:
         _print_json(report)
     elif form is Output.CSV:
@@ -74,6 +70,23 @@ def check(
     else:
         _show(report)
     raise typer.Exit(1 if report.errors else 0)
+
+
+def _find_pipeline(thing: str, *, as_text: bool) -> Path | None:
+    """Return the configuration of a pipeline of Ops; None for anything else.
+
+    Exits with 1 ``as_text`` if there is nothing to serve.
+    """
+    from ovmstrio.core.errors import ConfigError
+    from ovmstrio.server.target import TargetKind, find_target
+
+    try:
+        target = find_target(thing)
+    except ConfigError as error:
+        if as_text:
+            fail(str(error))
+        return None
+    return target.path if target.kind is TargetKind.OPS else None
 
 
 def _check_pipeline(config: Path, *, imports: bool, keys_file: Path | None) -> CheckReport:

@@ -9,7 +9,7 @@ import typer
 
 from ovmstrio.cli.commands import App
 from ovmstrio.cli.console import file_of
-from ovmstrio.cli.pictures import FileOption, PictureFormat, PictureOption, render, write_picture
+from ovmstrio.cli.pictures import DrawingJsonOption, FileOption, PictureFormat, PictureOption, render, write_picture
 from ovmstrio.cli.problems import Strict, as_errors, conclude, count, point_to, show_problems
 from ovmstrio.cli.tables import FormatOption, JsonOption, Output, chosen
 
@@ -42,10 +42,17 @@ def check(
     conclude(problems, sound, output=chosen(form, as_json=as_json))
 
 
-def show(path: _GraphPath, *, picture: PictureOption = PictureFormat.TEXT, output: FileOption = None) -> None:
+def show(
+    path: _GraphPath,
+    *,
+    picture: PictureOption = PictureFormat.TEXT,
+    as_json: DrawingJsonOption = False,
+    output: FileOption = None,
+) -> None:
     """Draw a graph: its nodes in layers, streams with their tags, input policies and back edges."""
     from ovmstrio.graphs.plan import draw_graph
 
+    picture = PictureFormat.JSON if as_json else picture
     examined = _examine(path)
     if examined.config is None:
         show_problems(examined.problems)

@@ -1,4 +1,4 @@
-"""Calls of handlers by ``ovms infer``: a file is the body of a POST, and the response is shown or saved."""
+"""Calls of handlers by ``ovms infer``: a file or JSON is the body of a POST, and the response is shown or saved."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import typer
 
 from ovmstrio.cli.console import echo, note
 from ovmstrio.cli.tensor_contents import sniff
+from ovmstrio.cli.tensor_files import is_inline_json
 from ovmstrio.cli.tensor_output import FORMS
 from ovmstrio.core.errors import InvalidRequest
 
@@ -31,7 +32,7 @@ def post_file(client: Client, handler: str, given: Sequence[str], target: str) -
     Args:
         client: a REST client.
         handler: name of the handler.
-        given: one file, or ``-`` for standard input.
+        given: one file, JSON, or ``-`` for standard input.
         target: ``table``, ``json`` and ``csv`` print the response; any other value is the file to save the body to.
 
     Raises:
@@ -40,10 +41,14 @@ def post_file(client: Client, handler: str, given: Sequence[str], target: str) -
         ServerError: the handler answered with an error.
     """
     if len(given) != 1:
-        raise InvalidRequest(f"{handler} is a handler and takes one body: expected one --input, got {len(given)}")
+        raise InvalidRequest(f"{handler} is a handler and takes one body: expected one input, got {len(given)}")
     (file,) = given
-    content = sys.stdin.buffer.read() if file == _STANDARD_INPUT else Path(file).read_bytes()
-    answer = client.post(handler, content, _content_type(file, content))
+    if is_inline_json(file, is_scalar_taken=True):
+        content, content_type = file.encode(), _JSON
+    else:
+        content = sys.stdin.buffer.read() if file == _STANDARD_INPUT else Path(file).read_bytes()
+        content_type = _content_type(file, content)
+    answer = client.post(handler, content, content_type)
     if target in FORMS:
         _print(answer)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -23,13 +24,23 @@ _HANDLER: Final = "handler"
 """Platform of services that take an HTTP body instead of tensors."""
 
 
-_Model = Annotated[str, typer.Option("--model", metavar="NAME", help="Name of the model.")]
+_Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the model.")]
+_Inputs = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="INPUT",
+        help="FILE, JSON such as '[[1, 2]]', or - for standard input; INPUT=... if the model has several inputs.",
+    ),
+]
+_Model = Annotated[
+    str | None, typer.Option("--model", metavar="NAME", help="Name of the model, instead of the first argument.")
+]
 _Given = Annotated[
     list[str] | None,
     typer.Option(
         "--input",
-        metavar="[NAME=]FILE",
-        help="FILE, or NAME=FILE if the model has several inputs; - is standard input. "
+        metavar="[NAME=]INPUT",
+        help="FILE or JSON, or NAME=... if the model has several inputs; - is standard input. "
         ".npy, .npz, .json, .wav and images are decoded, other files are raw bytes; a graph also takes a TEXT. "
         "Repeatable.",
         show_default=False,
@@ -59,8 +70,10 @@ def register(app: typer.Typer) -> None:
 
 
 def infer(
+    name: _Name = "",
+    inputs: _Inputs = None,
     *,
-    model: _Model,
+    model: _Model = None,
     given: _Given = None,
     version: _Version = "",
     encoded: _Encoded = False,
@@ -71,7 +84,7 @@ def infer(
     as_json: JsonOption = False,
     repeat: _Repeat = 1,
     url: Url = "",
-    rest: Rest = False,
+    rest: Rest = None,
     timeout: Timeout = 60.0,
     ca: Ca = None,
     cert: Cert = None,
@@ -97,20 +110,32 @@ def infer(
     from ovmstrio.cli.tensor_output import check_target, write_outputs
     from ovmstrio.core.errors import InvalidRequest
 
+    inputs_given = [*(inputs or []), *(given or [])]
+    if model is not None and name:
+        inputs_given.insert(0, name)
+    if not (model := model or name):
+        fail("expected a model: ovms infer NAME INPUT, or --model NAME", EX_USAGE)
     target = output or chosen(form, as_json=as_json)
     images = ImageOptions(encoded, mean, scale)
     with ending_with(EX_USAGE, InvalidRequest):
         check_target(target)
-        images.check(given or [])
+        images.check(inputs_given)
     with asking(url, rest=rest, timeout=timeout, ca=ca, cert=cert, key=key) as client:
         known = client.metadata(model, version)
         if known.platform == _HANDLER:
-            post_file(client, model, given or [], target)
+            # Handlers are called over REST only.
+            with (
+                nullcontext(client)
+                if rest is not None
+                else asking(url, needs="REST", timeout=timeout, ca=ca, cert=cert, key=key) as over_rest
+            ):
+                post_file(over_rest, model, inputs_given, target)
             return
-        if known.inputs and not given:
-            fail(f"{model} takes {', '.join(each.name for each in known.inputs)}; expected --input", EX_USAGE)
-        inputs = read_inputs(given or [], known.inputs, note, images)
-        (outputs, pieces), seconds = _timed(lambda: _answer(client, known, version, inputs, timeout), repeat)
+        if known.inputs and not inputs_given:
+            names = ", ".join(each.name for each in known.inputs)
+            fail(f"{model} takes {names}; expected a file or JSON for each, as INPUT or --input", EX_USAGE)
+        tensors = read_inputs(inputs_given, known.inputs, note, images)
+        (outputs, pieces), seconds = _timed(lambda: _answer(client, known, version, tensors, timeout), repeat)
         if pieces > 1:
             note(f"{model} streams: {pieces} pieces joined; ovms stream shows each piece as it arrives")
         write_outputs(outputs, target)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from ovmstrio.cli.commands import App
-from ovmstrio.cli.console import data_table, ending_with, fail, note
+from ovmstrio.cli.console import data_table, ending_with, fail, note, print_json
 from ovmstrio.cli.exits import EX_USAGE
 from ovmstrio.cli.problems import safe
 from ovmstrio.cli.tables import FormatOption, JsonOption, Output, show_data
@@ -87,6 +87,7 @@ def new(
     expires: _Expires = "",
     certificate: _Certificate = "",
     subject: _Subject = "",
+    as_json: JsonOption = False,
 ) -> None:
     """Add a caller to the key file and print its key, which is shown only once: the file holds its hash.
 
@@ -119,7 +120,9 @@ def new(
     if any(each.name == name for each in entries):
         fail(f"{file}: caller {name!r} exists already; remove it with: ovms keys revoke {name}")
     _write(file, [*entries, entry])
-    if key:
+    if as_json:
+        print_json({**entry.document(), "key": key})
+    elif key:
         note(f"{name!r} may {', '.join(scopes.texts())}. Its key, which is shown only once:")
         typer.echo(key)
 

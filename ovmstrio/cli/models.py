@@ -34,7 +34,7 @@ def models(
     form: FormatOption = Output.TABLE,
     as_json: JsonOption = False,
     url: Url = "",
-    rest: Rest = False,
+    rest: Rest = None,
     timeout: Timeout = 10.0,
     ca: Ca = None,
     cert: Cert = None,
@@ -88,4 +88,9 @@ def _inputs(info: ModelInfo) -> str:
 
 
 def _tensors(tensors: tuple[TensorInfo, ...]) -> str:
-    return "\n".join(safe(f"{each.name} {each.datatype} {list(each.shape)}") for each in tensors)
+    """Return a line for each tensor; the tensors of graphs have no datatype and shape."""
+    from ovmstrio.cli.tensor_files import is_typed
+
+    return "\n".join(
+        safe(f"{each.name} {each.datatype} {list(each.shape)}" if is_typed(each) else each.name) for each in tensors
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +14,6 @@ from ovmstrio.cli.console import EX_USAGE, fail
 from ovmstrio.cli.pictures import PictureFormat, render, write_picture
 from ovmstrio.cli.problems import as_errors, conclude, count, problem_facts, safe
 from ovmstrio.cli.script import call_script
-from ovmstrio.util.regular_files import read_regular_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,40 +24,29 @@ if TYPE_CHECKING:
     from ovmstrio.ops.graph import WebService
     from ovmstrio.util.drawing import Drawing
 
-_NAMES: Final = ("config.yml", "config.yaml")
-_SUFFIXES: Final = (".yml", ".yaml")
-_KEYS: Final = re.compile(rb"(?m)^(rpc_port|http_port|dag|op)\s*:")
-"""Keys that only the configuration of a pipeline of Ops has, not that of a handler project."""
 _DEFAULT_SCRIPT: Final = "web_service.py"
 
 
 def find_op_config(config: Path, service: Path | None) -> Path | None:
     """Return the configuration of a pipeline of Ops: a YAML file, or one in a directory without ``config.json``."""
+    from ovmstrio.server.target import find_ops_config
+
     if not config.is_dir():
-        return config if service is not None or config.suffix in _SUFFIXES else None
-    found = [config / name for name in _NAMES if (config / name).is_file()]
-    if not found or (service is None and (config / "config.json").is_file()):
-        return None
-    return found[0]
-
-
-def configures_ops(path: Path) -> Path | None:
-    """Return the configuration of a pipeline of Ops that a file is or a directory has, judged by its keys, or None."""
-    from ovmstrio.handlers.config.project_file import find_project_file
-
-    config = None if path.is_dir() and find_project_file(path) else find_op_config(path, None)
-    is_found = config is not None and config.is_file() and _KEYS.search(read_regular_bytes(config)) is not None
-    return config if is_found else None
+        return config if service is not None else find_ops_config(config)
+    has_other = service is None and (config / "config.json").is_file()
+    return None if has_other else find_ops_config(config)
 
 
 def _find_script(config: Path, service: Path | None) -> Path | None:
-    """Return the script that creates the Ops; by default ``web_service.py`` next to the configuration."""
-    script = service or config.with_name(_DEFAULT_SCRIPT)
-    if script.is_file():
-        return script
-    if service is not None:
+    """Return the script that creates the Ops; by default the only one next to the configuration, or None."""
+    from ovmstrio.server.target import find_scripts
+
+    if service is None:
+        scripts = find_scripts(config)
+        return scripts[0] if len(scripts) == 1 else None
+    if not service.is_file():
         fail(f"{service}: no such file; --service names the script that creates the Ops", EX_USAGE)
-    return None
+    return service
 
 
 def _load_service(config: Path, script: Path) -> WebService:
@@ -151,11 +138,14 @@ def find_service_problems(config: Path, *, imports: bool) -> tuple[list[str], li
     Without ``imports``, or if there is no script next to the configuration, only the configuration is checked.
     """
     from ovmstrio.core.errors import Problem
+    from ovmstrio.server.target import find_scripts
 
     script = _find_script(config, None) if imports else None
     found = _examine_service(config, script, load=True)
     if imports and script is None:
-        message = f"there is no {_DEFAULT_SCRIPT}, only the configuration is checked"
+        several = ", ".join(each.name for each in find_scripts(config))
+        lack = f"several scripts create Ops: {several}" if several else f"there is no {_DEFAULT_SCRIPT}"
+        message = f"{lack}, only the configuration is checked"
         hint = f"use: ovms pipeline check {config} --service SCRIPT"
         found.problems.append(Problem(message, str(config), suggestion=hint, severity="warning"))
     return found.names, found.problems

@@ -1,7 +1,9 @@
-"""Output formats of drawings: terminal text, Mermaid or SVG."""
+"""Output formats of drawings: terminal text, Mermaid, SVG or JSON."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,11 +23,13 @@ class PictureFormat(StrEnum):
     TEXT = "text"
     MERMAID = "mermaid"
     SVG = "svg"
+    JSON = "json"
 
 
 PictureOption = Annotated[
     PictureFormat, typer.Option("--format", metavar="|".join(PictureFormat), help="Format of the drawing.")
 ]
+DrawingJsonOption = Annotated[bool, typer.Option("--json", help="The same as --format json.")]
 FileOption = Annotated[
     Path | None, typer.Option("--output", metavar="FILE", help="Write to this file instead of standard output.")
 ]
@@ -37,6 +41,8 @@ def render(drawing: Drawing, picture: PictureFormat, *, plain: bool) -> str:
         from ovmstrio.cli.drawing_text import to_text
 
         return to_text(drawing, plain=plain)
+    if picture is PictureFormat.JSON:
+        return json.dumps(asdict(drawing), indent=2) + "\n"
     from ovmstrio.util.drawing import to_mermaid, to_svg
 
     text = to_svg(drawing) if picture is PictureFormat.SVG else to_mermaid(drawing)

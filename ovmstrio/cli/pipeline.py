@@ -9,7 +9,7 @@ import typer
 
 from ovmstrio.cli.commands import App
 from ovmstrio.cli.console import EX_USAGE, fail, file_of, stderr
-from ovmstrio.cli.pictures import FileOption, PictureFormat, PictureOption, render, write_picture
+from ovmstrio.cli.pictures import DrawingJsonOption, FileOption, PictureFormat, PictureOption, render, write_picture
 from ovmstrio.cli.problems import Strict, as_errors, conclude, count, point_to, problem_facts, show_problems
 from ovmstrio.cli.tables import FormatOption, JsonOption, Output, chosen
 from ovmstrio.util.regular_files import read_regular_bytes
@@ -85,10 +85,12 @@ def show(
     name: _PipelineName = "",
     *,
     picture: PictureOption = PictureFormat.TEXT,
+    as_json: DrawingJsonOption = False,
     output: FileOption = None,
     service: _Service = None,
 ) -> None:
     """Draw pipelines: nodes in layers with their models, demultiplexers, gathers and connections."""
+    picture = PictureFormat.JSON if as_json else picture
     if (of_ops := _find_ops(config, service, name)) is not None:
         from ovmstrio.cli.op_pipeline import show_service
 

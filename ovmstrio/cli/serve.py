@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import inspect
 import sys
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ovmstrio.cli.console import stderr
+from ovmstrio.cli.console import EX_USAGE, fail, stderr
 from ovmstrio.cli.ovms_lines import ServeCommand
 from ovmstrio.cli.problems import safe
 from ovmstrio.cli.settings_options import server_parameters
@@ -22,13 +24,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ovmstrio.server.settings import ServerSettings
+    from ovmstrio.server.target import Target
 
-HELP = """Serve models over gRPC and REST, a handler project, or a pipeline of Ops.
+HELP = """Serve models, graphs, a configuration, a project or a pipeline of Ops.
 
-Pass the folder or the nucleus.yaml of a project, a pipeline's config.yml with --service, --config-path for many
-models, --model-name and --model-path for one, or nothing for the embedded samples. The first Ctrl-C or SIGTERM drains,
-the second stops at once.
+THING is a model file, a folder of a model, of its versions or of several models, config.json, graph.pbtxt, a project
+with nucleus.yaml, or the config.yml of a pipeline of Ops. A model has the name of its file or folder. The first Ctrl-C
+or SIGTERM drains, the second stops at once.
 """
+_EXAMPLES = """\
+  ovms serve model.onnx            one model, called "model"; also .xml, .pdmodel, .tflite, .pb and .gguf
+  ovms serve models/mine           a model folder, with or without versions, or a SavedModel
+  ovms serve models/mine/1         one version of it
+  ovms serve models                all models, graphs and projects in a folder, called like their folders
+  ovms serve Qwen3-8B-int4-ov      a language, embedding, rerank or speech model
+  ovms serve graph.pbtxt           a graph, or its folder
+  ovms serve config.json           a configuration of many services
+  ovms serve handlers/iris         a handler project (nucleus.yaml)
+  ovms serve config.yml            a pipeline of Ops, with the script next to it
+
+ovms demo serves the embedded samples; ovms prepare --list has models to try."""
 
 
 def register(app: typer.Typer) -> None:
@@ -43,34 +58,70 @@ class _Serve(ServeCommand):
 
 
 def _command() -> Callable[..., None]:
-    def serve(project: Path | None = None, service: Path | None = None, **options: Any) -> None:
+    def serve(thing: str | None = None, service: Path | None = None, **options: Any) -> None:
         given = {name: value for name, value in options.items() if value is not None}
-        from ovmstrio.cli.serve_project import run_project
-        from ovmstrio.cli.serve_service import run_pipeline_service
+        if thing is not None:
+            _serve_target(_find(thing), service, given)
+        elif service is not None:
+            from ovmstrio.cli.serve_service import run_pipeline_service
 
-        if service is not None:
-            run_pipeline_service(project, service, given)
-        elif project is None:
-            run_server(given)
+            run_pipeline_service(None, service, given)
         else:
-            run_project(project, given)
+            run_server(given)
 
-    parameters = [_project_parameter(), _service_parameter()]
+    parameters = [_thing_parameter(), _service_parameter()]
     parameters += server_parameters()
     serve.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     serve.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return serve
 
 
-def _project_parameter() -> inspect.Parameter:
-    help_text = "Folder or nucleus.yaml of a handler project. With --service, the config.yml of a pipeline of Ops."
-    argument = typer.Argument(metavar="PROJECT", help=help_text)
-    kind = Annotated[Path | None, argument]
-    return inspect.Parameter("project", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=kind)
+def _find(thing: str) -> Target:
+    """Return what a path serves; exit with 1 if there is nothing, or a choice is needed."""
+    from ovmstrio.core.errors import ConfigError
+    from ovmstrio.server.target import find_target
+
+    try:
+        target = find_target(thing)
+    except ConfigError as error:
+        fail("\n       ".join(map(str, error.problems)))
+    for problem in target.skipped:
+        stderr().print(f"[yellow]warning:[/] not served: {safe(str(problem))}", highlight=False, soft_wrap=True)
+    return target
+
+
+def _serve_target(target: Target, service: Path | None, given: dict[str, Any]) -> None:
+    from ovmstrio.cli.serve_project import run_project
+    from ovmstrio.cli.serve_service import run_pipeline_service
+    from ovmstrio.core.errors import ConfigError
+    from ovmstrio.server.target import TargetKind, find_ops_config
+
+    if service is not None:
+        run_pipeline_service(find_ops_config(target.path) or target.path, service, given)
+    elif target.kind is TargetKind.HANDLER:
+        run_project(target.path, given)
+    elif target.kind is TargetKind.OPS:
+        try:
+            script = target.script
+        except ConfigError as error:
+            fail(str(error), EX_USAGE)
+        run_pipeline_service(target.path, script, given)
+    else:
+        named = sorted(given.keys() & {"model_path", "config_path"})
+        if named:
+            fail(f"--{named[0].replace('_', '-')}: {target.path} is to be served already; remove one of them", EX_USAGE)
+        run_server({**target.options, **given})
+
+
+def _thing_parameter() -> inspect.Parameter:
+    help_text = "Model file, folder, configuration, graph or project; see above."
+    argument = typer.Argument(metavar="THING", help=help_text)
+    kind = Annotated[str | None, argument]
+    return inspect.Parameter("thing", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=kind)
 
 
 def _service_parameter() -> inspect.Parameter:
-    help_text = "Script of a pipeline of Ops; for example web_service.py."
+    help_text = "Script of a pipeline of Ops; default: web_service.py, or the only script that calls run_service."
     option = typer.Option("--service", help=help_text, show_default=False, metavar="SCRIPT")
     kind = Annotated[Path | None, option]
     return inspect.Parameter("service", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
@@ -82,24 +133,30 @@ def run_server(options: dict[str, Any]) -> None:
     from ovmstrio.server.command_line import ignored_options, read_settings
     from ovmstrio.server.gc_tuning import freeze_imports
     from ovmstrio.server.plan import read_plan
+    from ovmstrio.util.interrupts import interruptible
     from ovmstrio.workers.serve import serve_in_processes
 
     freeze_imports()
     with usage():
         settings = read_settings(options)
-    if settings.config_path is None and settings.model_name is None:
-        settings = settings.model_copy(update={"config_path": _embedded_samples()})
+    if settings.config_path is None and settings.model_name is None and not settings.allow_empty:
+        fail(f"nothing to serve; expected a path, such as\n{_EXAMPLES}", EX_USAGE)
     set_up_logs(settings)
     _warn_of_old_names(settings)
     for name, reason in ignored_options(options).items():
         _warn(settings, f"--{name} has no effect: {reason}")
 
     async def run() -> bool:
+        from ovmstrio.cli.progress import progress_bars
         from ovmstrio.cli.startup import show_startup
+        from ovmstrio.util.progress import no_progress
 
         # Readers of the JSON log get nothing else on standard error; the log contains the same message.
-        show = show_startup if settings.log_format == "pretty" else None
-        return await serve_in_processes(await read_plan(settings), show=show)
+        is_shown = settings.log_format == "pretty"
+        show = partial(show_startup, settings=settings) if is_shown else None
+        with progress_bars() if is_shown else nullcontext(no_progress) as progress:
+            plan = await interruptible(partial(read_plan, settings, progress=progress))
+        return await serve_in_processes(plan, show=show)
 
     raise typer.Exit(run_to_the_end(run, settings))
 
@@ -118,13 +175,3 @@ def _warn(settings: ServerSettings, text: str) -> None:
         stderr().print(f"[yellow]warning:[/] {safe(text)}", highlight=False)
     else:
         structlog.get_logger(__name__).warning(text)
-
-
-def _embedded_samples() -> Path:
-    from platformdirs import user_cache_path
-
-    from ovmstrio.samples import prepare_repository
-
-    path = prepare_repository(user_cache_path("ovmstrio"))
-    stderr().print(f"[dim]no model named: serving the embedded samples of {safe(str(path))}[/]", highlight=False)
-    return path

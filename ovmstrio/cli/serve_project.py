@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ovmstrio.cli.console import EX_USAGE, fail, stderr
-from ovmstrio.cli.op_pipeline import configures_ops
+from ovmstrio.cli.console import fail, stderr
 from ovmstrio.cli.serving import run_to_the_end, set_up_logs, usage
 
 if TYPE_CHECKING:
@@ -42,18 +41,10 @@ def _read(path: Path) -> ProjectSpec:
     try:
         project, warnings = read_project(path.absolute())
     except ConfigError as error:
-        _refuse_pipeline(path)
         _warn(problem for problem in error.problems if problem.severity == "warning")
         fail("\n       ".join(str(problem) for problem in error.problems if problem.severity == "error"))
     _warn(warnings)
     return project
-
-
-def _refuse_pipeline(path: Path) -> None:
-    """Fail with a hint if the given file configures a pipeline of Ops instead of a project."""
-    if (config := configures_ops(path)) is not None:
-        hint = "add --service SCRIPT with the script that creates the Ops, such as web_service.py"
-        fail(f"{config} configures a pipeline of Ops; {hint}", EX_USAGE)
 
 
 def _warn(problems: Iterable[Problem]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from ovmstrio.cli.tensor_types import to_own_type, to_type
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.tensor import BY_NAME, BYTES
 from ovmstrio.encoding.raw_contents import bytes_array
+from ovmstrio.util.truncation import cut
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,6 +35,8 @@ def read_inputs(
     images: ImageOptions = _AS_DECODED,
 ) -> dict[str, Any]:
     """Read ``file`` or ``name=file`` arguments into the inputs of a model: arrays, or bytes.
+
+    An argument that is no file may be JSON: ``[[1, 2]]``, ``name=[[1, 2]]``, or an object of values by name.
 
     Conversions are reported to ``note``. With ``images.encoded``, files without arrays become ``BYTES`` of one element
     for the server to decode. If an input has no datatype, such as a graph's, its values determine the datatype. Files
@@ -107,12 +111,25 @@ def _fit_all(found: dict[str, Any], known: dict[str, TensorInfo], note: Callable
 def _split(argument: str, expected: Sequence[TensorInfo]) -> tuple[str, str]:
     """Split ``name=file``; the name of the only input may be omitted."""
     name, equals, file = argument.partition("=")
+    if is_inline_json(argument):
+        return "", argument
     if equals and (name in {tensor.name for tensor in expected} or (name and not expected)):
         return name, file
     if equals and not _is_file(argument):
         names = ", ".join(tensor.name for tensor in expected)
         raise InvalidRequest(f'unknown input "{name}"; the model takes {names}')
     return "", argument
+
+
+def is_inline_json(text: str, *, is_scalar_taken: bool = False) -> bool:
+    """Return whether an argument is no file but JSON: a list or an object, and any value if scalars are taken."""
+    if _is_file(text) or not (is_scalar_taken or text.lstrip()[:1] in {"[", "{"}):
+        return False
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _is_file(text: str) -> bool:
@@ -135,7 +152,12 @@ def _only(expected: Sequence[TensorInfo], file: str) -> TensorInfo:
 def _read(
     name: str, file: str, expected: Sequence[TensorInfo], images: ImageOptions, note: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Read one file, which contains one input, or several if it is .npz or JSON."""
+    """Read one file or text, which contains one input, or several if it is .npz or JSON."""
+    tensor = _named(name, expected) or (expected[0] if len(expected) == 1 else None)
+    takes_values = tensor is not None and is_typed(tensor)
+    is_meant_as_json = takes_values and file[:1] in {"[", "{"} and not _is_file(file)
+    if is_meant_as_json or is_inline_json(file, is_scalar_taken=takes_values):
+        return _values(name, file.encode(), cut(file, 40), expected)
     if file != _STANDARD_INPUT and not _is_file(file) and (texted := _text_instead(name, file, expected)) is not None:
         note(f"input {texted.name}: no such file; sent as text")
         return {texted.name: os.fsencode(file)}
@@ -145,12 +167,17 @@ def _read(
         arrays = load_numpy(content, file)
         return choose(name, arrays, file) if name else arrays
     if suffix == ".json":
-        values = read_json(content, file)
-        if not isinstance(values, dict):
-            return {name or _only(expected, file).name: values}
-        return choose(name, values, file) if name else values
-    tensor = _named(name, expected) or _only(expected, file)
+        return _values(name, content, file, expected)
+    tensor = tensor or _only(expected, file)
     return {tensor.name: _value(content, suffix, file, tensor, images)}
+
+
+def _values(name: str, content: bytes, source: str, expected: Sequence[TensorInfo]) -> dict[str, Any]:
+    """Read JSON: the value of one input, or an object of values by name."""
+    values = read_json(content, source)
+    if not isinstance(values, dict):
+        return {name or _only(expected, source).name: values}
+    return choose(name, values, source) if name else values
 
 
 def _value(content: bytes, suffix: str, file: str, tensor: TensorInfo, images: ImageOptions) -> Array | bytes:
@@ -174,10 +201,10 @@ def _named(name: str, expected: Sequence[TensorInfo]) -> TensorInfo | None:
 
 
 def _text_instead(name: str, file: str, expected: Sequence[TensorInfo]) -> TensorInfo | None:
-    """Return the input that takes the argument as text; None if it has a datatype, or the text looks like a file."""
+    """Return the input that takes the argument as text; None if it takes numbers, or the text looks like a file."""
     tensor = _named(name, expected) or (expected[0] if len(expected) == 1 else None)
-    is_taken = tensor is not None and not is_typed(tensor) and Path(file).suffix.lower() not in _READ_SUFFIXES
-    return tensor if is_taken else None
+    is_text = tensor is not None and (not is_typed(tensor) or tensor.datatype == BYTES.name)
+    return tensor if is_text and Path(file).suffix.lower() not in _READ_SUFFIXES else None
 
 
 def fit(value: Any, tensor: TensorInfo, note: Callable[[str], None]) -> Array:

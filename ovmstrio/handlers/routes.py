@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from contextlib import AbstractContextManager, nullcontext
@@ -15,7 +16,7 @@ import structlog
 import trio
 
 from ovmstrio.core.callers import Permission
-from ovmstrio.core.errors import ServerError, error_type
+from ovmstrio.core.errors import ServerError, UserCodeError, error_type
 from ovmstrio.core.events import current_request_id as current_wire_id
 from ovmstrio.core.events import set_failure
 from ovmstrio.core.http_messages import HttpAnswer
@@ -256,7 +257,9 @@ class HandlerRoutes:
             answer = await self._handler.answer(method.name, request)
         except (ServerError, HTTPError) as error:
             set_failure(getattr(error, "detail", "") or text_of(error), error_type=error_type(error))
-            answer = self._error_response(error, as_json=as_json)
+            is_misread = isinstance(error, UserCodeError) and "payload" in method.arguments
+            shown = HTTPError(415, _UNDECLARED_JSON) if is_misread and _is_undeclared_json(request) else error
+            answer = self._error_response(shown, as_json=as_json)
         except Exception as error:  # the border of one request
             set_failure(text_of(error), error_type=error_type(error))
             log.exception("request failed", method=method.name)
@@ -268,6 +271,24 @@ class HandlerRoutes:
         if answer.stream is not None:
             await answer.stream.aclose()
         return server_error_response(500, INTERNAL_ERROR, as_json=as_json)
+
+
+_UNDECLARED_JSON: Final = (
+    "the request has no content type, so that the handler gets bytes; for JSON send content-type: application/json"
+)
+_MAX_EXAMINED_BYTES: Final = 2**16
+
+
+def _is_undeclared_json(request: HttpRequest) -> bool:
+    """Return whether a body is a JSON object or list without a content type, which Nucleus passes on as bytes."""
+    body = request.body
+    if request.header("content-type") or len(body) > _MAX_EXAMINED_BYTES or body.lstrip()[:1] not in {b"{", b"["}:
+        return False
+    try:
+        json.loads(body)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _response_error(answer: HttpAnswer) -> str | None:

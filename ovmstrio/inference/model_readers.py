@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import mmap
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,7 @@ from openvino.frontend.paddle import ConversionExtension
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.encoding.protobuf_wire import wire_fields
 from ovmstrio.inference.runtime import OPENVINO_ERRORS, core, openvino_error_message
+from ovmstrio.serving.model_versions import companion_file
 from ovmstrio.util.regular_files import check_regular, open_regular, read_regular_bytes
 from ovmstrio.util.truncation import cut
 
@@ -344,7 +346,7 @@ def _error(folder: Path, message: str, suggestion: str = "") -> ConfigError:
 
 def find_paddle_files(source: Path) -> PaddleFiles:
     """Find the files of a ``*.pdmodel``, or of the first one in a folder; raise ConfigError if some are missing."""
-    if source.suffix == _PADDLE_SUFFIX and source.is_file():
+    if source.suffix.lower() == _PADDLE_SUFFIX and source.is_file():
         return _with_parameters(source)
     folder = source.parent if source.name == PADDLE_PROGRAM and source.is_file() else source
     if not folder.is_dir():
@@ -362,9 +364,9 @@ def find_paddle_files(source: Path) -> PaddleFiles:
 
 
 def _with_parameters(program: Path) -> PaddleFiles:
-    parameters = program.with_suffix(".pdiparams")
-    if not parameters.is_file():
-        raise _error(program.parent, f"{program.name} has no parameter file {parameters.name}")
+    parameters = companion_file(program, ".pdiparams")
+    if parameters is None:
+        raise _error(program.parent, f"{program.name} has no parameter file {program.stem}.pdiparams")
     return PaddleFiles(program, parameters)
 
 
@@ -425,13 +427,27 @@ def read_model(file: Path) -> ov.Model:
         return read_paddle(file)
     check_model_files(file)
     try:
-        return core().read_model(file)
+        with _recognizable_name(file) as named:
+            return core().read_model(named)
     except OPENVINO_ERRORS as error:
         model = read_onnx_content(file)
         if model is not None:
             return model
         problem = Problem(f"OpenVINO cannot read the model: {openvino_error_message(error)}", file=str(file))
         raise ConfigError([problem]) from error
+
+
+@contextmanager
+def _recognizable_name(file: Path) -> Iterator[Path]:
+    """Provide the file with a suffix in lower case: OpenVINO recognizes most formats by it, and only then."""
+    suffix = file.suffix.lower()
+    if suffix in {file.suffix, _ONNX} or file.is_dir():
+        yield file
+        return
+    with tempfile.TemporaryDirectory(prefix="model-") as scratch:
+        for source in {file, *file.parent.glob(f"{glob.escape(file.stem)}.[bB][iI][nN]")}:
+            (Path(scratch) / f"model{source.suffix.lower()}").symlink_to(source.resolve())
+        yield Path(scratch) / f"model{suffix}"
 
 
 def check_model_files(file: Path) -> bool:

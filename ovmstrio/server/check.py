@@ -9,33 +9,29 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 import trio
 
 from ovmstrio.auth.key_file import read_key_file
 from ovmstrio.config.config_file import parse_config_leniently
-from ovmstrio.config.model_entries import is_graph
 from ovmstrio.config.specs import AllVersions, ModelSpec, PipelineSpec, ServableSpec, ServerSpec
-from ovmstrio.core.errors import ConfigError, Problem, StorageFailure
-from ovmstrio.handlers.config.project_file import find_project_file, read_project
+from ovmstrio.core.errors import ConfigError, Problem, ServerError, StorageFailure
+from ovmstrio.handlers.config.project_file import read_project
 from ovmstrio.handlers.trial import trial_load
 from ovmstrio.inference.crash_probe import open_crash_probe, verdicts_folder
-from ovmstrio.server.command_line import single_servable_spec
+from ovmstrio.server.command_line import UsageError, single_servable_spec
 from ovmstrio.server.kinds import KINDS, Kinds
+from ovmstrio.server.plan import read_plan
 from ovmstrio.server.settings import ServerSettings
+from ovmstrio.server.target import Target, TargetKind, find_target, read_config
 from ovmstrio.serving.kind import LoadContext
 from ovmstrio.serving.loading import find_cycles
 from ovmstrio.serving.mirrors import update_mirror
-from ovmstrio.serving.model_versions import scan_versions
 from ovmstrio.serving.registry import Registry
 from ovmstrio.stores.mirror import Mirror
-from ovmstrio.util.regular_files import read_regular_bytes
-
-_CONFIG_NAME: Final = "config.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +61,14 @@ class CheckReport:
 
 
 async def check_config(
-    path: Path, *, imports: bool = True, kinds: Kinds = KINDS, keys_file: Path | None = None
+    path: Path | str, *, imports: bool = True, kinds: Kinds = KINDS, keys_file: Path | None = None
 ) -> CheckReport:
-    """Check a configuration file, a model directory with all its versions, a graph directory or a handler project.
+    """Check what a path serves, a model with all its versions.
 
     Problems of the files are reported, not raised; everything is unloaded again.
 
     Args:
-        path: file or directory.
+        path: what ``ovms serve PATH`` takes.
         imports: whether user code is imported, in subprocesses.
         kinds: the service kinds.
         keys_file: callers file to check too.
@@ -80,11 +76,15 @@ async def check_config(
     check = _Check(kinds, imports)
     if keys_file is not None:
         check.add(*await trio.to_thread.run_sync(check_keys, keys_file))
-    if project := await trio.to_thread.run_sync(find_project_file, path):
-        await check.project(project)
+    try:
+        target = await trio.to_thread.run_sync(find_target, path)
+    except ConfigError as error:
+        check.add(*error.problems)
+        return check.report()
+    if target.kind is TargetKind.HANDLER:
+        await check.project(target.path)
     else:
-        spec = await check.directory(path) if await trio.Path(path).is_dir() else await check.file(path)
-        await check.all(spec)
+        await check.all(await check.target(target, Path(path)))
     return check.report()
 
 
@@ -155,29 +155,36 @@ class _Check:
         problems = sorted(dict.fromkeys(self._problems), key=lambda problem: (problem.file, problem.line or 0))
         return CheckReport(tuple(loaded), tuple(problems))
 
-    async def directory(self, path: Path) -> ServerSpec:
-        """Return the specification of a graph, of all versions of a model, or of the directory's configuration."""
-        base_path = Path(await trio.Path(path).resolve())
-        configured = await trio.Path(path / _CONFIG_NAME).is_file()
-        if await trio.to_thread.run_sync(is_graph, {"base_path": str(base_path)}, base_path):
-            if configured:
-                return await self.file(path / _CONFIG_NAME)
-            settings = ServerSettings(model_name=base_path.name, model_path=base_path)
-            return await trio.to_thread.run_sync(single_servable_spec, settings)
-        if await trio.to_thread.run_sync(_has_versions, base_path):
-            spec = ModelSpec(name=base_path.name, base_path=base_path, version_policy=AllVersions())
+    async def target(self, target: Target, given: Path) -> ServerSpec:
+        """Return the specification of what a path serves; of a model with all its versions."""
+        if target.kind is TargetKind.MODEL and "model_version_policy" not in target.options:
+            spec = ModelSpec(name=target.name, base_path=target.path, version_policy=AllVersions())
             return ServerSpec(services=(spec,))
-        if configured:
-            return await self.file(path / _CONFIG_NAME)
-        expected = f"a version's directory such as {path / '1'}, or a graph.pbtxt"
-        hint = f"did you mean {base_path.parent}?" if base_path.name.isdecimal() else ""
-        self.add(Problem("no model version or graph found", str(path), expected=expected, suggestion=hint))
+        if target.kind is TargetKind.ADDRESS:
+            return await self._downloaded(ServerSettings(**target.options))
+        if target.options and "config_path" not in target.options:
+            settings = ServerSettings(**target.options)
+            return await trio.to_thread.run_sync(single_servable_spec, settings)
+        self.add(*(replace(problem, severity="warning") for problem in target.skipped))
+        # Problems name the file as the caller does.
+        here = None if given.is_absolute() else Path.cwd()
+        is_below = here is not None and target.path.is_relative_to(here)
+        return await self.file(target.path.relative_to(here) if here and is_below else target.path)
+
+    async def _downloaded(self, settings: ServerSettings) -> ServerSpec:
+        try:
+            return (await read_plan(settings, self.kinds)).spec
+        except ServerError as error:
+            problems = error.problems if isinstance(error, ConfigError) else (Problem(error.message),)
+            self.add(*problems)
+        except UsageError as error:
+            self.add(*error.problems)
         return ServerSpec()
 
     async def file(self, path: Path) -> ServerSpec:
         """Return the specification of a configuration file, as far as it can be parsed."""
         try:
-            content = await trio.to_thread.run_sync(read_regular_bytes, path, abandon_on_cancel=True)
+            content = await trio.to_thread.run_sync(read_config, path, abandon_on_cancel=True)
             examined = parse_config_leniently(self.kinds.values(), content, path)
             if await self._download(examined.spec):
                 # The kind of a service depends on its files.
@@ -236,10 +243,3 @@ class _Check:
         self.add(*problems)
         if all(problem.severity != "error" for problem in problems):
             self.loaded.append(LoadedVersion(project.name, 1))
-
-
-def _has_versions(base_path: Path) -> bool:
-    try:
-        return bool(scan_versions(base_path).versions)
-    except ConfigError:
-        return False

@@ -2,7 +2,7 @@
 
 ::
 
-    ovms serve --config_path, --model_path ──┐
+    ovms serve THING, --config_path, ... ────┐
     ovms serve PROJECT ──────────────────────┤
     ovms serve config.yml --service SCRIPT ──┼─> Plan ─> serve
     ovms paddle run SCRIPT ─────────────────────────┤
@@ -38,11 +38,11 @@ from ovmstrio.server.command_line import (
 from ovmstrio.server.kinds import KINDS, Kinds
 from ovmstrio.server.readiness_file import default_file
 from ovmstrio.server.systemd import Notifier, inherited_addresses
+from ovmstrio.server.target import read_config
 from ovmstrio.server.worker_count import count_workers
 from ovmstrio.serving.mirrors import update_mirror
 from ovmstrio.stores.mirror import Mirror
 from ovmstrio.util.progress import Progress, no_progress
-from ovmstrio.util.regular_files import read_regular_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
@@ -109,7 +109,9 @@ async def read_plan(settings: ServerSettings, kinds: Kinds = KINDS, progress: Pr
     addresses = addresses_of(settings)
     missing = [mirror for mirror in map(Mirror, addresses.values()) if not mirror.is_usable]
     for mirror in missing:
+        log.info("download started", address=str(mirror.address))
         await update_mirror(mirror, (single_model_policy(settings),), progress)
+        log.info("files downloaded", address=str(mirror.address), path=str(mirror.address.path))
     if missing and (problems := single_problems(settings)):
         raise UsageError(problems)
     spec = await _read_spec(settings, kinds)
@@ -143,7 +145,7 @@ async def _read_spec(settings: ServerSettings, kinds: Kinds) -> ServerSpec:
     if path is None:
         return await trio.to_thread.run_sync(single_servable_spec, settings)
     try:
-        content = await trio.to_thread.run_sync(read_regular_bytes, path, abandon_on_cancel=True)
+        content = await trio.to_thread.run_sync(read_config, path, abandon_on_cancel=True)
     except OSError as error:
         raise ConfigError([Problem(f"the file cannot be read: {error.strerror}", str(settings.config_path))]) from None
     address = addresses_of(settings).get("config_path")
@@ -167,7 +169,7 @@ def plan_project(project: ProjectSpec, options: Mapping[str, Any]) -> Plan:
     """Plan a server of one handler project; ``options`` are command-line options.
 
     A project has one port: ``serve_port`` or ``--port``.  With ``--rest_port`` in addition, an HTTP project also has
-    gRPC and a gRPC project also has HTTP.
+    gRPC and a gRPC project also has HTTP, each unless its port is 0.
 
     Raises:
         UsageProblems: unknown options, invalid values, or conflicting or missing options.
@@ -180,8 +182,9 @@ def plan_project(project: ProjectSpec, options: Mapping[str, Any]) -> Plan:
     given = settings.model_fields_set
     is_http = project.protobuf_path is None
     port = own_port(project, settings)
-    grpc = listen_addresses(settings.grpc_bind_address, settings.port if is_http else port, zero_is_any=True)
-    rest = listen_addresses(settings.rest_bind_address, port if is_http else settings.rest_port, zero_is_any=True)
+    # 0 is any free port for the project's own protocol, and disables the other one.
+    grpc = listen_addresses(settings.grpc_bind_address, settings.port if is_http else port, zero_is_any=not is_http)
+    rest = listen_addresses(settings.rest_bind_address, port if is_http else settings.rest_port, zero_is_any=is_http)
     spec = HandlerSpec(name=project.name, base_path=project.directory, path=project.file, origin=str(project.file))
     return Plan(
         settings=settings,

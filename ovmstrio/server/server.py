@@ -61,6 +61,7 @@ from ovmstrio.server.readiness_file import ReadinessFile
 from ovmstrio.server.reload import Reloader
 from ovmstrio.server.running import Running
 from ovmstrio.server.signals import handle_reopen_signals, handle_restart_signals, handle_stop_signals
+from ovmstrio.server.target import read_config, settings_of
 from ovmstrio.server.worker_context import WorkerProcessContext
 from ovmstrio.serving.admission import Admission, SharedAdmission
 from ovmstrio.serving.authorization import AuthorizingDataPlane, CallerRecorder
@@ -240,7 +241,7 @@ class FrontEnd(Protocol):
 
 
 async def serve(
-    settings: ServerSettings,
+    settings: ServerSettings | str | os.PathLike[str],
     *,
     kinds: Kinds = KINDS,
     handle_signals: bool = True,
@@ -251,7 +252,8 @@ async def serve(
     Reports a :class:`Running` once connections are accepted, before models are loaded.
 
     Args:
-        settings: the settings.
+        settings: the settings, or a path: what ``ovms serve PATH`` takes. ``settings_of(path, rest_port=8001)`` are
+            the settings of a path.
         kinds: service kinds that ``config.json`` may list; ``{**KINDS, **table_of(Own())}`` adds one.
         handle_signals: whether the first SIGINT or SIGTERM drains and the second stops at once; main thread only.
         task_status: for ``nursery.start``.
@@ -264,6 +266,8 @@ async def serve(
 
     Cancellation: no drain; models are unloaded, for a bounded time.
     """
+    if isinstance(settings, str | os.PathLike):
+        settings = await trio.to_thread.run_sync(settings_of, settings)
     if settings.workers > 1:
         text = "an embedded server cannot have several workers"
         raise ConfigError([Problem(text, path="--workers", suggestion="use `ovms serve`")])
@@ -465,7 +469,7 @@ class _Server:
             return None
         if self._config_address is not None:
             self._registry.mirrors.add(self._config_address)
-        return ConfigSource(path, self._registry, self._parse, self._apply)
+        return ConfigSource(path, self._registry, self._parse, self._apply, read_config)
 
     def _parse(self, content: bytes, path: Path) -> ServerSpec:
         cache, address = cache_directory(self._settings), self._config_address
@@ -657,6 +661,9 @@ class _Server:
         nursery.start_soon(clean_sequences, sequences, self._settings.sequence_cleaner_poll_wait_minutes)
         self._is_serving = True
         grpc, rest, metrics, probes = (addresses.get(name, []) for name in ("gRPC", "REST", "metrics", "probes"))
+        for protocol, bound in (("grpc", grpc), ("rest", rest)):
+            ports = [int(each.rpartition(":")[2]) for each in bound if not each.startswith("unix:")]
+            plane.ports |= {protocol: ports[0]} if ports else {}
         return Running(plane, grpc, rest, metrics, self._started, probes)
 
     async def _first_load(self) -> None:

@@ -80,7 +80,7 @@ class ServerSettings(BaseModel):
     rest_bind_address: str = _setting(
         ALL_INTERFACES, SERVER, "REST listen addresses; comma separated, unix:/path for a Unix socket."
     )
-    config_path: Path | None = _setting(None, SERVER, "Configuration file (config.json).")
+    config_path: Path | None = _setting(None, SERVER, "Configuration file (config.json), or a folder of models.")
     file_system_poll_wait_seconds: Annotated[float, Field(ge=0)] = _setting(
         1, SERVER, "Poll interval in seconds for configuration and model versions; 0 disables polling."
     )

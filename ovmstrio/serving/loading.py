@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from graphlib import TopologicalSorter
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import structlog
 import trio
@@ -257,8 +257,9 @@ class VersionLoader:
                 await self._check_grpc_names(service, servable)
             except Exception as error:  # noqa: BLE001 - user code and OpenVINO may raise anything
                 problems = load_problems(service.kind, spec, error, directory)
-                _log_failure(record, spec, error, problems)
-                failure = _next_failure(record, spec, files, problems)
+                failure = _next_failure(record, spec, error, files, problems)
+                if failure.is_new:
+                    _log_failure(record, spec, error, problems)
                 service.fail_load(record, describe_error(error), failure, perf_counter() - started)
                 return None
             seconds = perf_counter() - started
@@ -300,9 +301,19 @@ class VersionLoader:
             raise
 
 
-def _next_failure(record: VersionRecord, spec: ServableSpec, files: str, problems: tuple[Problem, ...]) -> Failure:
-    backoff = Backoff() if record.failure is None else record.failure.backoff
-    return Failure(spec, files, backoff, trio.current_time() + backoff.seconds_after(), problems)
+_UNCHANGED_RETRY_SECONDS: Final = 60.0
+"""Retry interval for files that cannot be served and have not changed: only permissions may have."""
+
+
+def _next_failure(
+    record: VersionRecord, spec: ServableSpec, error: Exception, files: str, problems: tuple[Problem, ...]
+) -> Failure:
+    before = record.failure
+    backoff = Backoff() if before is None else before.backoff
+    is_certain = isinstance(error, ConfigError) and not record.kind.runs_user_code
+    is_same = is_certain and before is not None and (before.files, before.problems) == (files, problems)
+    pause = _UNCHANGED_RETRY_SECONDS if is_same else backoff.seconds_after()
+    return Failure(spec, files, backoff, trio.current_time() + pause, problems, is_new=not is_same)
 
 
 def _log_failure(record: VersionRecord, spec: ServableSpec, error: Exception, problems: tuple[Problem, ...]) -> None:

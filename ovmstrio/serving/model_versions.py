@@ -3,6 +3,7 @@
 ::
 
     <base_path>/<version>/<files>       the usual form
+    <base_path>/<files>                 no versions: version 1, or N if the folder is named N
     <base_path> = model.onnx            a single file, served as version 1
 
 All functions block on the file system; the event loop must call them in a worker thread.
@@ -33,10 +34,10 @@ _LEADING_INTEGER: Final = re.compile(r"[ \t\n\v\f\r]*([+-]?[0-9]+)")
 
 _MAX_VERSION: Final = 2**63 - 1
 
-_MODEL_SUFFIXES: Final = ((".xml", ".bin"), (".onnx", ""), (".pdmodel", ".pdiparams"), (".pb", ""), (".tflite", ""))
+MODEL_SUFFIXES: Final = ((".xml", ".bin"), (".onnx", ""), (".pdmodel", ".pdiparams"), (".pb", ""), (".tflite", ""))
 """Suffix of a model file and of its weights file; the first match wins."""
 
-_EXPECTED: Final = "model.xml with model.bin, .onnx, .pdmodel with .pdiparams, .pb or .tflite"
+EXPECTED_MODEL: Final = "model.xml with model.bin, .onnx, .pdmodel with .pdiparams, .pb or .tflite"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,10 @@ def list_versions(base_path: Path) -> dict[int, Path]:
 
 
 def scan_versions(base_path: Path) -> Listing:
-    """List the versions below ``base_path``; a base path that is a model file is version 1 with itself as directory.
+    """List the versions below ``base_path``.
+
+    A base path that is a model file is version 1 with itself as directory; so is one without versions that has a model
+    file, as version N if its name is the number N.
 
     Raises:
         ConfigError: the path does not exist, cannot be read, is not a model file, or contains ``..``.
@@ -79,7 +83,18 @@ def scan_versions(base_path: Path) -> Listing:
         ) from None
     except (OSError, ValueError) as error:
         raise _problem(f"the model's path cannot be read: {error}", base_path) from error
-    return _listing(base_path, names)
+    listing = _listing(base_path, names)
+    return listing if listing.versions else _unversioned(base_path) or listing
+
+
+def _unversioned(base_path: Path) -> Listing | None:
+    """Return the only version of a folder that has a model file itself; None if it has none."""
+    try:
+        find_model_file(base_path)
+    except ConfigError:
+        return None
+    version = _version_of(base_path.name) if base_path.name.isdecimal() else None
+    return Listing({version or ONLY_VERSION: base_path})
 
 
 def choose_versions(
@@ -130,8 +145,8 @@ def find_model_file(directory: Path) -> Path:
         files = sorted(path for path in directory.iterdir() if path.is_file())
     except OSError as error:
         raise _problem(f"the version's directory cannot be read: {error.strerror}", directory) from error
-    for suffix, weights in _MODEL_SUFFIXES:
-        found = [path for path in files if path.suffix == suffix and _has_weights(path, weights)]
+    for suffix, weights in MODEL_SUFFIXES:
+        found = [path for path in files if path.suffix.lower() == suffix and _has_weights(path, weights)]
         if found:
             return _choose(directory, found)
     raise _no_model(directory, files)
@@ -164,7 +179,13 @@ def _version_of(name: str) -> int | None:
 
 
 def _has_weights(path: Path, weights: str) -> bool:
-    return not weights or path.with_suffix(weights).is_file()
+    return not weights or companion_file(path, weights) is not None
+
+
+def companion_file(path: Path, suffix: str) -> Path | None:
+    """Return the file with the name of a model file and another suffix, in lower or upper case."""
+    files = (path.with_suffix(each) for each in (suffix, suffix.upper()))
+    return next((file for file in files if file.is_file()), None)
 
 
 def _choose(directory: Path, found: list[Path]) -> Path:
@@ -178,11 +199,11 @@ def _choose(directory: Path, found: list[Path]) -> Path:
 
 
 def _single_file(path: Path) -> Path:
-    if path.suffix == ".pdiparams":
-        path = path.with_suffix(".pdmodel")
-    weights = dict(_MODEL_SUFFIXES).get(path.suffix)
+    if path.suffix.lower() == ".pdiparams":
+        path = companion_file(path, ".pdmodel") or path.with_suffix(".pdmodel")
+    weights = dict(MODEL_SUFFIXES).get(path.suffix.lower())
     if weights is None:
-        raise _problem("the file is not a model", path, expected=_EXPECTED, found=path.name)
+        raise _problem("the file is not a model", path, expected=EXPECTED_MODEL, found=path.name)
     if not path.is_file() or not _has_weights(path, weights):
         raise _no_model(path.parent, [found for found in (path, path.with_suffix(weights)) if found.is_file()])
     return path
@@ -194,11 +215,11 @@ def _no_model(directory: Path, files: list[Path]) -> ConfigError:
         found += ", ..."
     incomplete = [
         f"{path.name} needs {path.with_suffix(weights).name} in the same directory"
-        for suffix, weights in _MODEL_SUFFIXES
+        for suffix, weights in MODEL_SUFFIXES
         for path in files
-        if path.suffix == suffix and not _has_weights(path, weights)
+        if path.suffix.lower() == suffix and not _has_weights(path, weights)
     ]
-    return _problem("no model found", directory, expected=_EXPECTED, found=found, suggestion="; ".join(incomplete))
+    return _problem("no model found", directory, expected=EXPECTED_MODEL, found=found, suggestion="; ".join(incomplete))
 
 
 def _problem(message: str, path: Path, *, expected: str = "", found: str = "", suggestion: str = "") -> ConfigError:

@@ -56,6 +56,11 @@ class VersionStatus:
     kind: str = "model"
     grown_bytes: int | None = None
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the last load failed and nothing is served; OVMS calls this state LOADING with an error code."""
+        return self.state <= VersionState.LOADING and self.error_code != OK
+
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
@@ -87,13 +92,17 @@ def error_code_of(kind: Kind[Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failed load: its settings, the fingerprint of its files, the next retry (trio time) and the problems."""
+    """A failed load: its settings, the fingerprint of its files, the next retry (trio time) and the problems.
+
+    ``is_new`` is False for a retry that failed for the same reason with the same files.
+    """
 
     spec: ServableSpec
     files: str
     backoff: Backoff
     retry_at: float
     problems: tuple[Problem, ...] = ()
+    is_new: bool = True
 
 
 @dataclass(slots=True, eq=False)

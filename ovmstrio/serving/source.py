@@ -30,6 +30,9 @@ log = structlog.get_logger(__name__)
 ParseConfig = Callable[[bytes, Path], ServerSpec]
 """Parses and validates a configuration; the path is for messages and relative paths."""
 
+ReadConfig = Callable[[Path], bytes]
+"""Reads the content of a configuration; raises OSError or ConfigError. Blocks."""
+
 ApplySpecs = Callable[[Sequence[ServableSpec]], Awaitable["ApplyResult"]]
 """Applies a configuration to the registry."""
 
@@ -60,10 +63,19 @@ class ConfigSource:
         path: the file.
         parse: parses the file's content.
         apply: applies a configuration; by default ``registry.apply``.
+        read: reads the file, or makes the content of a folder.
     """
 
-    def __init__(self, path: Path, registry: Registry, parse: ParseConfig, apply: ApplySpecs | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        registry: Registry,
+        parse: ParseConfig,
+        apply: ApplySpecs | None = None,
+        read: ReadConfig = read_regular_bytes,
+    ) -> None:
         self._path = path
+        self._read = read
         self._registry = registry
         self._parse = parse
         self._apply_specs = apply or registry.apply
@@ -186,7 +198,7 @@ class ConfigSource:
 
     async def _content(self) -> bytes:
         try:
-            return await trio.to_thread.run_sync(read_regular_bytes, self._path, abandon_on_cancel=True)
+            return await trio.to_thread.run_sync(self._read, self._path, abandon_on_cancel=True)
         except OSError as error:
             problem = Problem(f"the file cannot be read: {error.strerror or error}", str(self._path))
             raise ConfigError([problem]) from error

@@ -1,13 +1,15 @@
 """Log output: bounded records, a writer thread, and sinks for standard streams and files.
 
 Lines are formatted by the logging thread and queued.  The queue is bounded: lines beyond it are dropped and counted,
-so that a blocked sink costs neither time nor memory.  Without a running server, lines are written synchronously.
+so that a blocked sink costs neither time nor memory.  Without a running server, lines are written synchronously, and
+dropped if a pipe has no room for them within a bounded time.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
+import math
 import os
 import select
 import stat
@@ -37,9 +39,14 @@ _POLL_MS: Final = 100
 
 
 class LogSink:
-    """Destination of log lines; used by one thread at a time."""
+    """Destination of log lines; used by one thread at a time.
+
+    Attributes:
+        longest_wait_seconds: how long a write waits for a pipe without room; 0 after such a wait.
+    """
 
     def __init__(self) -> None:
+        self.longest_wait_seconds = math.inf
         self._is_given_up = False
 
     def write(self, text: str) -> None:
@@ -62,8 +69,13 @@ class LogSink:
         piece = len(data) if stat.S_ISREG(os.fstat(descriptor).st_mode) else _PIPE_BYTES
         room = select.poll()
         room.register(descriptor, select.POLLOUT)
+        waited = 0.0
         while left and not self._is_given_up:
             if not room.poll(_POLL_MS):
+                waited += _POLL_MS / 1000
+                if waited >= self.longest_wait_seconds:
+                    self.longest_wait_seconds = 0
+                    raise TimeoutError(errno.ETIMEDOUT, "no room in the pipe")
                 continue
             with suppress(BlockingIOError):
                 left = left[os.write(descriptor, left[:piece]) :]
@@ -378,6 +390,9 @@ class LogWriter:
         """Queue or write a line; drop it if the queue is full."""
         with self._changed:
             if not self._has_thread:
+                # The thread that logs must not wait for ever for a reader.
+                sink = outlet.sink
+                sink.longest_wait_seconds = min(sink.longest_wait_seconds, self._flush_seconds)
                 self._write(outlet, [line])
             elif self._waiting + len(line) > self._most_characters:
                 self._drop(outlet, 1)
@@ -442,6 +457,7 @@ class LogWriter:
                 outlet.sink.close()
                 continue
             self._at = outlet
+            outlet.sink.longest_wait_seconds = math.inf
             self._write(outlet, lines)
             self._at = None
 

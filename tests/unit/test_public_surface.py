@@ -20,7 +20,8 @@ GUIDE = ROOT / "docs" / "public_api.md"
 SURFACE = {
     "ovmstrio": """
         Array AsyncClient Client ClientTls InferRequest InferResponse KINDS Kind Kinds LoadContext Running Servable
-        ServableMetadata ServerSettings Service Takes Tensor TensorSpec configure_logs open_client serve table_of
+        ServableMetadata ServerSettings Service Takes Tensor TensorSpec configure_logs open_client serve
+        settings_of table_of
     """,
     "ovmstrio.ext.batching": """
         BatchOptions BatchPolicy Batcher open_batcher

@@ -1,7 +1,7 @@
 """Paddle Serving's server package over ``ovmstrio.ops``.
 
-``ovms paddle run`` puts it on ``sys.path``.  It refuses to be imported if the original package is installed too, because one
-would silently replace the other.
+``ovms paddle run`` puts it on ``sys.path``.  It refuses to be imported if the original package is installed too,
+because one would silently replace the other.
 """
 
 from __future__ import annotations

@@ -159,13 +159,15 @@ NO_CUDA: Final = (
 
 
 def server_extensions(plane: DataPlane) -> list[str]:
-    """Return the KServe v2 extensions that this server was started with."""
+    """Return the KServe v2 extensions that this server was started with, and the ports of its protocols."""
     allowed = {
         "model_repository": plane.control is not None,
         "model_repository(unload_dependents)": plane.control is not None,
         "system_shared_memory": plane.regions.is_allowed,
     }
-    return sorted([*_EXTENSIONS, *(name for name, is_allowed in allowed.items() if is_allowed)])
+    ports = ",".join(f"{protocol}={port}" for protocol, port in sorted(plane.ports.items()))
+    named = [f"ports({ports})"] if ports else []
+    return sorted([*_EXTENSIONS, *named, *(name for name, is_allowed in allowed.items() if is_allowed)])
 
 
 def server_version() -> str:
@@ -206,7 +208,12 @@ def repository_index(plane: DataPlane, *, only_ready: bool = False) -> list[Inde
         )
         unloaded |= {name: plane.registry.why_not(name) for name in versionless}
     entries = [
-        IndexEntry(name, str(status.version), _STATES[status.state], status.reason)
+        IndexEntry(
+            name,
+            str(status.version),
+            "UNAVAILABLE" if status.has_failed else _STATES[status.state],
+            status.reason,
+        )
         for name, versions in sorted(statuses.items())
         for status in sorted(versions, key=lambda status: status.version)
         if status.state is VersionState.AVAILABLE or not only_ready

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ovmstrio.server.target import SERVABLE
 from tests.support import ir
 from tests.support.commands import CommandResult, run_command
 from tests.support.graphs import graph_text, python_node
@@ -91,10 +92,7 @@ def test_check_lists_loaded_versions_and_warnings(tmp_path: Path) -> None:
 def test_a_missing_path_is_reported_in_one_line() -> None:
     result = check("nowhere.json")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == (
-        "error: nowhere.json: no such file or directory; "
-        "expected a config.json or nucleus.yaml, or the directory of a model, graph or handler\n"
-    )
+    assert result.stderr == (f"error: nowhere.json: no such file or directory (expected {SERVABLE}, found nothing)\n")
 
 
 def test_strict_makes_warnings_errors(tmp_path: Path) -> None:

@@ -80,11 +80,11 @@ def _random_drawing(seed: int) -> dict[str, Any]:
     inputs = [DrawnBox(f"i{number}", "input", chance.choice(_WORDS)) for number in range(chance.randint(1, 4))]
     outputs = [DrawnBox(f"o{number}", "output", chance.choice(_WORDS)) for number in range(chance.randint(1, 4))]
     edges = []
-    for target in range(len(nodes)):
-        sources = [*inputs, *nodes[:target]]
-        for source in chance.choices(sources, k=chance.randint(1, 3)):
+    for number in range(len(nodes)):
+        sources = [*inputs, *nodes[:number]]
+        for box in chance.choices(sources, k=chance.randint(1, 3)):
             is_side = chance.random() < 0.1
-            edges.append(DrawnEdge(source.key, f"n{target}", chance.choice(_WORDS), "TAG", is_side=is_side))
+            edges.append(DrawnEdge(box.key, f"n{number}", chance.choice(_WORDS), "TAG", is_side=is_side))
     edges += [DrawnEdge(chance.choice(nodes).key, output.key, chance.choice(_WORDS)) for output in outputs]
     for _ in range(chance.randrange(4)):
         source, target = sorted(chance.choices(range(len(nodes)), k=2), reverse=True)

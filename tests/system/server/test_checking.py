@@ -149,17 +149,19 @@ async def test_directory_of_a_model_is_checked_with_all_versions(tmp_path: Path)
 
 async def test_directory_of_a_configuration_is_checked(tmp_path: Path) -> None:
     ir.save(ir.dummy(), tmp_path, "m")
-    (empty,) = (await check_config(tmp_path)).errors
-    assert (empty.file, empty.message) == (str(tmp_path), "no model version or graph found")
-    (inside,) = (await check_config(tmp_path / "m/1")).errors
-    assert inside.suggestion == f"did you mean {tmp_path / 'm'}?"
-    _config(tmp_path, {"name": "m", "base_path": "m"})
+    (tmp_path / "m/2").mkdir()
+    (tmp_path / "none").mkdir()
+    (empty,) = (await check_config(tmp_path / "none")).errors
+    assert (empty.file, empty.message) == (str(tmp_path / "none"), "the folder has nothing to serve")
     assert (await check_config(tmp_path)).loaded == (LoadedVersion("m", 1),)
+    assert (await check_config(tmp_path / "m/1")).loaded == (LoadedVersion("m", 1),)
+    _config(tmp_path, {"name": "called", "base_path": "m"})
+    assert (await check_config(tmp_path)).loaded == (LoadedVersion("called", 1),)
 
 
 async def test_unusable_configuration_is_a_problem(tmp_path: Path) -> None:
     (missing,) = (await check_config(tmp_path / "config.json")).errors
-    assert missing.message == "configuration not readable: No such file or directory"
+    assert missing.message == "no such file or directory"
     (tmp_path / "config.json").write_text("{,}")
     (broken,) = (await check_config(tmp_path / "config.json")).errors
     assert broken.line == 1

@@ -11,19 +11,18 @@ from pathlib import Path
 
 import httpx
 import pytest
-from typer.testing import CliRunner
 
-from ovmstrio.cli.all_commands import app
 from tests.support import ir
+from tests.support.commands import run_command
 from tests.support.ports import free_ports
-from tests.support.processes import environment, serving
+from tests.support.processes import environment, run_ovms, serving
 from tests.support.served_in_thread import serving_in_thread
 from tests.support.system_servers import write_config
 from tests.support.waits import WAIT_SECONDS, until
 
 
 def _run_ovms(*arguments: str) -> tuple[int, str]:
-    ended = CliRunner().invoke(app, arguments)
+    ended = run_command(*arguments)
     return ended.exit_code, " ".join(ended.output.split())
 
 
@@ -122,19 +121,36 @@ def test_log_file_may_be_a_fifo_that_is_read(tmp_path: Path) -> None:
     assert [json.loads(line)["event"] for line in lines].count("drained") == 1
 
 
-def test_full_fifo_as_log_file_does_not_block_the_end_of_the_server(tmp_path: Path) -> None:
-    fifo = _make_fifo(tmp_path / "log")
+@contextlib.contextmanager
+def _full_fifo(path: Path) -> Iterator[Path]:
+    """Make a FIFO with a reader that does not read, and without room."""
+    fifo = _make_fifo(path)
     reader = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
     try:
         with contextlib.suppress(BlockingIOError):
             while True:
                 os.write(reader, bytes(4096))
-        with serving(f"--config_path={_config(tmp_path)}", f"--log_path={fifo}") as server:
-            code, output = server.stop()
+        yield fifo
     finally:
         os.close(reader)
+
+
+@pytest.mark.parametrize("options", [(), ("--grpc_workers=3", "--log_format=json")])
+def test_full_fifo_as_log_file_does_not_block_the_end_of_the_server(tmp_path: Path, options: tuple[str, ...]) -> None:
+    with (
+        _full_fifo(tmp_path / "log") as fifo,
+        serving(f"--config_path={_config(tmp_path)}", f"--log_path={fifo}", *options) as server,
+    ):
+        code, output = server.stop()
     assert code == 0
     assert "drained" in output
+
+
+def test_full_fifo_as_log_file_does_not_block_a_start_that_fails(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_config_list": 5}')
+    with _full_fifo(tmp_path / "log") as fifo:
+        ended = run_ovms("serve", str(tmp_path / "config.json"), f"--log_path={fifo}")
+    assert (ended.returncode, "expected a list, found 5" in ended.stderr) == (1, True)
 
 
 @pytest.mark.parametrize("path", ["/dev/stdout", "/dev/stderr", "/dev/null", "link"])

@@ -24,6 +24,7 @@ from ovmstrio.server.plan import plan_project
 from ovmstrio.server.running import Running
 from ovmstrio.server.server import serve_plan
 from ovmstrio.server.worker_context import WorkerProcessContext
+from tests.support.ports import free_ports
 from tests.support.projects import make_project, write_project, written
 from tests.support.system_servers import write_config
 from tests.support.traced_servers import request, serving
@@ -189,7 +190,8 @@ async def test_tls_applies_to_both_protocols(tmp_path: Path, package: str) -> No
     authority.configure_trust(context)
     credentials = grpc.ssl_channel_credentials(authority.cert_pem.bytes())
     code = GRPC_HANDLER if package else HTTP_HANDLER
-    options: dict[str, Any] = {"rest_port": 0, "tls_cert": file, "tls_key": file}
+    grpc_port, rest_port = free_ports(2)
+    options: dict[str, Any] = {"port": grpc_port, "rest_port": rest_port, "tls_cert": file, "tls_key": file}
     async with _serving(tmp_path / "project", code, package=package, **options) as served:
         assert (await served.request(path="/v2/health/ready", tls=context)).status_code == 200
         if package:
@@ -207,12 +209,43 @@ async def test_tls_applies_to_both_protocols(tmp_path: Path, package: str) -> No
 @pytest.mark.parametrize(("package", "interface"), [("", "REST"), ("counted", "gRPC")])
 async def test_metrics_count_calls(tmp_path: Path, package: str, interface: str) -> None:
     code = GRPC_HANDLER if package else HTTP_HANDLER
-    async with _serving(tmp_path / "project", code, package=package, rest_port=0) as served:
+    (rest_port,) = free_ports(1) if package else (0,)
+    async with _serving(tmp_path / "project", code, package=package, rest_port=rest_port) as served:
         for _ in range(3):
             await (served.call_grpc(package, "a") if package else served.request())
         text = (await served.request(path="/metrics")).text
     counts = [line for line in text.splitlines() if line.startswith("ovms_requests_success{") and interface in line]
     assert [line.rsplit(" ", 1)[1] for line in counts] == ["3.0"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "status"),
+    [
+        ({"content-type": "application/json"}, b'{"row": [1, 2]}', 200),
+        ({}, b'{"row": [1, 2]}', 415),
+        ({}, b'  [{"row": 1}]', 415),
+        ({}, b"\x00\x01", 500),
+        ({}, b"{no JSON", 500),
+        ({"content-type": "application/octet-stream"}, b'{"row": [1, 2]}', 500),
+        ({}, b"[5]", 415),
+    ],
+)
+async def test_json_without_a_content_type_that_a_handler_cannot_take_is_refused_with_a_hint(
+    tmp_path: Path, headers: dict[str, str], body: bytes, status: int
+) -> None:
+    code = "class Handler:\n    def handle_post(self, payload):\n        return len(payload['row'])\n"
+    async with _serving(tmp_path / "project", code) as served:
+        answer = await served.request("POST", content=body, headers=headers)
+    assert answer.status_code == status
+    assert ("send content-type: application/json" in answer.text) == (status == 415)
+    if status == 200:
+        assert answer.json() == 2
+
+
+async def test_a_handler_that_takes_bytes_gets_json_without_a_content_type_as_sent(tmp_path: Path) -> None:
+    code = "class Handler:\n    def handle_post(self, payload):\n        return payload[::-1]\n"
+    async with _serving(tmp_path / "project", code) as served:
+        assert (await served.request("POST", content=b"[12]")).content == b"]21["
 
 
 async def test_metrics_can_be_disabled(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from ovmstrio.cli import serve_service
 from ovmstrio.cli.main import command_line
 from ovmstrio.cli.run import _command
 from ovmstrio.cli.script import execute_script
-from ovmstrio.cli.serve_project import run_project
 from ovmstrio.cli.serve_service import run_pipeline_service
 from ovmstrio.ext.ops import WebService
 from ovmstrio.extras import COMPAT_FOLDER
@@ -97,6 +96,13 @@ def test_graph_show_writes_pictures_to_files(picture: str, start: str) -> None:
     result = graph("show", "graph.pbtxt", "--format", picture, "--output", "picture")
     assert (result.exit_code, result.stdout) == (0, "")
     assert Path("picture").read_text().startswith(start)
+
+
+def test_graph_show_prints_boxes_and_edges_as_json() -> None:
+    write_graph()
+    document = json.loads(graph("show", ".", "--json").stdout)
+    assert document == json.loads(graph("show", ".", "--format", "json").stdout)
+    assert {edge["stream"] for edge in document["edges"]} >= {"in", "out"}
 
 
 def test_graph_show_draws_a_graph_with_errors() -> None:
@@ -187,7 +193,8 @@ def test_keys_are_stored_as_hashes_and_revoked(tmp_path: Path) -> None:
     listed = json.loads(_keys("list", "--file", str(file), "--json").stdout)
     assert [(each["name"], each["sha256"]) for each in listed] == [("shop", entry.sha256[:8])]
     assert "infer:a*, read" in _keys("list", "--file", str(file)).stdout
-    assert _keys("new", "node", "--file", str(file)).exit_code == 0
+    made = json.loads(_keys("new", "node", "--file", str(file), "--json").stdout)
+    assert (made["name"], key_hash(made["key"])) == ("node", made["sha256"])
     assert _keys("revoke", "shop", "--file", str(file)).exit_code == 0
     assert [entry.name for entry in read_key_file(file)] == ["node"]
     again = _keys("revoke", "shop", "--file", str(file))
@@ -330,13 +337,6 @@ def test_a_failed_script_is_reported_without_frames_of_the_command(
     output = capsys.readouterr().err
     assert text in output.replace("\n", " ")
     assert "ovmstrio.cli" not in output
-
-
-def test_a_pipeline_without_its_script_is_refused(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for given in (Path("config.yml"), script.parent):
-        assert ended(run_project, given, {}) == 64
-        output = " ".join(capsys.readouterr().err.split())
-        assert "config.yml configures a pipeline of Ops; add --service SCRIPT" in output
 
 
 _OWN_PARSER = """

@@ -549,7 +549,7 @@ class _StuckStorage(CountingStorage):
         if self.stuck in file.location:
             self.begun += 1
             assert self.release.wait(WAIT_SECONDS)
-        super().fetch(file, target, lambda: None)
+        super().fetch(file, target, lambda _: None)
 
 
 @pytest.mark.parametrize(

@@ -64,10 +64,15 @@ def test_project_may_have_tls(tmp_path: Path, client_ca: Path | None) -> None:
         ("", {"port": 1}, (), ("h:1",)),
         ("", {"rest_port": 2}, (), ("h:2",)),
         ("", {"port": 1, "rest_port": 2}, ("h:1",), ("h:2",)),
+        ("", {"port": 0}, (), ("h:0",)),
+        ("", {"port": 0, "rest_port": 2}, (), ("h:2",)),
+        ("", {"port": 1, "rest_port": 0}, ("h:1",), ("h:0",)),
         ("talk.proto", {}, ("h:7",), ()),
         ("talk.proto", {"port": 1}, ("h:1",), ()),
         ("talk.proto", {"rest_port": 2}, ("h:7",), ("h:2",)),
         ("talk.proto", {"port": 1, "rest_port": 2}, ("h:1",), ("h:2",)),
+        ("talk.proto", {"port": 0}, ("h:0",), ()),
+        ("talk.proto", {"port": 1, "rest_port": 0}, ("h:1",), ()),
     ],
 )
 def test_port_options_of_a_project_name_the_ports_of_its_protocols(

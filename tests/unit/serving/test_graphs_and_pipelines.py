@@ -129,7 +129,10 @@ async def test_a_failed_load_is_reported_and_other_services_are_ready(
     assert (registry.is_ready("s"), registry.is_ready("t")) == (False, True)
     assert registry.readiness.reason == f'{kind} "s": version 1: the stub is set to fail'
     index = repository_index(DataPlane(registry))
-    assert [(entry.name, entry.version, entry.state) for entry in index] == [("s", "1", "LOADING"), ("t", "1", "READY")]
+    assert [(entry.name, entry.version, entry.state) for entry in index] == [
+        ("s", "1", "UNAVAILABLE"),
+        ("t", "1", "READY"),
+    ]
 
 
 async def test_a_retry_shows_the_reason_of_the_last_failure_until_it_succeeds(

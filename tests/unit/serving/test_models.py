@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
+from structlog.testing import capture_logs
 
 from ovmstrio.config.specs import AllVersions, LatestVersions, ModelSpec, SpecificVersions, VersionPolicy
 from ovmstrio.core.errors import (
@@ -22,7 +23,9 @@ from ovmstrio.core.errors import (
     VersionMissing,
     VersionRetired,
 )
+from ovmstrio.protocols.kserve.extensions import repository_index
 from ovmstrio.serving import loading as version_loader
+from ovmstrio.serving.data_plane import DataPlane
 from ovmstrio.serving.kind import LoadContext
 from ovmstrio.serving.records import Readiness, VersionState, VersionStatus
 from ovmstrio.serving.registry import ReadyRequires, Registry
@@ -486,6 +489,28 @@ async def test_a_failed_version_is_retried_at_growing_intervals_and_when_its_fil
         (tmp_path / "1" / "model.bin").touch()
         await _until(registry, "m", [1])
         assert trio.current_time() - began <= 2
+
+
+async def test_files_that_cannot_be_served_are_retried_once_a_minute_until_they_change(
+    tmp_path: Path, loader: StubLoader, autojump_clock: trio.testing.MockClock
+) -> None:
+    loader.fail("m", 1, ConfigError([Problem("OpenVINO cannot read the model")]))
+    times: list[float] = []
+    with capture_logs() as logs:
+        async with running(registry_of(loader, poll_seconds=0.5)) as registry:
+            registry.subscribe(lambda each: times.append(trio.current_time()) if each.error_code == "UNKNOWN" else None)
+            await registry.apply([_spec(add_versions(tmp_path, 1))])
+            await loader.wait_attempts(4)
+            pauses = [later - earlier for earlier, later in pairwise(times)]
+            assert pauses[:2] == pytest.approx([1, 60], abs=0.6)
+            (entry,) = repository_index(DataPlane(registry))
+            assert (entry.state, entry.reason) == ("UNAVAILABLE", "OpenVINO cannot read the model")
+            loader.recover("m", 1)
+            began = trio.current_time()
+            (tmp_path / "1" / "model.bin").touch()
+            await _until(registry, "m", [1])
+            assert trio.current_time() - began <= 2
+    assert [line["event"] for line in logs].count("load failed") == 1
 
 
 async def test_polling_begins_after_the_first_pass(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
