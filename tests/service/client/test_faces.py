@@ -152,7 +152,7 @@ def test_errors_have_the_class_of_the_server(backend: str, url: str) -> None:
         ]
         for cls, call in calls:
             with pytest.raises(cls):
-                await value(call())  # type: ignore[no-untyped-call]
+                await value(call())
         assert (await value(client.infer("dummy", {"b": zeros})))["a"].tolist() == [[1.0] * 10]
 
     run(backend, url, body)
@@ -220,7 +220,7 @@ def test_administration_is_one_api(backend: str, server: LocalServer) -> None:
     async def over_grpc(client: Any) -> None:
         for call in (client.reload_config, client.metrics):
             with pytest.raises(errors.NotSupported, match="use REST"):
-                await value(call())  # type: ignore[no-untyped-call]
+                await value(call())
         with pytest.raises(errors.ServerError):
             await value(client.unload("missing"))
 
