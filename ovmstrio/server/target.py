@@ -145,7 +145,7 @@ def read_config(path: Path) -> bytes:
     if target.kind is TargetKind.CONFIG:
         return read_regular_bytes(target.path)
     parts = dict(_members(target.path, 1)) if target.kind is TargetKind.REPOSITORY else {target.name: target}
-    lists: dict[str, list[dict[str, Any]]] = {}
+    lists: dict[str, list[dict[str, Any]]] = {"model_config_list": []}
     for name, part in parts.items():
         if isinstance(part, Target):
             section, entry = _entry(name, part)
