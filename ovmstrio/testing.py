@@ -1,7 +1,7 @@
 """Servers, clients and a clock for tests of programs that use ovmstrio.
 
 ``serving`` runs a server in a thread of the test's process, on free ports of this machine. ``serving_in_memory`` runs
-one in the test's own trio loop, without sockets.
+a server in the test's own trio loop, without sockets.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class FakeClock(trio.abc.Clock):
         return deadline - self.current_time()
 
     def advance(self, seconds: float) -> None:
-        """Let time pass, in the clock's own loop; of a running server use ``LocalServer.advance``."""
+        """Advance the clock, in the clock's own loop; of a running server use ``LocalServer.advance``."""
         self._offset_seconds += seconds
 
 
@@ -90,7 +90,7 @@ class LocalServer:
         return AsyncClient(self.rest if rest else self.grpc, **options)
 
     def advance(self, seconds: float) -> None:
-        """Let time pass for the server: timeouts, idle sequences, sleeps of ``async def`` handlers.
+        """Advance the time of the server: timeouts, idle sequences, sleeps of ``async def`` handlers.
 
         Raises:
             RuntimeError: the server has no ``FakeClock``.

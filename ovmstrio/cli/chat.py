@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ovmstrio.cli.console import ending_with, fail
-from ovmstrio.cli.exits import EX_FAILED, EX_INTERRUPTED, EX_UNREACHABLE, EX_USAGE
-from ovmstrio.cli.server_options import Ca, Cert, Key, open_tls
+from ovmstrio.cli.exits import EX_FAILED, EX_USAGE
+from ovmstrio.cli.server_options import Ca, Cert, Key, Url, finding_server
 from ovmstrio.cli.tables import FORMATS, JsonOption, Output, chosen, print_csv
 
 if TYPE_CHECKING:
@@ -71,10 +71,6 @@ _Format = Annotated[
         help="Format of the output; table: stream the answer, json: one object per answer, csv: one row per answer.",
     ),
 ]
-_Url = Annotated[
-    str,
-    typer.Option("--url", metavar="URL", help="HOST:PORT of the REST interface, or a URL. Default: 127.0.0.1:8000."),
-]
 _Timeout = Annotated[
     float,
     typer.Option(
@@ -105,7 +101,7 @@ def chat(
     api_key: _ApiKey = "",
     form: _Format = Output.TABLE,
     as_json: JsonOption = False,
-    url: _Url = "",
+    url: Url = "",
     timeout: _Timeout = 600.0,
     ca: Ca = None,
     cert: Cert = None,
@@ -118,8 +114,7 @@ def chat(
     """
     from ovmstrio.cli.chat_answers import ChatConversation
     from ovmstrio.client.chat_client import ChatClient
-    from ovmstrio.core.errors import InvalidRequest, ServerError
-    from ovmstrio.encoding.status_errors import Unreachable
+    from ovmstrio.core.errors import InvalidRequest
 
     is_url = "://" in target
     name, address = (model, target) if is_url else (target or model, url)
@@ -127,17 +122,11 @@ def chat(
         fail("server and model may be named only once: as the argument, or by --url and --model", EX_USAGE)
     given = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
     options = {field: value for field, value in given.items() if value is not None}
-    with ending_with(EX_USAGE, InvalidRequest):
-        client = ChatClient(address, api_key=api_key, timeout=timeout, tls=open_tls(address, ca, cert, key))
-    try:
+    with finding_server(address, needs="REST", timeout=timeout, ca=ca, cert=cert, key=key) as server:
+        with ending_with(EX_USAGE, InvalidRequest):
+            client = ChatClient(server.url, api_key=api_key, timeout=timeout, tls=server.tls)
         talk = ChatConversation(client, name or _first(client), options, system)
         went_well = _talk(talk, once, chosen(form, as_json=as_json))
-    except Unreachable as error:
-        fail(f"{error.message}; is the server running? --url sets its address", EX_UNREACHABLE)
-    except ServerError as error:
-        fail(error.message)
-    except KeyboardInterrupt:
-        raise typer.Exit(EX_INTERRUPTED) from None
     if not went_well:
         raise typer.Exit(EX_FAILED)
 

@@ -228,7 +228,7 @@ def _show_next_steps(config: Path, port: int, rest_port: int) -> None:
     from ovmstrio.samples.catalog import HANDLERS
     from ovmstrio.samples.embedded import FLOWER
 
-    ovms, python = _programs()
+    ovms, python = find_programs()
     grpc_url = "" if port == _PORT else f" --url {_HOST}:{port}"
     body = '{"inputs": [{"name": "features", "shape": [1,4], "datatype": "FP32", "data": [5.1,3.5,1.4,0.2]}]}'
     commands = (
@@ -246,7 +246,7 @@ def _show_next_steps(config: Path, port: int, rest_port: int) -> None:
         stderr().print(f"  {command}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _programs() -> tuple[str, str]:
+def find_programs() -> tuple[str, str]:
     """Return the commands that run `ovms` and its Python in the user's shell: names if PATH finds them, or paths."""
     import shlex
     import shutil

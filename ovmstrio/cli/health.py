@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ovmstrio.cli.console import data_table, note, stdout
 from ovmstrio.cli.problems import safe
-from ovmstrio.cli.server_options import Ca, Cert, Key, Timeout, Url, asking, open_tls
+from ovmstrio.cli.server_options import Ca, Cert, Key, Rest, Timeout, Url, asking
 from ovmstrio.cli.tables import FormatOption, JsonOption, Output, chosen, show_data
 
 if TYPE_CHECKING:
@@ -29,10 +28,7 @@ def health(
     form: FormatOption = Output.TABLE,
     as_json: JsonOption = False,
     url: Url = "",
-    rest: Annotated[
-        bool | None,
-        typer.Option("--rest/--grpc", help="Protocol. Default: REST, or gRPC if the server does not answer REST."),
-    ] = None,
+    rest: Rest = None,
     timeout: Timeout = 5.0,
     ca: Ca = None,
     cert: Cert = None,
@@ -41,12 +37,11 @@ def health(
     """Check whether the server or a model is ready.
 
     Exit codes: 0 if ready, 1 with the reason if not, 2 if the server does not answer, 64 if the command line is wrong.
-    REST is tried first, because its answer has the reason, and gRPC if REST does not answer.
+    Only the answer of REST has the reason, so that without --url the REST port is tried first.
     """
     from ovmstrio.client import Health
 
-    spoken = rest if rest is not None else _answers_rest(url, timeout, ca, cert, key)
-    with asking(url, rest=spoken, timeout=timeout, ca=ca, cert=cert, key=key) as client:
+    with asking(url, rest=rest, prefers="REST", timeout=timeout, ca=ca, cert=cert, key=key) as client:
         if live:
             answer = Health(ready=client.server_live())
         else:
@@ -66,20 +61,3 @@ def _table(facts: dict[str, Any]) -> Table:
     table = data_table(*facts)
     table.add_row(*(safe(str(value)) for value in facts.values()))
     return table
-
-
-def _answers_rest(url: str, timeout: float, ca: Path | None, cert: Path | None, key: Path | None) -> bool:
-    """Return whether the server answers REST at an address."""
-    from ovmstrio.client import Unreachable, open_client
-    from ovmstrio.core.errors import ServerError
-
-    if url.startswith(("grpc://", "grpcs://", "unix:")):
-        return False
-    try:
-        with open_client(url, rest=True, timeout=timeout, tls=open_tls(url, ca, cert, key)) as client:
-            client.server_live()
-    except Unreachable:
-        return False
-    except ServerError:
-        pass
-    return True

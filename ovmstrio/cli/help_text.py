@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 OPTIONS: Final = "Options"
 ARGUMENTS: Final = "Arguments"
+DEPRECATED: Final = "Deprecated"
 _NARROWEST: Final = 40
 _WIDEST: Final = 120
 _INDENT: Final = "  "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -83,7 +84,7 @@ def infer(
     as_json: JsonOption = False,
     repeat: _Repeat = 1,
     url: Url = "",
-    rest: Rest = False,
+    rest: Rest = None,
     timeout: Timeout = 60.0,
     ca: Ca = None,
     cert: Cert = None,
@@ -122,7 +123,13 @@ def infer(
     with asking(url, rest=rest, timeout=timeout, ca=ca, cert=cert, key=key) as client:
         known = client.metadata(model, version)
         if known.platform == _HANDLER:
-            post_file(client, model, inputs_given, target)
+            # Handlers are called over REST only.
+            with (
+                nullcontext(client)
+                if rest is not None
+                else asking(url, needs="REST", timeout=timeout, ca=ca, cert=cert, key=key) as over_rest
+            ):
+                post_file(over_rest, model, inputs_given, target)
             return
         if known.inputs and not inputs_given:
             names = ", ".join(each.name for each in known.inputs)

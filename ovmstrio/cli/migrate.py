@@ -14,6 +14,7 @@ import typer
 from ovmstrio.cli.commands import App
 from ovmstrio.cli.console import EX_USAGE, ending_with, fail, print_json, say
 from ovmstrio.cli.problems import count, safe, show_problems
+from ovmstrio.cli.tables import FormatOption, JsonOption, Output, chosen, print_csv
 
 if TYPE_CHECKING:
     from ovmstrio.cli.triton_conversion import Conversion, Conversions
@@ -50,7 +51,8 @@ def triton(
         ),
     ] = Path(_CONFIG),
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it exists.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    form: FormatOption = Output.TABLE,
+    as_json: JsonOption = False,
 ) -> None:
     """Write a config.json from the config.pbtxt files of a Triton model repository, and report what differs.
 
@@ -59,7 +61,9 @@ def triton(
     """
     from ovmstrio.cli.triton_config import CONFIG, read_repository
     from ovmstrio.cli.triton_conversion import convert
+    from ovmstrio.telemetry.logs import configure_logs
 
+    configure_logs(level="ERROR")  # the report has what the search for model files would log
     file = output if output.suffix == ".json" and not output.is_dir() else output / _CONFIG
     if not repository.is_dir():
         fail(f"{repository}: no such folder; expected a model repository of Triton", EX_USAGE)
@@ -75,8 +79,11 @@ def triton(
         if is_written:
             _write(file, found)
     facts = _facts(found, file if is_written else None)
-    if as_json:
+    form = chosen(form, as_json=as_json)
+    if form is Output.JSON:
         print_json(facts)
+    elif form is Output.CSV:
+        print_csv(_rows(found))
     else:
         _show(found, repository, file if is_written else None)
     raise typer.Exit(0 if is_written else 1)
@@ -125,6 +132,19 @@ def _facts(found: Conversions, file: Path | None) -> dict[str, Any]:
             for each in found.models.values()
         ],
     }
+
+
+def _rows(found: Conversions) -> list[list[Any]]:
+    """Return the names of the columns, then a row for each error, each note and each model without one."""
+    rows: list[list[Any]] = [["model", "backend", "result", "file", "line", "path", "message", "suggestion"]]
+    reports = [(Path(each.file).parent.name, "", "invalid", [each]) for each in found.errors]
+    for each in found.models.values():
+        problems = [each.reason] if each.reason is not None else each.notes
+        reports.append((each.model.name, each.model.backend, each.status, problems))
+    for *first, problems in reports:
+        rows += [[*first, at.file, at.line, at.path, at.message, at.suggestion] for at in problems]
+        rows += [] if problems else [[*first, "", "", "", "", ""]]
+    return rows
 
 
 def _show(found: Conversions, repository: Path, file: Path | None) -> None:

@@ -34,7 +34,7 @@ def models(
     form: FormatOption = Output.TABLE,
     as_json: JsonOption = False,
     url: Url = "",
-    rest: Rest = False,
+    rest: Rest = None,
     timeout: Timeout = 10.0,
     ca: Ca = None,
     cert: Cert = None,

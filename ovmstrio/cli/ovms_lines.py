@@ -32,19 +32,31 @@ class ServeCommand(ServerCommand):
         """
         if ctx.resilient_parsing or not _HELP.isdisjoint(args):
             return super().parse_args(ctx, args)
-        from ovmstrio.server.command_line import CONFIG_COMMANDS, unsupported_options, use_local_source_model
+        from ovmstrio.cli.serving import usage
+        from ovmstrio.server.command_line import (
+            CONFIG_COMMANDS,
+            DOWNLOAD_FLAGS,
+            read_source_models,
+            unsupported_options,
+        )
 
         if {_name(each) for each in args} & CONFIG_COMMANDS:
             from ovmstrio.cli.ovms_config import manage_config
 
             manage_config(args)
             raise typer.Exit
-        args = use_local_source_model(args)
         refused = unsupported_options(args)
         if refused:
             fail("\n       ".join(refused), EX_USAGE)
         flags = {str(each.name) for each in self.get_params(ctx) if getattr(each, "is_flag", False)}
-        return super().parse_args(ctx, _spell_flags(args, flags))
+        with usage():
+            models = read_source_models(_spell_flags(args, {*flags, *DOWNLOAD_FLAGS}))
+        rest = super().parse_args(ctx, models.arguments)
+        if models.downloads or models.is_pull:
+            from ovmstrio.cli.pull import pull_models
+
+            pull_models(models)
+        return rest
 
 
 def _spell_flags(arguments: Sequence[str], flags: Collection[str]) -> list[str]:
@@ -69,13 +81,13 @@ def begins_like_ovms(arguments: Sequence[str]) -> bool:
     """Return whether the first argument is an option of a server."""
     if not arguments or not arguments[0].startswith("--") or arguments[0] in OWN_OPTIONS:
         return False
-    from ovmstrio.server.command_line import CONFIG_COMMANDS, UNSUPPORTED_HINTS
+    from ovmstrio.server.command_line import CONFIG_COMMANDS, DOWNLOAD_FLAGS, DOWNLOAD_OPTIONS, UNSUPPORTED_HINTS
     from ovmstrio.server.settings import ServerSettings
     from ovmstrio.util.deprecation import RENAMED_SETTINGS
 
     name = _name(arguments[0].partition("=")[0])
     return (
         name in UNSUPPORTED_HINTS
-        or name in CONFIG_COMMANDS
+        or name in {*CONFIG_COMMANDS, *DOWNLOAD_OPTIONS, *DOWNLOAD_FLAGS}
         or name in {*ServerSettings.model_fields, *RENAMED_SETTINGS}
     )

@@ -12,6 +12,7 @@ import typer
 from ovmstrio.cli.console import EX_USAGE, ending_with, fail, note, say, stderr
 from ovmstrio.cli.exits import EX_FAILED
 from ovmstrio.cli.problems import count, safe
+from ovmstrio.cli.progress import spinner
 from ovmstrio.cli.tables import Output, print_table, show_data
 
 if TYPE_CHECKING:
@@ -67,10 +68,10 @@ def _prepare_one(
 ) -> None:
     from ovmstrio.core.errors import ServerError
 
-    with ending_with(EX_FAILED, ServerError, OSError), stderr().status(f"converting {source.name} ..."):
+    with ending_with(EX_FAILED, ServerError, OSError), spinner(f"converting {source.name}") as step:
         from ovmstrio.inference.conversion import convert
 
-        converted = convert(source, repository, name, version, wanted=wanted, force=force)
+        converted = convert(source, repository, name, version, wanted=wanted, force=force, begin_step=step)
     if form is Output.TABLE:
         _show(converted, name)
     else:
@@ -92,9 +93,11 @@ def _prepare_several(
 
     outcomes: dict[ModelSource, Outcome] = {}
     for model in found:
-        with stderr().status(f"converting {model.path} ..."):
+        with spinner(f"converting {model.path}") as step:
             try:
-                outcomes[model] = convert(model.path, repository, model.name, version, wanted=wanted, force=force)
+                outcomes[model] = convert(
+                    model.path, repository, model.name, version, wanted=wanted, force=force, begin_step=step
+                )
             except AlreadyExists:
                 outcomes[model] = repository / model.name / str(version)
             except (ServerError, OSError) as error:

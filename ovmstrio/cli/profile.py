@@ -59,7 +59,7 @@ def profile(
     """
     from ovmstrio.cli.profile_tables import HEADER, profile_rows, profile_tables
 
-    with asking(url, rest=True, timeout=timeout, ca=ca, cert=cert, key=key) as client:
+    with asking(url, needs="REST", timeout=timeout, ca=ca, cert=cert, key=key) as client:
         report = client.profile(seconds, rate, model if layers else [])
     if speedscope is not None:
         _write(speedscope, report)

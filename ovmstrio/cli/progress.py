@@ -2,39 +2,60 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from threading import Lock
 from typing import TYPE_CHECKING
 
 from ovmstrio.cli.console import note, stderr
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from rich.progress import TaskID
+    from rich.progress import Progress as Bars
+    from rich.progress import Task, TaskID
 
     from ovmstrio.util.progress import Progress
 
 
 @contextmanager
 def progress_bars() -> Iterator[Progress]:
-    """Yield a callback that shows a bar with sizes for each step; without a known total, the bar pulses."""
+    """Yield a callback that shows a bar with sizes for each step; without a known total, the bar pulses.
+
+    The callback may be called in any thread.
+    """
     if not stderr().is_terminal:
         yield _progress_lines()
         return
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeElapsedColumn, TransferSpeedColumn
-    from rich.progress import Progress as Bars
-
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeElapsedColumn())
     tasks: dict[str, TaskID] = {}
-    with Bars(TextColumn("{task.description}", markup=False), *columns, console=stderr(), transient=True) as bars:
+    lock = Lock()
+    with ExitStack() as opened:
+        bars: Bars | None = None
 
         def show(name: str, done: int, total: int | None) -> None:
-            if name not in tasks:
-                tasks[name] = bars.add_task(name, total=total)
+            nonlocal bars
+            with lock:
+                # Most starts have no such step, and need no import of rich.
+                bars = opened.enter_context(_make_bars()) if bars is None else bars
+                if name not in tasks:
+                    tasks[name] = bars.add_task(name, total=total)
             bars.update(tasks[name], completed=done, total=total)
 
         yield show
+
+
+def _make_bars() -> Bars:
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeElapsedColumn, TransferSpeedColumn
+    from rich.progress import Progress as Bars
+    from rich.text import Text
+
+    class Sizes(DownloadColumn):
+        """Sizes of a download; nothing for a step without bytes."""
+
+        def render(self, task: Task) -> Text:
+            return super().render(task) if task.total or task.completed else Text()
+
+    columns = (BarColumn(), Sizes(), TransferSpeedColumn(), TimeElapsedColumn())
+    return Bars(TextColumn("{task.description}", markup=False), *columns, console=stderr(), transient=True)
 
 
 def _progress_lines() -> Progress:
@@ -54,16 +75,19 @@ def _progress_lines() -> Progress:
 
 
 @contextmanager
-def spinner(name: str) -> Iterator[None]:
-    """Show a step of unknown length with its elapsed seconds, or its name as a line in a pipe."""
+def spinner(name: str) -> Iterator[Callable[[str], None]]:
+    """Show a task of unknown length with its step and elapsed seconds, in a pipe a line for each step.
+
+    Yields:
+        The function that begins a step.
+    """
     if not stderr().is_terminal:
-        note(name, style="")
-        yield
+        yield lambda step: note(f"{name}: {step}", style="")
         return
     from rich.progress import Progress as Bars
     from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
     text = TextColumn("{task.description}", markup=False)
     with Bars(SpinnerColumn(), text, TimeElapsedColumn(), console=stderr(), transient=True) as bars:
-        bars.add_task(name, total=None)
-        yield
+        task = bars.add_task(name, total=None)
+        yield lambda step: bars.update(task, description=f"{name}: {step}")

@@ -111,7 +111,7 @@ def run(
     join: _Join = None,
     as_json: JsonOption = False,
     url: Url = "",
-    rest: Rest = False,
+    rest: Rest = None,
     timeout: Timeout = 60.0,
     ca: Ca = None,
     cert: Cert = None,
@@ -165,7 +165,7 @@ def list_sequences(
     Uses the REST port. Exit codes: 0 on success, 1 if the model does not exist or the server refuses, 2 if the server
     does not answer, 64 if the command line is wrong.
     """
-    with asking(url, rest=True, timeout=timeout, ca=ca, cert=cert, key=key) as client:
+    with asking(url, needs="REST", timeout=timeout, ca=ca, cert=cert, key=key) as client:
         listed = client.sequences(name, version)
     show_data(_table(listed), [asdict(sequence) for sequence in listed], form, as_json=as_json)
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import inspect
 import sys
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -131,6 +133,7 @@ def run_server(options: dict[str, Any]) -> None:
     from ovmstrio.server.command_line import ignored_options, read_settings
     from ovmstrio.server.gc_tuning import freeze_imports
     from ovmstrio.server.plan import read_plan
+    from ovmstrio.util.interrupts import interruptible
     from ovmstrio.workers.serve import serve_in_processes
 
     freeze_imports()
@@ -144,11 +147,16 @@ def run_server(options: dict[str, Any]) -> None:
         _warn(settings, f"--{name} has no effect: {reason}")
 
     async def run() -> bool:
+        from ovmstrio.cli.progress import progress_bars
         from ovmstrio.cli.startup import show_startup
+        from ovmstrio.util.progress import no_progress
 
         # Readers of the JSON log get nothing else on standard error; the log contains the same message.
-        show = show_startup if settings.log_format == "pretty" else None
-        return await serve_in_processes(await read_plan(settings), show=show)
+        is_shown = settings.log_format == "pretty"
+        show = partial(show_startup, settings=settings) if is_shown else None
+        with progress_bars() if is_shown else nullcontext(no_progress) as progress:
+            plan = await interruptible(partial(read_plan, settings, progress=progress))
+        return await serve_in_processes(plan, show=show)
 
     raise typer.Exit(run_to_the_end(run, settings))
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ovmstrio.cli.console import ending_with, fail
+from ovmstrio.cli.console import ending_with, fail, note
 from ovmstrio.cli.exits import EX_INTERRUPTED, EX_UNREACHABLE, EX_USAGE
+from ovmstrio.cli.help_text import DEPRECATED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ovmstrio.client import Client, ClientTls
+    from ovmstrio.cli.server_address import ServerAddress
+    from ovmstrio.client import Client
 
 Url = Annotated[
     str,
@@ -22,10 +25,14 @@ Url = Annotated[
         "--url",
         metavar="URL",
         rich_help_panel="Connection",
-        help="HOST:PORT of the server; default: 127.0.0.1:9000, with --rest 127.0.0.1:8000.",
+        help="HOST:PORT of the gRPC or REST port, also with http://, https://, grpc:// or grpcs://; unix:/path.",
+        show_default="this machine",
     ),
 ]
-Rest = Annotated[bool, typer.Option("--rest/--grpc", rich_help_panel="Connection", help="Protocol of the calls.")]
+Rest = Annotated[
+    bool | None,
+    typer.Option("--rest/--grpc", hidden=True, rich_help_panel=DEPRECATED, help="Protocol; --url names it."),
+]
 Timeout = Annotated[
     float,
     typer.Option(
@@ -50,32 +57,71 @@ Key = Annotated[
 ]
 
 
-def open_tls(url: str, ca: Path | None, cert: Path | None, key: Path | None) -> ClientTls | None:
-    """Return the TLS settings of a client, None without TLS options."""
-    from ovmstrio.client import ClientTls
+@contextmanager
+def asking(url: str, *, timeout: float, **options: Any) -> Iterator[Client]:
+    """Yield a client; the arguments and the exit codes are those of ``finding_server``."""
+    from ovmstrio.client import open_client
 
-    if (cert is None) != (key is None):
-        fail("--cert and --key require each other", EX_USAGE)
-    secure = url.startswith(("https://", "grpcs://")) or ca is not None or cert is not None
-    return ClientTls(ca, cert, key) if secure else None
+    with finding_server(url, timeout=timeout, **options) as server:
+        is_rest = server.protocol == "REST"
+        with open_client(server.address, rest=is_rest, timeout=timeout, tls=server.tls) as client:
+            yield client
 
 
 @contextmanager
-def asking(
-    url: str, *, rest: bool, timeout: float, ca: Path | None = None, cert: Path | None = None, key: Path | None = None
-) -> Iterator[Client]:
-    """Yield a client; exit with 1 if the server refuses a call, with 2 if it does not answer."""
-    from ovmstrio.client import Unreachable, open_client
-    from ovmstrio.core.errors import ServerError
+def finding_server(
+    url: str,
+    *,
+    timeout: float,
+    rest: bool | None = None,
+    needs: str = "",
+    prefers: str = "gRPC",
+    waits: bool = False,
+    ca: Path | None = None,
+    cert: Path | None = None,
+    key: Path | None = None,
+) -> Iterator[ServerAddress]:
+    """Yield the address of a server; exit with 1 if it refuses a call of the block, with 2 if it does not answer.
 
-    tls = open_tls(url, ca, cert, key)
-    with ending_with(EX_USAGE, ServerError):
-        opened = open_client(url, rest=rest, timeout=timeout, tls=tls)
+    Args:
+        url: value of ``--url``.
+        timeout: of each call in seconds.
+        rest: protocol that ``--rest`` or ``--grpc`` names.
+        needs: the only protocol that the command can use, REST or gRPC.
+        prefers: protocol of the default port that is tried first.
+        waits: the command repeats calls until a server answers: without one, the port is that of ``needs``.
+        ca: CA certificate of TLS.
+        cert: the client's certificate.
+        key: the certificate's key.
+    """
+    from ovmstrio.cli.server_address import Protocol, TlsFiles, find_server, unreachable_hint
+    from ovmstrio.client import Unreachable
+    from ovmstrio.core.errors import InvalidRequest, ServerError
+
+    if (cert is None) != (key is None):
+        fail("--cert and --key require each other", EX_USAGE)
+    named = None if rest is None else Protocol.REST if rest else Protocol.GRPC
+    if named is not None:
+        flag, scheme = ("--rest", "http") if rest else ("--grpc", "grpc")
+        note(f"{flag} is deprecated; use --url {scheme}://HOST:PORT, or HOST:PORT for the protocol that answers there")
+    server = None
     try:
-        with opened as client:
-            yield client
+        needed = Protocol(needs) if needs else None
+        find = partial(
+            find_server, url, needs=needed, prefers=Protocol(prefers), tls=TlsFiles(ca, cert, key), timeout=timeout
+        )
+        with ending_with(EX_USAGE, InvalidRequest):
+            try:
+                server = find(protocol=named)
+            except Unreachable:
+                if not waits:
+                    raise
+                server = find(protocol=needed)
+        yield server
     except Unreachable as error:
-        fail(f"{error.message}; is the server running? --url sets its address", EX_UNREACHABLE)
+        fail(
+            error.message if server is None else f"{error.message}; {unreachable_hint(server, timeout)}", EX_UNREACHABLE
+        )
     except ServerError as error:
         fail(error.message)
     except OSError as error:

@@ -78,7 +78,7 @@ def stream(
     as_json: JsonOption = False,
     verbose: _Verbose = False,
     url: Url = "",
-    rest: Rest = False,
+    rest: Rest = None,
     ca: Ca = None,
     cert: Cert = None,
     key: Key = None,
@@ -95,7 +95,9 @@ def stream(
         fail("give either --input or --requests", EX_USAGE)
     if requests and (timestamp is not None or parameter):
         fail("--timestamp and --parameter require --input; lines of --requests contain their own", EX_USAGE)
-    with asking(url, rest=rest, timeout=_METADATA_SECONDS, ca=ca, cert=cert, key=key) as client:
+    # A stream over REST has one request.
+    needs = "gRPC" if requests else ""
+    with asking(url, rest=rest, needs=needs, timeout=_METADATA_SECONDS, ca=ca, cert=cert, key=key) as client:
         names = [tensor.name for tensor in client.metadata(model).inputs]
         with ending_with(EX_USAGE, InvalidRequest):
             if requests:

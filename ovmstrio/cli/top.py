@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ovmstrio.cli.console import EX_USAGE, fail, stdout
-from ovmstrio.cli.server_options import Ca, Cert, Key, Timeout, Url, asking
+from ovmstrio.cli.server_options import Ca, Cert, Key, Timeout, Url, asking, finding_server
 from ovmstrio.cli.tables import FormatOption, JsonOption, Output, chosen, show_data
 from ovmstrio.cli.trace import watch_stages
 
@@ -68,11 +68,13 @@ def top(
     if sort and sort not in SORTS:
         fail(f"--sort: expected one of {', '.join(SORTS)}, got {sort}", EX_USAGE)
     if stages:
-        watch_stages(f"{url or '127.0.0.1:8000'}", stages, timeout, None if once else interval, form)
+        with finding_server(url, needs="REST", timeout=timeout, ca=ca, cert=cert, key=key) as server:
+            watch_stages(server.url, stages, timeout, None if once else interval, form)
         return
     by = sort or BUSIEST
-    with asking(url, rest=True, timeout=timeout, ca=ca, cert=cert, key=key) as client:
-        if once or form is not Output.TABLE or not stdout().is_terminal:
+    is_live = not once and form is Output.TABLE and stdout().is_terminal
+    with asking(url, needs="REST", waits=is_live, timeout=timeout, ca=ca, cert=cert, key=key) as client:
+        if not is_live:
             _show_once(client, interval, form, by)
         else:
             _watch(client, interval, url or "127.0.0.1:8000", by)

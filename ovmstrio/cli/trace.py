@@ -9,7 +9,7 @@ import typer
 
 from ovmstrio.cli.console import ending_with, stdout
 from ovmstrio.cli.exits import EX_INTERRUPTED, EX_UNREACHABLE, EX_USAGE
-from ovmstrio.cli.server_options import Timeout
+from ovmstrio.cli.server_options import Timeout, Url, finding_server
 from ovmstrio.cli.tables import FORMATS, JsonOption, Output, chosen, print_csv
 
 if TYPE_CHECKING:
@@ -42,13 +42,19 @@ def trace(
             "--interval", min=0.05, max=3600, metavar="SECONDS", help="Seconds between two requests to the server."
         ),
     ] = 1.0,
+    url: Url = "",
     timeout: Timeout = 5.0,
 ) -> None:
     """Show the times of each stage, the queues between Ops and the sizes of batches, until interrupted.
 
     Exit codes: 1 if the server has no such figures, 2 if it does not answer, 64 if the command line is wrong.
     """
-    watch_stages(target, "", timeout, None if once else interval, chosen(form, as_json=as_json))
+    form = chosen(form, as_json=as_json)
+    if not url:
+        watch_stages(target, "", timeout, None if once else interval, form)
+        return
+    with finding_server(url, needs="REST", timeout=timeout) as server:
+        watch_stages(server.url, "", timeout, None if once else interval, form)
 
 
 def watch_stages(target: str, service: str, patience: float, interval: float | None, form: Output) -> None:

@@ -9,7 +9,8 @@ import select
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, cast
 
 import anyio
 from anyio.abc import ByteStream, SocketAttribute
@@ -24,7 +25,7 @@ from ovmstrio.client.attempts import (
     ClientBase,
     NotSent,
     Refused,
-    SequenceState,
+    SequenceControls,
     call_parameters,
 )
 from ovmstrio.client.calls import ClientCall, GrpcCalls, T, single_request
@@ -33,9 +34,12 @@ from ovmstrio.core.errors import ServerError
 from ovmstrio.core.request import Buffer
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from types import TracebackType
     from typing import Self
+
+    from anyio.abc import TaskGroup
 
     from ovmstrio.client import api
     from ovmstrio.client.chat import ChatAnswer, ChatDelta, ChatMessage
@@ -47,6 +51,8 @@ _PROFILE_SECONDS = 120.0
 _MAX_CONNECTIONS = 100
 _CHECK_SECONDS = 1.0
 _HTTP_OK = 200
+_RESET_SECONDS = 0.1
+"""Longest time to send the reset of a stream, before its connection is closed."""
 
 
 class AsyncClient(ClientBase):
@@ -119,14 +125,13 @@ class AsyncClient(ClientBase):
         """
         calls = self._calls
         call, read = calls.stream(model), calls.reply_reader()
-        messages: AsyncIterator[list[Buffer]] | None = None
-        if isinstance(calls, GrpcCalls):
-            messages = (calls.stream_request(model, request) async for request in _iterate(requests))
-        else:
-            only = single_request([request async for request in _iterate(requests)])
-            call.body = calls.stream_request(model, only)
-        async with self._stream(call, read, messages, timeout) as replies:
-            yield replies
+        if not isinstance(calls, GrpcCalls):
+            only = [each async for each in requests] if isinstance(requests, AsyncIterable) else requests
+            call.body = calls.stream_request(model, single_request(only))
+        async with self._stream(call, read, timeout) as stream:
+            if isinstance(calls, GrpcCalls):
+                stream.tasks.start_soon(stream.send, requests, partial(calls.stream_request, model))
+            yield stream
 
     @asynccontextmanager
     async def sequence(
@@ -164,8 +169,8 @@ class AsyncClient(ClientBase):
     ) -> AsyncIterator[AsyncIterator[ChatDelta]]:
         """Stream the answer of a language model (REST only); the end of the block cancels the call at once."""
         call = self._calls.chat_stream(model, messages, options)
-        async with self._stream(call, self._calls.delta_reader(), None, timeout) as deltas:
-            yield _until_none(deltas)
+        async with self._stream(call, self._calls.delta_reader(), timeout) as stream:
+            yield cast("AsyncIterator[ChatDelta]", stream)
 
     async def post(self, service: str, body: bytes, content_type: str, *, timeout: float | None = None) -> api.Posted:
         """Post a body to a service at ``/{service}`` (REST only)."""
@@ -244,13 +249,15 @@ class AsyncClient(ClientBase):
 
     async def _run(self, call: ClientCall[T], timeout: float | None = None) -> T:
         attempts = Attempts(self._retries, self._timeout if timeout is None else timeout, anyio.current_time)
-        async with self._slots:
+        await self._take_slot(attempts)
+        try:
             while True:
                 connection = await self._connection(attempts)
                 failure: NotSent | Refused
+                seconds = attempts.left()
                 try:
-                    with anyio.fail_after(_timeout(attempts.left())):
-                        answer = await connection.run(call, attempts.left())
+                    with anyio.fail_after(_timeout(seconds)):
+                        answer = await connection.run(call, seconds)
                 except BaseException as error:  # noqa: BLE001 - raised again
                     await connection.aclose()
                     failure = self._failure(_translated(error))
@@ -262,6 +269,18 @@ class AsyncClient(ClientBase):
                     finally:
                         await self._give_back(connection)
                 await anyio.sleep(attempts.pause_after(failure))
+        finally:
+            self._slots.release()
+
+    async def _take_slot(self, attempts: Attempts) -> None:
+        """Take one of the connections, of which there are ``max_connections``."""
+        try:
+            self._slots.acquire_nowait()
+        except anyio.WouldBlock:
+            with anyio.move_on_after(_timeout(attempts.left())) as limited:
+                await self._slots.acquire()
+            if limited.cancelled_caught:
+                raise self._late() from None
 
     async def _give_back(self, connection: _Connection) -> None:
         if connection.link.is_reusable and not connection.is_closed:
@@ -302,56 +321,49 @@ class AsyncClient(ClientBase):
 
     @asynccontextmanager
     async def _stream(
-        self,
-        call: ClientCall[None],
-        read: Callable[[Buffer], Iterable[T]],
-        messages: AsyncIterator[list[Buffer]] | None,
-        timeout: float | None,
-    ) -> AsyncIterator[AsyncIterator[T]]:
+        self, call: ClientCall[None], read: Callable[[Buffer], Iterable[T]], timeout: float | None
+    ) -> AsyncIterator[_Stream[T]]:
         attempts = Attempts(self._retries, timeout, anyio.current_time)
-        async with self._slots:
+        await self._take_slot(attempts)
+        try:
             connection = await self._connection(attempts)
-            stream = _Stream(connection)
+            stream = _Stream(self, connection, call, read)
             try:
-                try:
-                    async with anyio.create_task_group() as tasks:
-                        with anyio.fail_after(_timeout(attempts.left())):
+                with anyio.move_on_after(_timeout(attempts.left())) as limited:
+                    try:
+                        async with anyio.create_task_group() as stream.tasks:
                             connection.link.begin(call.head, call.body, attempts.left())
                             await stream.flush()
-                            if messages is not None:
-                                tasks.start_soon(stream.send, messages)
-                            yield self._values(stream, call, read)
-                        tasks.cancel_scope.cancel()
-                except BaseExceptionGroup as group:
-                    if len(group.exceptions) > 1:
-                        raise
-                    raise group.exceptions[0] from None
-            except (ServerError, Exception) as error:
-                if isinstance(error, ServerError) or not isinstance(error, _CONNECTION_ERRORS):
-                    raise
-                raise self._failure(_translated(error)) from None
+                            yield stream
+                            stream.tasks.cancel_scope.cancel()
+                    except BaseExceptionGroup as group:
+                        if len(group.exceptions) > 1:
+                            raise
+                        raise group.exceptions[0] from None
+                if limited.cancelled_caught:
+                    raise self._late()
             finally:
                 with anyio.CancelScope(shield=True):
                     if connection.link.answer is None:
                         await stream.cancel()
                     await self._give_back(connection)
+        finally:
+            self._slots.release()
 
-    async def _values(
-        self, stream: _Stream, call: ClientCall[None], read: Callable[[Buffer], Iterable[T]]
-    ) -> AsyncIterator[T]:
-        link = stream.connection.link
-        while True:
-            while link.received and (self._address.is_grpc or link.status == _HTTP_OK):
-                with self._reading():
-                    for value in read(link.received.popleft()):
-                        yield value
-            if (answer := link.answer) is not None:
-                try:
-                    self._finish(call, answer, link)
-                except Refused as failure:
-                    raise failure.error from None
-                return
-            await stream.receive()
+    def finish(self, call: ClientCall[T], answer: Answer, link: Link) -> T:
+        """Return the value of a stream's answer; raises its error."""
+        try:
+            return self._finish(call, answer, link)
+        except Refused as failure:
+            raise failure.error from None
+
+    def reading(self) -> AbstractContextManager[None]:
+        """Raise ``ServerError`` for parse errors in the block."""
+        return self._reading()
+
+    def broken(self, error: Exception, *, has_begun: bool) -> ServerError:
+        """Return the error of a stream whose connection failed."""
+        return self._failure(_translated(error), is_stream=has_begun)
 
 
 _CONNECTION_ERRORS = (OSError, LinkError, anyio.BrokenResourceError, anyio.ClosedResourceError)
@@ -377,22 +389,6 @@ def _reason(error: BaseException) -> object:
     return getattr(found, "strerror", None) or found
 
 
-async def _iterate(requests: Iterable[T] | AsyncIterable[T]) -> AsyncIterator[T]:
-    if isinstance(requests, AsyncIterable):
-        async for request in requests:
-            yield request
-    else:
-        for request in requests:
-            yield request
-
-
-async def _until_none(deltas: AsyncIterator[ChatDelta | None]) -> AsyncIterator[ChatDelta]:
-    async for delta in deltas:
-        if delta is None:
-            return
-        yield delta
-
-
 class AsyncSequencer:
     """One sequence; see ``AsyncClient.sequence``."""
 
@@ -408,7 +404,7 @@ class AsyncSequencer:
         self._model = model
         self._version = version
         self._datatypes = datatypes
-        self._state = SequenceState(model, sequence_id)
+        self._state = SequenceControls(model, sequence_id)
 
     @property
     def id(self) -> int | str:
@@ -501,45 +497,93 @@ class _Connection:
             link.receive(await self.receive())
 
 
-class _Stream:
-    """Stream on a connection: the caller reads, and a task sends the messages."""
+class _Stream(Generic[T]):
+    """Stream on a connection: an iterator over what comes, while a task sends the messages."""
 
-    def __init__(self, connection: _Connection) -> None:
-        self.connection = connection
+    tasks: TaskGroup
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        connection: _Connection,
+        call: ClientCall[None],
+        read: Callable[[Buffer], Iterable[T]],
+    ) -> None:
+        self._client = client
+        self._connection = connection
+        self._call = call
+        self._read = read
+        self._values: Iterator[T] = iter(())
         self._sending = anyio.Lock()
         self._changed = anyio.Event()
+        self.has_begun = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        link = self._connection.link
+        while True:
+            with self._client.reading():
+                for value in self._values:
+                    if value is None:
+                        raise StopAsyncIteration
+                    return value
+            # Of a failed REST call the body is the error.
+            if link.received and (not link.status or link.status == _HTTP_OK):
+                self.has_begun = True
+                with self._client.reading():
+                    self._values = iter(self._read(link.received.popleft()))
+            elif link.answer is None:
+                try:
+                    link.receive(await self._connection.receive())
+                except _CONNECTION_ERRORS as error:
+                    raise self._client.broken(error, has_begun=self.has_begun) from None
+                self.has_begun = self.has_begun or link.status == _HTTP_OK
+                await self.flush()
+                self._changed.set()
+                self._changed = anyio.Event()
+            else:
+                self._client.finish(self._call, link.answer, link)
+                raise StopAsyncIteration
 
     async def flush(self) -> None:
         """Send what can be sent."""
         async with self._sending:
-            for buffer in self.connection.link.outbound():
-                await self.connection.stream.send(buffer)  # type: ignore[arg-type]  # any buffer
+            try:
+                for buffer in self._connection.link.outbound():
+                    await self._connection.stream.send(buffer)  # type: ignore[arg-type]  # any buffer
+            except anyio.BrokenResourceError as error:
+                raise self._client.broken(error, has_begun=self.has_begun) from None
 
-    async def receive(self) -> None:
-        """Wait for data and process it."""
-        self.connection.link.receive(await self.connection.receive())
-        await self.flush()
-        self._changed.set()
-        self._changed = anyio.Event()
+    async def send(
+        self,
+        requests: Iterable[api.StreamRequest] | AsyncIterable[api.StreamRequest],
+        encode: Callable[[api.StreamRequest], list[Buffer]],
+    ) -> None:
+        """Send all requests, and the end."""
+        if isinstance(requests, AsyncIterable):
+            async for request in requests:
+                await self._send_message(encode(request))
+        else:
+            for request in requests:
+                await self._send_message(encode(request))
+        if self._connection.link.answer is None:
+            self._connection.link.end_request()
+            await self.flush()
 
-    async def send(self, messages: AsyncIterator[list[Buffer]]) -> None:
-        """Send all messages, and the end of the request."""
-        link = self.connection.link
-        async for message in messages:
-            if link.answer is not None:
-                return
+    async def _send_message(self, message: list[Buffer]) -> None:
+        link = self._connection.link
+        if link.answer is None:
             link.send_message(message)
             await self.flush()
             while link.has_unsent and link.answer is None:
                 await self._changed.wait()
-        if link.answer is None:
-            link.end_request()
-            await self.flush()
 
     async def cancel(self) -> None:
         """Reset the stream and close the connection."""
         if not self._sending.locked():
-            self.connection.link.cancel()
-            with anyio.move_on_after(0.1), suppress(*_CONNECTION_ERRORS):
+            self._connection.link.cancel()
+            with anyio.move_on_after(_RESET_SECONDS), suppress(ServerError, anyio.ClosedResourceError):
                 await self.flush()
-        await self.connection.aclose()
+        await self._connection.aclose()

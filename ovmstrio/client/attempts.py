@@ -114,12 +114,15 @@ class ClientBase:
     def _unreachable(self, reason: object) -> NotSent:
         return NotSent(f"no server answers {self._where}: {reason}")
 
+    def _late(self) -> DeadlineExceeded:
+        return DeadlineExceeded(f"{self._address.text} did not answer in time")
+
     def _failure(self, error: BaseException, *, is_stream: bool = False) -> NotSent:
         """Return the error of a connection that failed during a call; raises it if the call must not be repeated."""
         if isinstance(error, NotProcessed):
             return self._unreachable(error)
         if isinstance(error, TimeoutError):
-            raise DeadlineExceeded(f"{self._address.text} did not answer in time") from None
+            raise self._late() from None
         if isinstance(error, OSError | LinkError):
             text = str(error) if isinstance(error, LinkError) else f"the connection broke: {error}"
             if is_stream:
@@ -138,12 +141,12 @@ END_SECONDS: Final = 5.0
 """Longest time to end a sequence after an error."""
 
 
-class SequenceState:
+class SequenceControls:
     """Controls of one sequence: what the next request must say.
 
     Attributes:
         id: id of the sequence.
-        last: inputs of the latest request, with which an end can be sent; None if the sequence need not be ended.
+        last: inputs with which the end can be sent, as the server has taken them before; None if no end is needed.
     """
 
     def __init__(self, model: str, sequence_id: int | str | None) -> None:
@@ -151,32 +154,33 @@ class SequenceState:
         self.id = secrets.randbelow(_IDS) + 1 if sequence_id is None else sequence_id
         self._model = model
         self._is_started = self._is_ended = False
+        self._sent: Mapping[str, Value] = {}
         self.last: Mapping[str, Value] | None = None
 
     def parameters(self, inputs: Mapping[str, Value], *, end: bool) -> dict[str, Parameter]:
         """Return the parameters of the next request; raises ``InvalidRequest`` after the end."""
         if self._is_ended:
             raise InvalidRequest(f"sequence {self.id} has ended")
-        self.last = inputs
-        text = isinstance(self.id, int) and self.id > _LARGEST_INTEGER
-        number: Parameter = str(self.id) if text else self.id
+        self._sent = inputs
+        is_large = isinstance(self.id, int) and self.id > _LARGEST_INTEGER
+        number: Parameter = str(self.id) if is_large else self.id
         return {SEQUENCE_ID: number, "sequence_start": not self._is_started, "sequence_end": end}
 
     def answered(self, result: InferResult, *, end: bool) -> InferResult:
         """Record an answer; raises ``InvalidRequest`` if the model is not stateful."""
         self._is_started, self._is_ended = True, end
-        if end:
-            self.last = None
-        if result.pop(SEQUENCE_ID, None) is None:
-            self.last = None
+        is_stateful = result.pop(SEQUENCE_ID, None) is not None
+        self.last = self._sent if is_stateful and not end else None
+        if not is_stateful:
             raise InvalidRequest(f'"{self._model}" is not stateful: its answer has no sequence_id')
         return result
 
     def failed(self, error: BaseException) -> None:
-        """Record a failed request: a sequence that the server does not know needs no end."""
-        is_refused = isinstance(error, ServerError) and not isinstance(error, Unreachable | DeadlineExceeded)
-        if isinstance(error, NotFound) or (is_refused and not self._is_started):
+        """Record a failed request: after a refusal the sequence is as before, otherwise it may have begun."""
+        if isinstance(error, NotFound):
             self.last = None
+        elif not isinstance(error, ServerError) or isinstance(error, Unreachable | DeadlineExceeded):
+            self.last = self._sent
 
 
 def call_parameters(parameters: Mapping[str, Parameter] | None, more: Mapping[str, Parameter]) -> dict[str, Any]:

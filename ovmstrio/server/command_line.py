@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -33,11 +33,9 @@ from ovmstrio.telemetry.log_levels import parse_log_levels
 
 # Unsupported OVMS options
 
-_NO_DOWNLOAD: Final = (
-    "model download is not supported: place the model's folder, or its .gguf, locally and set --model_name and "
-    "--model_path, or --source_model and --model_repository_path for a folder of that name in the repository, or the "
-    "file of --config_path; ovms prepare converts other formats, and "
-    "ovms prepare --sample chat provides a chat model"
+_NO_CONVERSION: Final = (
+    "models are not converted when they are downloaded: name a repository with OpenVINO's files, such as those of "
+    "https://huggingface.co/OpenVINO, or convert the model with optimum-cli and set --model_path"
 )
 _NO_DRAFT_OPTIONS: Final = "the draft model has the settings of the main model: remove it, results are the same"
 _NO_IMAGES: Final = "image models are not supported: remove it"
@@ -50,24 +48,22 @@ _NO_CONFIGURE: Final = (
     "model_config_list or text_model_config_list of the file of --config_path"
 )
 
+DOWNLOAD_OPTIONS: Final = ("source_model", "model_repository_path", "gguf_filename", "draft_source_model")
+DOWNLOAD_FLAGS: Final = ("pull", "overwrite_models")
+"""Options that download models of a hub."""
+
 CONFIG_COMMANDS: Final = frozenset({"list_models", "add_to_config", "remove_from_config"})
 """Options that are separate commands."""
 
 UNSUPPORTED_HINTS: Final = {
     **dict.fromkeys(
         (
-            "pull",
-            "source_model",
-            "model_repository_path",
-            "gguf_filename",
-            "overwrite_models",
             "weight_format",
             "extra_quantization_params",
-            "source_loras",
-            "draft_source_model",
         ),
-        _NO_DOWNLOAD,
+        _NO_CONVERSION,
     ),
+    "source_loras": "LoRA adapters are not supported: remove it",
     **dict.fromkeys(
         ("draft_cache_size", "draft_eagle3_mode", "draft_max_num_batched_tokens", "draft_max_num_seqs"),
         _NO_DRAFT_OPTIONS,
@@ -109,33 +105,85 @@ def unsupported_options(arguments: Iterable[str]) -> list[str]:
     return [f"{', '.join(options)}: {hint}" for hint, options in options_by_hint.items()]
 
 
-_DOWNLOAD_OPTIONS: Final = ("source_model", "model_repository_path", "gguf_filename")
-_ALWAYS_DOWNLOADED: Final = frozenset({"pull", "overwrite_models"})
+@dataclass(frozen=True, slots=True)
+class Download:
+    """A model that OVMS's options download.
+
+    Attributes:
+        address: of the model or of its repository.
+        folder: folder to place it in; None for the download cache.
+    """
+
+    address: Address
+    folder: Path | None
 
 
-def use_local_source_model(arguments: Sequence[str]) -> list[str]:
-    """Replace ``--source_model`` by ``--model_name`` and ``--model_path`` if the model is already downloaded.
+@dataclass(frozen=True, slots=True)
+class SourceModels:
+    """OVMS's options of models of a hub, in terms of this server.
 
-    The model is in ``--model_repository_path``/``--source_model``, with ``--gguf_filename`` in that directory.  Other
-    arguments are returned unchanged.
+    Attributes:
+        arguments: the command line with ``--model_name`` and ``--model_path`` instead.
+        downloads: models that are not there yet.
+        is_pull: whether the command ends after the downloads.
+    """
+
+    arguments: list[str]
+    downloads: tuple[Download, ...] = ()
+    is_pull: bool = False
+
+
+def read_source_models(arguments: Sequence[str]) -> SourceModels:
+    """Translate ``--source_model``, ``--draft_source_model`` and ``--pull``.
+
+    The model is in ``--model_repository_path``/``--source_model``, with ``--gguf_filename`` in that folder.  Without a
+    repository, it is served from the download cache.
+
+    Raises:
+        UsageError: the options contradict each other.
     """
     rest: list[str] = []
     values: dict[str, str] = {}
     names = {_name_of(argument) for argument in arguments}
     ahead = iter(arguments)
     for argument in ahead:
-        if _name_of(argument) in _DOWNLOAD_OPTIONS:
+        if _name_of(argument) in DOWNLOAD_OPTIONS:
             _, is_attached, value = argument.partition("=")
             values[_name_of(argument)] = value if is_attached else next(ahead, "")
-        else:
+        elif _name_of(argument) not in DOWNLOAD_FLAGS:
             rest.append(argument)
+    if not names & {*DOWNLOAD_OPTIONS, *DOWNLOAD_FLAGS}:
+        return SourceModels(list(arguments))
+    source, draft = values.get("source_model", ""), values.get("draft_source_model", "")
+    if not source and not draft:
+        given = ", ".join(f"--{each}" for each in (*DOWNLOAD_OPTIONS, *DOWNLOAD_FLAGS) if each in names)
+        raise UsageError([Problem("needs --source_model, such as OpenVINO/Qwen3-8B-int4-ov", path=given)])
+    if source and "model_path" in names:
+        raise UsageError([Problem("cannot be combined", path="--source_model and --model_path")])
     repository = values.get("model_repository_path") or os.environ.get("OVMS_MODEL_REPOSITORY_PATH", "")
-    source = values.get("source_model", "")
-    path = Path(repository) / source / values.get("gguf_filename", "")
-    if not (repository and source) or names & _ALWAYS_DOWNLOADED or "model_path" in names or not path.exists():
-        return list(arguments)
-    named = [] if "model_name" in names else ["--model_name", source]
-    return [*rest, *named, "--model_path", str(path)]
+    found = [
+        _source(each, file, repository, replaces="overwrite_models" in names)
+        for each, file in ((source, values.get("gguf_filename", "")), (draft, ""))
+        if each
+    ]
+    names_of_paths = [name for name, each in (("model_path", source), ("draft_models_path", draft)) if each]
+    paths = dict(zip(names_of_paths, found, strict=True))
+    named = ["--model_name", source] if source and "model_name" not in names else []
+    options = [part for name, (path, _) in paths.items() for part in (f"--{name}", path)]
+    downloads = tuple(download for _, download in found if download is not None)
+    return SourceModels([*rest, *named, *options], downloads, "pull" in names)
+
+
+def _source(name: str, file: str, repository: str, *, replaces: bool) -> tuple[str, Download | None]:
+    """Return the path or address of a model, and its download if it is not in the repository."""
+    address = find_address("/".join(filter(None, (name if "://" in name else f"hf://{name}", file))))
+    if address is None:
+        raise UsageError([Problem("the address cannot be used", path="--source_model", found=name)])
+    if not repository:
+        return address.text, Download(address, None)
+    folder = Path(repository) / (address.folder.name if "://" in name else name)
+    path = folder / Path(file).name
+    return str(path), None if path.exists() and not replaces else Download(address, folder)
 
 
 def _name_of(argument: str) -> str:

@@ -109,7 +109,9 @@ async def read_plan(settings: ServerSettings, kinds: Kinds = KINDS, progress: Pr
     addresses = addresses_of(settings)
     missing = [mirror for mirror in map(Mirror, addresses.values()) if not mirror.is_usable]
     for mirror in missing:
+        log.info("download started", address=str(mirror.address))
         await update_mirror(mirror, (single_model_policy(settings),), progress)
+        log.info("files downloaded", address=str(mirror.address), path=str(mirror.address.path))
     if missing and (problems := single_problems(settings)):
         raise UsageError(problems)
     spec = await _read_spec(settings, kinds)

@@ -661,6 +661,9 @@ class _Server:
         nursery.start_soon(clean_sequences, sequences, self._settings.sequence_cleaner_poll_wait_minutes)
         self._is_serving = True
         grpc, rest, metrics, probes = (addresses.get(name, []) for name in ("gRPC", "REST", "metrics", "probes"))
+        for protocol, bound in (("grpc", grpc), ("rest", rest)):
+            ports = [int(each.rpartition(":")[2]) for each in bound if not each.startswith("unix:")]
+            plane.ports |= {protocol: ports[0]} if ports else {}
         return Running(plane, grpc, rest, metrics, self._started, probes)
 
     async def _first_load(self) -> None:

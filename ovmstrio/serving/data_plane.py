@@ -289,6 +289,7 @@ class DataPlane:
     Attributes:
         siblings: the other worker processes; None with a single one.
         is_draining: whether this process drains.
+        ports: TCP ports by protocol, grpc and rest, once the server listens.
         workers_reason: why the server chose its number of workers; empty if the user did.
         denials: log of denied admin changes.
     """
@@ -315,6 +316,7 @@ class DataPlane:
         self.regions = regions or ClientRegions()
         self.siblings: WorkerPeers | None = None
         self.is_draining = False
+        self.ports: dict[str, int] = {}
         self.workers_reason = ""
         self.denials = DeniedChangeLog()
         self._renderer = ResponseRenderer(max_response_bytes)

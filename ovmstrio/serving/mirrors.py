@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+_HUB_STALLS: Final = 10
 _FIRST_RETRY_SECONDS: Final = 1.0
 _LONGEST_RETRY_SECONDS: Final = 60.0
 
@@ -55,6 +56,8 @@ async def update_mirror(
     Cancellation: at once; the worker thread ends at its next piece.
     """
     moved = time.monotonic()
+    # The hub's client limits stalls itself, and reports progress in pieces of 10 MB.
+    stall_seconds *= _HUB_STALLS if mirror.address.family == "hf" else 1
 
     def note(name: str, done: int, total: int | None) -> None:
         nonlocal moved

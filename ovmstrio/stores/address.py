@@ -45,6 +45,8 @@ ARCHIVE_SUFFIXES: Final = (".zip", ".tar", ".tar.gz", ".tgz")
 _HUB: Final = re.compile(
     r"(?P<repo>[^/@]+(?:/[^/@]+)?)(?:@(?P<revision>refs/(?:pr|convert)/[^/]+|[^/]+))?(?:/(?P<path>.+))?"
 )
+_OFFLINE: Final = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+_TRUE: Final = frozenset({"1", "ON", "YES", "TRUE"})
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 
 
@@ -149,6 +151,11 @@ def scheme_of(location: str) -> str:
     """Return the lower-case scheme of a URL; empty for a path."""
     scheme, mark, _ = location.partition("://")
     return scheme.lower() if mark else ""
+
+
+def is_hub_offline() -> bool:
+    """Return whether the user wants no requests to the hub."""
+    return any(os.environ.get(name, "").upper() in _TRUE for name in _OFFLINE)
 
 
 def cache_root() -> Path:

@@ -20,13 +20,12 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import logging, tqdm
 
 from ovmstrio.core.errors import StorageFailure
-from ovmstrio.stores.address import Address
+from ovmstrio.stores.address import Address, is_hub_offline
 from ovmstrio.stores.http_storage import failure_of
 from ovmstrio.stores.storage import LocalStorage, OnProgress, StoredFile, reason_of
 
 _CONNECT_SECONDS: Final = 10.0
-_OFFLINE: Final = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-_TRUE: Final = frozenset({"1", "ON", "YES", "TRUE"})
+_REFUSED: Final = frozenset({401, 403})
 
 # Its warnings contain signed URLs; failures are reported by this server.
 logging.set_verbosity_error()
@@ -47,7 +46,10 @@ class HubStorage:
 
     def __init__(self, stall_seconds: float) -> None:
         self._endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or None
-        self._is_offline = any(os.environ.get(name, "").upper() in _TRUE for name in _OFFLINE)
+        self._is_offline = is_hub_offline()
+        # The client reads these only when it is imported.
+        home, cache = os.environ.get("HF_HOME"), os.environ.get("HF_HUB_CACHE")
+        self._cache = cache or (f"{home}/hub" if home else None)
         self._timeout = min(_CONNECT_SECONDS, stall_seconds)
 
     def list_files(self, location: str) -> list[StoredFile]:
@@ -78,7 +80,9 @@ class HubStorage:
 
     def _list_cached(self, location: str, repository: str, revision: str) -> list[StoredFile]:
         try:
-            folder = Path(snapshot_download(repository, revision=revision or None, local_files_only=True))
+            folder = Path(
+                snapshot_download(repository, revision=revision or None, cache_dir=self._cache, local_files_only=True)
+            )
         except LocalEntryNotFoundError as error:
             message = f"{location} was not downloaded before, and HF_HUB_OFFLINE is set"
             raise StorageFailure(message, is_permanent=True) from error
@@ -112,6 +116,7 @@ class HubStorage:
                 path,
                 revision=commit,
                 endpoint=self._endpoint,
+                cache_dir=self._cache,
                 etag_timeout=self._timeout,
                 local_files_only=self._is_offline,
                 tqdm_class=Progress,
@@ -139,5 +144,7 @@ def _failure(location: str, error: Exception) -> StorageFailure:
         return StorageFailure(f"{location} cannot be read: {reason}", is_permanent=True)
     if isinstance(cause, HfHubHTTPError) and cause.response is not None:
         status = cause.response.status_code
+        if status in _REFUSED:
+            return StorageFailure(f"{location} cannot be read: access is denied; set HF_TOKEN", is_permanent=True)
         return failure_of(location, status, cause.response.headers.get("retry-after"))
     return StorageFailure(f"{location} cannot be read: {reason_of(error)}")

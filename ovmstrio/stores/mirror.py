@@ -19,7 +19,10 @@ import json
 import os
 import re
 import shutil
+import tarfile
 import threading
+import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -28,7 +31,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final
 
 from ovmstrio.core.errors import StorageFailure
-from ovmstrio.stores.address import Address, cache_root
+from ovmstrio.stores.address import Address, cache_root, is_hub_offline
 from ovmstrio.stores.storage import OpenStorage, StoredFile, check_file, open_storage
 from ovmstrio.util.backoff import Backoff
 from ovmstrio.util.progress import Progress, no_progress
@@ -108,6 +111,8 @@ class Mirror:
             ConfigError: the package of the store is not installed.
             StorageFailure: the store or the disk failed; an earlier copy is unchanged.
         """
+        if self.is_usable and self.address.family == "hf" and is_hub_offline():
+            return False
         self._stopped.clear()
         name = str(self.address)
         try:
@@ -236,21 +241,25 @@ class Mirror:
     def export(self, folder: Path) -> None:
         """Place the files of the copy in a folder, as links to the same data if the file system allows that.
 
+        A new folder appears when it is complete; in an existing one, each file is replaced.
+
         Raises:
             StorageFailure: the folder cannot be written.
         """
         root = self._current.resolve()
+        new = folder if folder.exists() else folder.with_name(f"{folder.name}.part")
         try:
             for source in root.rglob("*"):
                 if source.is_dir():
                     continue
-                target = folder / source.relative_to(root)
+                target = new / source.relative_to(root)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 unfinished = target.with_name(f"{target.name}.part")
                 unfinished.unlink(missing_ok=True)
                 if not _reuse(source.resolve(), unfinished):
                     shutil.copyfile(source, unfinished)
                 unfinished.replace(target)
+            new.replace(folder)
         except OSError as error:
             raise StorageFailure(f"{folder} cannot be written: {error}", is_permanent=True) from error
 
@@ -369,13 +378,19 @@ def _is_unused(path: str) -> bool:
 
 
 def _fetch(store: Any, file: StoredFile, path: Path, note: Callable[[int], None]) -> None:
-    store.fetch(file, path, note)
-    try:
-        check_file(path, file)
-    except StorageFailure:
-        # It cannot be continued.
-        path.unlink(missing_ok=True)
-        raise
+    """Download a file and check it; a damaged one is downloaded once more."""
+    for is_last in (False, True):
+        store.fetch(file, path, note)
+        try:
+            check_file(path, file)
+        except StorageFailure as error:
+            # Neither this nor what a client has kept can be continued.
+            path.resolve().unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+            if is_last:
+                raise StorageFailure(error.message, is_permanent=True) from error
+        else:
+            return
 
 
 def _unpack(archive: Path, suffix: str, folder: Path) -> None:
@@ -386,7 +401,7 @@ def _unpack(archive: Path, suffix: str, folder: Path) -> None:
             shutil.unpack_archive(archive, folder, kind)
         else:
             shutil.unpack_archive(archive, folder, kind, filter="data")
-    except (shutil.ReadError, ValueError, EOFError) as error:
+    except (shutil.ReadError, tarfile.TarError, zipfile.BadZipFile, zlib.error, ValueError, EOFError) as error:
         raise StorageFailure(f"the archive is damaged: {error}", is_permanent=True) from error
     archive.unlink()
     entries = list(folder.iterdir())

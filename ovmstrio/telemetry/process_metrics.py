@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 # Memory
 
-_STATM: Final = Path("/proc/self/statm")
+_PROC: Final = Path("/proc")
 
 
-def resident_bytes() -> int:
-    """Return the resident memory of the process in bytes, 0 if unknown."""
+def resident_bytes(process: int | str = "self") -> int:
+    """Return the resident memory of a process in bytes, 0 if unknown."""
     try:
-        return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int((_PROC / str(process) / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError, ValueError):
         return 0
 

@@ -75,29 +75,36 @@ def run_interruptible(function: Callable[[], Awaitable[_T]]) -> _T:
     """
     import trio  # noqa: PLC0415 - this module is imported first
 
+    return trio.run(interruptible, function)
+
+
+async def interruptible(function: Callable[[], Awaitable[_T]]) -> _T:
+    """Call an async function; SIGINT cancels it, and raises ``KeyboardInterrupt`` then.
+
+    Raises:
+        KeyboardInterrupt: SIGINT arrived.
+        Whatever ``function`` raises.
+    """
+    import trio  # noqa: PLC0415 - this module is imported first
+
     results: list[_T] = []
     failure: Exception | None = None
     is_interrupted = False
+    with trio.open_signal_receiver(signal.SIGINT) as signals:
+        async with trio.open_nursery() as nursery:
 
-    async def run() -> None:
-        nonlocal failure, is_interrupted
-        with trio.open_signal_receiver(signal.SIGINT) as signals:
-            async with trio.open_nursery() as nursery:
+            async def cancel_at_signal() -> None:
+                nonlocal is_interrupted
+                async for _ in signals:
+                    is_interrupted = True
+                    nursery.cancel_scope.cancel()
 
-                async def cancel_at_signal() -> None:
-                    nonlocal is_interrupted
-                    async for _ in signals:
-                        is_interrupted = True
-                        nursery.cancel_scope.cancel()
-
-                nursery.start_soon(cancel_at_signal)
-                try:
-                    results.append(await function())
-                except Exception as error:  # noqa: BLE001 - raised below, without the group of the nursery
-                    failure = error
-                nursery.cancel_scope.cancel()
-
-    trio.run(run)
+            nursery.start_soon(cancel_at_signal)
+            try:
+                results.append(await function())
+            except Exception as error:  # noqa: BLE001 - raised below, without the group of the nursery
+                failure = error
+            nursery.cancel_scope.cancel()
     if is_interrupted:
         raise KeyboardInterrupt
     if failure is not None:

@@ -90,8 +90,8 @@ def blocks(page: Path) -> list[Block]:
 def matches(expected: list[str], printed: str) -> bool:
     """Return whether an output is as expected; spaces at line ends and around the whole do not count."""
     lines = [re.escape(line.rstrip()).replace(r"\.\.\.", ".*") for line in expected]
-    pattern = "\n".join("(?:.*\n?)*" if line == ".*" else line for line in lines).strip()
-    return re.fullmatch(pattern, _plain(printed).strip()) is not None
+    pattern = "".join(r"(?:.*\n)*?" if line == ".*" else rf"{line}\n" for line in lines)
+    return re.fullmatch(pattern, _plain(printed).strip() + "\n") is not None
 
 
 def _plain(printed: str) -> str:

@@ -26,6 +26,7 @@ class FileServer:
         retry_after: header of failures.
         hangs: set to keep all requests waiting.
         ranges: the requested ranges.
+        damaged: replaces the content of large files.
     """
 
     url: str = ""
@@ -39,6 +40,7 @@ class FileServer:
     released: threading.Event = field(default_factory=threading.Event)
     requests: list[str] = field(default_factory=list)
     ranges: list[str] = field(default_factory=list)
+    damaged: bytes | None = None
 
     def publish(self, repository: str, files: dict[str, bytes], revision: str = "main") -> str:
         """Add a commit and let a revision name it; return the commit."""
@@ -77,7 +79,7 @@ class _Handler(BaseHTTPRequestHandler):
     server_state: FileServer
     protocol_version = "HTTP/1.1"
 
-    def log_message(self, *_: Any) -> None:
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
         pass
 
     def do_HEAD(self) -> None:
@@ -95,8 +97,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         key = next((key for key, left in state.failures.items() if key in path and left), None)
-        is_cut = key is not None and self.command == "HEAD" and state.failures[key][0] == "cut"
-        failure = None if key is None or is_cut else state.failures[key].pop(0)
+        failure = (
+            None
+            if key is None or (self.command == "HEAD" and state.failures[key][0] == "cut")
+            else state.failures[key].pop(0)
+        )
         if isinstance(failure, int):
             self._send(failure, b"", {} if state.retry_after is None else {"retry-after": state.retry_after})
         elif state.token and path.startswith("/api") and self.headers.get("authorization") != f"Bearer {state.token}":
@@ -123,8 +128,14 @@ class _Handler(BaseHTTPRequestHandler):
             if _is_lfs(path):
                 row["lfs"] = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}
             siblings.append(row)
-        body = {"id": repository, "modelId": repository, "sha": commit, "tags": [], "private": False}
-        body["siblings"] = siblings
+        body = {
+            "id": repository,
+            "modelId": repository,
+            "sha": commit,
+            "siblings": siblings,
+            "tags": [],
+            "private": False,
+        }
         self._send(200, json.dumps(body).encode(), {"content-type": "application/json"})
 
     def _resolve(self, repository: str, revision: str, path: str, *, cut: bool) -> None:
@@ -135,7 +146,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(404, b"", {"x-error-code": "EntryNotFound"})
         elif _is_lfs(path):
             sha = hashlib.sha256(content).hexdigest()
-            state.files[f"/lfs/{sha}"] = content
+            state.files[f"/lfs/{sha}"] = content if state.damaged is None else state.damaged
             headers = {
                 "location": f"{state.url.replace('127.0.0.1', 'localhost')}/lfs/{sha}?X-Amz-Signature=secret",
                 "x-repo-commit": commit,

@@ -7,6 +7,8 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Final
 
+# NumPy before 2.3 starts a process when this module is imported.
+import numpy.testing  # noqa: F401
 import openvino as ov
 import pytest
 

@@ -65,6 +65,9 @@ SURFACE = {
         ServableSpec Service StreamProblem StreamingServable Takes Tensor TensorSpec Validator check_members
         content_mark is_whole tree_mark
     """,
+    "ovmstrio.testing": """
+        FakeClock LocalServer MemoryServer serving serving_async serving_in_memory
+    """,
     "ovmstrio.ext.ops": """
         Analyst ChannelData ChannelDataType CustomException CustomExceptionCode Op OpAnalyst PipelineRequest
         PipelineResponse PipelineTensor ProductErrCode RequestOp ResponseOp WebService

@@ -68,7 +68,7 @@ export function activityView() {
   function failures() {
     none.hidden = state.groups.length > 0;
     scroll.hidden = !state.groups.length;
-    // Rows are made anew: the focus and a selection of text must survive.
+    // The rows are replaced, but the focus and a selection of text must survive.
     if (body.contains(getSelection().anchorNode) && !getSelection().isCollapsed) return;
     const focused = body.contains(document.activeElement) ? document.activeElement.dataset.key : null;
     replace(body, state.groups.map(rowsOf));

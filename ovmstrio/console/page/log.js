@@ -13,6 +13,7 @@ let words = "";
 export function logView() {
   const list = h("div.log", { role: "log", tabindex: 0, "aria-label": "Log" });
   const counted = h("span.quiet", { role: "status" });
+  const none = h("p.quiet", { role: "status", hidden: true });
   let seen = 0;
   let levels = "";
   let isPaused = false;
@@ -26,12 +27,18 @@ export function logView() {
     onchange: () => act(parts, () => setLevels({ log_levels: parts.value }), () => (state.server.log_levels ? "Logger levels: " + state.server.log_levels : "Logger levels reset")),
   });
   const own = h("span", { hidden: true }, h("label", {}, "server level ", set), " ", h("label", {}, "logger levels ", parts));
-  const element = h("section", {}, h("div.bar", {}, h("h1", {}, "Log"), h("label", {}, "show ", shownLevel), filter, pause, own, counted), list);
+  const element = h("section", {}, h("div.bar", {}, h("h1", {}, "Log"), h("label", {}, "show ", shownLevel), filter, pause, own, counted), none, list);
   askServer().catch(() => {});
 
   async function setLevels(wanted) {
     const now = await change("/console/api/log_level", wanted);
     state.server = { ...state.server, log_level: now.level, log_levels: now.log_levels };
+  }
+
+  function reason() {
+    if (state.lines.length) return "None of the " + format.plural(state.lines.length, "kept line") + " has the words “" + words.trim() + "”.";
+    const server = state.server && LEVELS.indexOf(state.server.log_level) > LEVELS.indexOf(level) ? " The server writes lines from " + state.server.log_level + " on." : "";
+    return "The last 500 lines of the server have none of the level " + level + " or above." + server;
   }
 
   function matches(line) {
@@ -60,6 +67,8 @@ export function logView() {
     list.append(...fresh.filter(matches).map(lineOf));
     while (list.children.length > 500) list.firstChild.remove();
     setText(counted, format.plural(list.children.length, "line"));
+    none.hidden = list.children.length > 0 || state.link !== "live";
+    if (!none.hidden) setText(none, reason());
     if (follows) list.scrollTop = list.scrollHeight;
   }
 

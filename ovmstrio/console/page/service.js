@@ -21,9 +21,20 @@ function shown(name, value) {
   return typeof value === "number" && !Number.isInteger(value) ? value.toFixed(3) : String(value);
 }
 
-function tensors(title, list) {
-  if (!list.length) return null;
+function tensors(title, list, none) {
+  if (!list.length) return none ? [h("h3", {}, title), h("p.quiet", {}, none)] : null;
   return [h("h3", {}, title), h("table.plain", {}, h("tbody", {}, list.map((each) => h("tr", {}, h("th", { scope: "row" }, each.name), h("td.mono", {}, each.datatype === "INVALID" ? "any type" : each.datatype + " [" + each.shape.join(", ") + "]")))))];
+}
+
+function noInputs(given) {
+  if (given.takes.includes("generation")) return "Requests are texts or sounds of the OpenAI API.";
+  if (given.takes.includes("http")) return "The service reads bodies itself and declares no inputs.";
+  return "The service declares no inputs.";
+}
+
+function noForm(given) {
+  if (given.tasks && given.tasks.length) return "There is no form for the tasks of this model: " + given.tasks.join(", ") + ".";
+  return "There is no form: the service takes no tensors, HTTP requests or chats, but " + (given.takes.join(", ") || "nothing") + ".";
 }
 
 export function serviceView([name]) {
@@ -82,7 +93,7 @@ export function serviceView([name]) {
     const rows = given.sequences.map((each) => h("tr", {}, h("td.mono", {}, each.id), h("td.number", {}, format.seconds(each.age_seconds)), h("td.number", {}, format.seconds(each.idle_seconds)), h("td.number", {}, each.requests)));
     const cut = given.sequence_count > rows.length ? " (the first " + rows.length + ")" : "";
     replace(sequences, h("h2", {}, format.plural(given.sequence_count, "live sequence") + cut),
-      rows.length ? h("div.scroll", {}, h("table", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Id"), ["Age", "Idle", "Requests"].map((text) => h("th.number", { scope: "col" }, text)))), h("tbody", {}, rows))) : null);
+      rows.length ? h("div.scroll", {}, h("table", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Id"), ["Age", "Idle", "Requests"].map((text) => h("th.number", { scope: "col" }, text)))), h("tbody", {}, rows))) : h("p.quiet", {}, "None is open: a sequence lives from its first request, with sequence_start, to its last, with sequence_end, or until it times out."));
   }
 
   function versions(row) {
@@ -104,13 +115,13 @@ export function serviceView([name]) {
     trial = document_.problem ? null : tryIt(document_);
     table = document_.drawing ? nodeTable(document_.drawing) : null;
     layers = document_.kind === "model" && !document_.problem ? layersPanel(name) : null;
-    const about = h("div.panel", { "aria-label": "Details" }, h("h2", {}, "Details"), facts, tensors("Inputs", document_.inputs || []), tensors("Outputs", document_.outputs || []), h("h3", {}, "Versions"), h("div", { id: "versions" }, versions(document_)));
+    const about = h("div.panel", { "aria-label": "Details" }, h("h2", {}, "Details"), facts, tensors("Inputs", document_.inputs || [], document_.problem ? "" : noInputs(document_)), tensors("Outputs", document_.outputs || []), h("h3", {}, "Versions"), h("div", { id: "versions" }, versions(document_)));
     replace(body,
       document_.problem && h("p.problem", {}, document_.problem),
       document_.drawing && h("div.panel.wide", {}, h("h2", {}, "Graph"), picture, table.element),
       h("div.columns", {},
         h("div", {}, h("div.panel", {}, h("div.bar", {}, h("h2", {}, "Load"), range.element), h("div.charts", {}, charts.map((each) => each.element))), about, layers && layers.element, h("div.panel.sequences", { hidden: !document_.sequences }, sequences)),
-        trial ? h("div.panel", {}, h("h2", {}, "Try it"), trial.element) : null));
+        document_.problem ? null : h("div.panel", {}, h("h2", {}, "Try it"), trial ? trial.element : h("p.quiet", {}, noForm(document_)))));
     showFacts(document_);
     showSequences(document_);
     if (document_.drawing) showDrawing();

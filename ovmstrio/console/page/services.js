@@ -5,6 +5,7 @@ import * as format from "./format.js";
 import { state } from "./live.js";
 
 const SHOWN = 200;
+const LEAST_GROWTH = 1048576;
 const COLUMNS = [
   ["name", "Service", "text", (row) => row.name],
   ["kind", "Kind", "text", (row) => row.kind],
@@ -16,16 +17,19 @@ const COLUMNS = [
   ["in_flight", "In flight", "number", (row, figures) => figures.in_flight || 0],
   ["requests", "Requests", "number", (row, figures) => figures.requests || 0],
   ["errors", "Errors", "number", (row, figures) => figures.errors || 0],
-  ["memory", "Memory", "number", (row) => memoryOf(row) || 0],
+  ["memory", "Memory", "number", (row, figures) => memoryOf(row, figures)[0] || 0],
 ];
 
 let sorted = "name";
 let descending = false;
 let filter = "";
 
-export function memoryOf(row) {
-  const known = row.versions.map((each) => each.memory_bytes).filter((size) => size !== null);
-  return known.length ? known.reduce((sum, size) => sum + size, 0) : null;
+// The memory of a service and how it is known: of its processes now, or how much the server grew while loading it.
+function memoryOf(row, figures) {
+  if (figures.memory_bytes) return [figures.memory_bytes, "Resident memory of the service's processes"];
+  const grown = row.versions.reduce((sum, each) => sum + (each.memory_bytes || 0), 0);
+  if (grown >= LEAST_GROWTH) return [grown, "Growth of the server's memory while the service was loaded"];
+  return [null, "In the server's process: too small to measure, or loaded together with other services"];
 }
 
 export function stateBadge(text) {
@@ -34,6 +38,8 @@ export function stateBadge(text) {
 
 export function servicesView() {
   const lines = new Map();
+  // The column of the memory is left out while no service has a value.
+  let hasMemory = false;
   const body = h("tbody");
   const total = h("p.quiet", { role: "status" });
   const heads = COLUMNS.map(([key, title, kind]) => h("th." + kind, { scope: "col" }, h("button", {
@@ -48,8 +54,10 @@ export function servicesView() {
     oninput(event) { filter = event.target.value; order(); },
   });
   const table = h("table.services", {}, h("thead", {}, h("tr", {}, heads)), body);
+  const none = h("p.quiet", { role: "status", hidden: true });
+  const scroll = h("div.scroll", {}, table);
   const element = h("section", { "aria-labelledby": "services-title" },
-    h("div.bar", {}, h("h1", { id: "services-title" }, "Services"), field, total), h("div.scroll", {}, table));
+    h("div.bar", {}, h("h1", { id: "services-title" }, "Services"), field, total), none, scroll);
 
   function line(name) {
     let found = lines.get(name);
@@ -87,10 +95,15 @@ export function servicesView() {
     setText(cells.in_flight, figures.in_flight || 0);
     setText(cells.requests, format.count(figures.requests || 0));
     setText(cells.errors, format.count(figures.errors || 0));
-    setText(cells.memory, format.bytes(memoryOf(row)));
+    const [memory, origin] = memoryOf(row, figures);
+    setText(cells.memory, memory === null ? "" : format.bytes(memory));
+    cells.memory.title = origin;
+    cells.memory.hidden = !hasMemory;
   }
 
   function order() {
+    hasMemory = Object.values(state.rows).some((row) => memoryOf(row, state.services[row.name] || {})[0] !== null);
+    heads[heads.length - 1].hidden = !hasMemory;
     const words = filter.toLowerCase().split(/\s+/).filter(Boolean);
     const names = Object.keys(state.rows).filter((name) => {
       const row = state.rows[name];
@@ -117,7 +130,11 @@ export function servicesView() {
     const all = Object.keys(state.rows).length;
     const ready = Object.values(state.rows).filter((row) => row.state === "ready").length;
     const cut = names.length > SHOWN ? "; showing the first " + SHOWN + " of " + names.length : "";
-    setText(total, all ? ready + " of " + all + " ready" + cut : state.link === "live" ? "No services configured." : "Loading");
+    setText(total, all ? ready + " of " + all + " ready" + cut : state.link === "live" ? "" : "Loading");
+    const reason = all ? "No service has a name, kind or state with “" + filter.trim() + "”." : "The configuration has no services. Serve a model, graph or project with: ovms serve PATH";
+    none.hidden = visible.length > 0 || state.link !== "live";
+    if (!none.hidden) setText(none, reason);
+    scroll.hidden = !none.hidden;
     for (const name of lines.keys()) if (!state.rows[name]) lines.delete(name);
   }
 

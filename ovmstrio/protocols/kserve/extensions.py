@@ -159,13 +159,15 @@ NO_CUDA: Final = (
 
 
 def server_extensions(plane: DataPlane) -> list[str]:
-    """Return the KServe v2 extensions that this server was started with."""
+    """Return the KServe v2 extensions that this server was started with, and the ports of its protocols."""
     allowed = {
         "model_repository": plane.control is not None,
         "model_repository(unload_dependents)": plane.control is not None,
         "system_shared_memory": plane.regions.is_allowed,
     }
-    return sorted([*_EXTENSIONS, *(name for name, is_allowed in allowed.items() if is_allowed)])
+    ports = ",".join(f"{protocol}={port}" for protocol, port in sorted(plane.ports.items()))
+    named = [f"ports({ports})"] if ports else []
+    return sorted([*_EXTENSIONS, *named, *(name for name, is_allowed in allowed.items() if is_allowed)])
 
 
 def server_version() -> str:

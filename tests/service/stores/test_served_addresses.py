@@ -136,7 +136,7 @@ def test_a_failed_store_keeps_what_is_served(
 
 async def test_an_unreachable_model_ends_the_start(files: FileServer) -> None:
     address = files.url.replace("//", "//me:hidden@") + "/none.onnx?X-Amz-Signature=hidden"
-    with pytest.raises(StorageFailure, match=r"nothing is stored at http://127\.0\.0\.1") as caught:
+    with pytest.raises(StorageFailure, match="nothing is stored at http://127") as caught:
         await read_plan(ServerSettings(model_name="m", model_path=Path(address)))
     assert "hidden" not in str(caught.value)
 
@@ -170,9 +170,7 @@ def test_a_language_model_of_a_hub_is_served(files: FileServer, tmp_path: Path) 
     assert not any("other.gguf" in each for each in files.requests)
 
 
-async def test_addresses_need_no_hub_client_until_they_are_used(
-    files: FileServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_missing_hub_client_is_named(files: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ConfigError, match=r"pip install .*\[hub\]"):
         await read_plan(ServerSettings(model_name="m", model_path=Path("hf://org/name")))

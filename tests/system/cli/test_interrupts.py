@@ -21,7 +21,7 @@ from tests.support.projects import write_project
 from tests.support.served_in_thread import ServedInThread
 from tests.support.waits import until
 
-both_protocols = pytest.mark.parametrize("protocol", ["--grpc", "--rest"])
+both_protocols = pytest.mark.parametrize("protocol", ["gRPC", "REST"])
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def _sequence(url: str, many: str, *options: str, model: str = "sum") -> tuple[s
 
 
 def _url(server: ServedInThread, protocol: str) -> str:
-    return server.rest if protocol == "--rest" else server.grpc
+    return server.rest if protocol == "REST" else f"grpc://{server.grpc}"
 
 
 def _open_sequences(server: ServedInThread) -> list[dict[str, Any]]:
@@ -72,7 +72,7 @@ def test_an_interrupted_infer_ends_without_a_message(server: ServedInThread, tmp
 
 @both_protocols
 def test_an_interrupted_sequence_run_ends_the_sequence(server: ServedInThread, many: str, protocol: str) -> None:
-    with piped(*_sequence(_url(server, protocol), many, "--json", protocol)) as command:
+    with piped(*_sequence(_url(server, protocol), many, "--json")) as command:
         for _ in range(20):
             command.stdout.readline()
         assert len(_open_sequences(server)) == 1
@@ -84,10 +84,12 @@ def test_an_interrupted_sequence_run_ends_the_sequence(server: ServedInThread, m
 
 @both_protocols
 def test_a_second_interrupt_does_not_wait_for_the_server(server: ServedInThread, many: str, protocol: str) -> None:
-    target, sequence = (server.http, "8") if protocol == "--rest" else (server.grpc, "7")
+    target, scheme, sequence = (server.http, "http", "8") if protocol == "REST" else (server.grpc, "grpc", "7")
     with (
         relaying(target) as relay,
-        piped(*_sequence(relay.address, many, "--json", "--sequence_id", sequence, protocol, model="left")) as command,
+        piped(
+            *_sequence(f"{scheme}://{relay.address}", many, "--json", "--sequence-id", sequence, model="left")
+        ) as command,
     ):
         command.stdout.readline()
         relay.hold()

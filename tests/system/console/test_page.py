@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import socket
+import time
 from contextlib import ExitStack, closing
 from io import BytesIO
 from pathlib import Path
@@ -328,6 +329,99 @@ def test_failures_stay_when_a_frame_was_missed(server: ServedInThread, open_page
         expect(page.locator("table.failures tbody tr")).to_contain_text("it is broken")
         page.get_by_role("link", name="Services").click()
         expect(page.locator("tr[data-name=__proto__] td[data-title='Req/s']")).to_have_text("7.0")
+
+
+def test_charts_show_the_time_before_the_page_was_opened(server: ServedInThread, open_page: OpenPage) -> None:
+    _calls(server, 2)
+    deadline = time.monotonic() + 60
+    while not any(server.ask("GET", "/console/api/services/detector/series").json()["series"].get("rate", ())):
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    with open_page(_url(server, "services/detector")) as page:
+        lines = page.locator("figure.chart", has_text="Requests/s").locator("path.line.one")
+        # The page itself has seen no request.
+        expect(lines).to_have_attribute("d", re.compile("L[0-9.]+ (?!87.0)"))
+
+
+def test_charts_show_the_values_of_the_time_under_the_pointer(server: ServedInThread, open_page: OpenPage) -> None:
+    end = int(time.time()) // 5 * 5
+    rates = [float(number) for number in range(720)]
+    names = ("error_rate", "p50", "p90", "p99", "in_flight", "cpu", "memory_bytes")
+    series = {"rate": rates, **{name: [None] * 720 for name in names}}
+    document = {"seconds": 5, "end": end, "series": series}
+    with open_page(_url(server, "log")) as page:
+        page.route("**/console/api/series", lambda route: route.fulfill(json=document))
+        page.get_by_role("link", name="Activity").click()
+        page.get_by_role("button", name="1 h").click()
+        chart = page.locator("figure.chart", has_text="Requests/s")
+        plot = chart.get_by_role("slider")
+        box = plot.bounding_box()
+        assert box is not None
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 20)
+        value = chart.locator("figcaption b")
+        # The middle of the hour; a point is five seconds, and the page is some seconds old.
+        expect(value).to_have_text(re.compile("^3[567][0-9]$"))
+        middle = int(value.inner_text())
+        expect(plot).to_have_attribute("aria-valuetext", re.compile(rf"^[0-9:]{{8}}: {middle}$"))
+        plot.focus()
+        page.keyboard.press("ArrowLeft")
+        expect(value).to_have_text(re.compile("^3[3456][0-9]$"))
+        page.keyboard.press("Home")
+        expect(value).to_have_text(re.compile("^([0-9]|1[0-9])\\.?[0-9]?$"))
+        # A part of the hour is zoomed in by the mouse, and left by a double-click.
+        page.mouse.move(box["x"] + box["width"] / 4, box["y"] + 20)
+        page.mouse.down()
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 20)
+        page.mouse.up()
+        shown = page.locator(".range .mono")
+        expect(shown).to_have_text(re.compile("^[0-9:]{8} . [0-9:]{8}$"))
+        page.mouse.move(box["x"] + box["width"] - 1, box["y"] + 20)
+        expect(value).to_have_text(re.compile("^3[3567][0-9]$"))
+        plot.dblclick()
+        expect(shown).to_be_empty()
+        expect(page.locator("figure.chart", has_text="Latency")).to_contain_text("no requests in this time")
+
+
+def test_traces_are_filtered_by_service_and_duration(server: ServedInThread, open_page: OpenPage) -> None:
+    with open_page(_url(server, "traces")) as page:
+        expect(page.locator(".link")).to_have_text("not ready")
+        if page.locator("table.traces tbody tr").count() == 0:
+            expect(page.get_by_text("No call has ended since this view was opened")).to_be_visible()
+        _calls(server, 2)
+        rows = page.locator("table.traces tbody tr")
+        expect(rows.filter(has_text="handler").first).to_be_visible()
+        page.get_by_label("Service", exact=True).select_option("detector")
+        expect(rows.filter(has_not_text="detector")).to_have_count(0)
+        expect(rows.first).to_contain_text("ModelInfer detector")
+        page.get_by_label("Minimum duration in milliseconds").fill("60000")
+        expect(rows).to_have_count(0)
+        expect(page.locator("main")).to_contain_text(
+            re.compile("None of the [0-9]+ recorded calls is one of the service detector of at least 60000 ms")
+        )
+        page.get_by_role("button", name="Show all").click()
+        expect(rows.filter(has_text="handler").first).to_be_visible()
+        times = rows.locator("button").all_inner_texts()
+        assert times == sorted(times, key=lambda each: each[:8], reverse=True)
+
+
+def test_an_empty_view_says_why(server: ServedInThread, open_page: OpenPage) -> None:
+    with open_page(_url(server)) as page:
+        page.get_by_role("searchbox").fill("unicorn")
+        expect(page.get_by_text("No service has a name, kind or state with “unicorn”.")).to_be_visible()
+        page.get_by_role("link", name="Log").click()
+        expect(page.locator(".log .line").first).to_be_visible()
+        page.get_by_label("Words").fill("unicorn")
+        expect(page.get_by_text(re.compile("None of the [0-9]+ kept lines? has the words “unicorn”."))).to_be_visible()
+
+
+@pytest.mark.slow
+def test_memory_is_shown_of_services_with_processes(tmp_path: Path, open_page: OpenPage) -> None:
+    config = write_services(tmp_path)
+    with serving_in_thread(config_path=config, python_isolation="process") as server, open_page(_url(server)) as page:
+        memory = page.locator("tr[data-name=words] td[data-title=Memory]")
+        expect(memory).to_have_text(re.compile("^[0-9.]+ MB$"))
+        assert float(memory.inner_text().split()[0]) > 10
+        expect(page.locator("tr[data-name=broken] td[data-title=Memory]")).to_have_text("")
 
 
 def test_traces_are_drawn_as_waterfalls(server: ServedInThread, open_page: OpenPage) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -297,6 +299,20 @@ def test_a_step_that_a_pipeline_cannot_run_leaves_the_ensemble_out(reason: str) 
     report = _report()
     assert reason in next(each for each in report["models"] if each["name"] == "all")["reason"]["message"]
     assert "pipeline_config_list" not in json.loads(Path("out/config.json").read_text())
+
+
+def test_the_report_as_csv_has_a_row_for_each_note_and_each_model() -> None:
+    _add("a", ONNX, "1/model.onnx")
+    _add("b", f"{ONNX}\nresponse_cache {{ enable: true }} instance_group {{ count: 3 }}", "1/model.onnx")
+    _add("c", 'backend: "python"', "1/model.py")
+    header, *rows = csv.reader(io.StringIO(_migrate("--format", "csv", "--output", "out").stdout))
+    assert header[:6] == ["model", "backend", "result", "file", "line", "path"]
+    assert [(row[0], row[2], row[4], row[5]) for row in rows] == [
+        ("a", "converted", "", ""),
+        ("b", "converted with notes", "2", "response_cache"),
+        ("b", "converted with notes", "2", "instance_group[0]"),
+        ("c", "not converted", "1", "backend"),
+    ]
 
 
 def test_models_without_configuration_are_found_by_their_files() -> None:

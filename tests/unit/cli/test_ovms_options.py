@@ -70,19 +70,18 @@ WARNED = {
     ],
 }
 
-_HUB = "model download is not supported"
+_HUB = "models are not converted when they are downloaded"
 _IMAGES = "image models are not supported"
 _FILE = "model_config_list"
 REFUSED = {
-    "--source_model Org/Model-int4-ov --model_repository_path /models --rest_port 8000": [_HUB],
-    "--pull --source_model Org/Model --model_repository_path /models --task rerank": [_HUB, "--sample chat"],
+    "--pull --model_repository_path /models --task rerank": ["--model_repository_path, --pull: needs --source_model"],
+    "--source_model Org/Model --model_path /m": ["--source_model and --model_path: cannot be combined"],
+    "--source_model Org/Model --source_loras Org/Adapter": ["LoRA adapters"],
     "--pull --source_model Org/Model --model_repository_path /models --weight-format int8": [_HUB],
-    "--pull --source_model Org/M-GGUF --model_repository_path /m --gguf_filename M-Q4_K_M.gguf": [_HUB],
     "--configure --model_path /models/m --task text_generation --max_num_seqs 128 --cache_size 8": [_FILE],
     "--rest_port 8000 --model_path /m --model_name m --max_prompt_len 8000 --task text_generation": ["--plugin_config"],
     "--rest_port 8000 --config_path /c.json --allowed_media_domains example.com": [_IMAGES],
     "--model_path /m --model_name m --task image_generation --resolution 512x512": [_IMAGES],
-    "--model_path /m --model_name m --task text_generation --draft_source_model Org/Small": ["model download"],
     "--model_path /m --model_name m --task text_generation --pipeline_type VLM_CB": [
         "--pipeline_type: multimodal models"
     ],
@@ -90,10 +89,6 @@ REFUSED = {
     "--model_name r --model_path r --trace_path trace.json --port 9178": ["/metrics"],
     "--model_path /m --model_name m --task text_generation --verbose_response": ["no __verbose object"],
     "--model_path /m --model_name m --disable_input_count_validation=true": ["only the inputs of the model"],
-    "--model_path s3://bucket/model --model_name m --port 9000": [
-        "--model_path: remote storage is not supported",
-        "mount",
-    ],
     "--model_path azfs://share/model --model_name m --port 9001": ["--model_path: remote storage is not supported"],
 }
 
@@ -293,10 +288,20 @@ def test_a_local_model_of_a_hub_is_served(
     assert {str(each["model_path"]) for each in taken} == {str(repository / path)}
 
 
-@pytest.mark.parametrize("arguments", [["--source_model", "org/other"], ["--source_model", "org/words", "--pull"]])
-def test_models_are_not_downloaded(repository: Path, arguments: list[str]) -> None:
-    done = _run(*arguments, "--model_repository_path", str(repository), "--task", "text_generation")
-    assert (done.exit_code, "model download is not supported" in done.output) == (EX_USAGE, True)
+def test_a_model_that_is_there_is_not_pulled(repository: Path) -> None:
+    where = ["--model_repository_path", str(repository), "--task", "text_generation"]
+    done = _run("--pull", "--source_model", "org/words", *where)
+    assert (done.exit_code, "already there" in done.output) == (0, True)
+
+
+def test_a_source_model_without_a_repository_is_served_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[dict[str, Any]] = []
+    monkeypatch.setattr(serve, "run_server", taken.append)
+    done = _run("--source_model", "org/words", "--draft_source_model=org/draft", "--task", "text_generation")
+    assert done.exit_code == 0, done.output
+    (given,) = taken
+    assert (given["model_name"], given["model_path"]) == ("org/words", "hf://org/words")
+    assert given["draft_models_path"] == "hf://org/draft"
 
 
 @pytest.mark.parametrize("command", ["ovms", "ovms serve"])

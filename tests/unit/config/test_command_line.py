@@ -91,7 +91,7 @@ def test_an_issuer_is_any_name_with_a_key_file_and_else_an_address(options: dict
         ({**MODEL, "batching": '{"max_batch_size": 0, "batch_timeout_ms": 1}'}, ["--batching.max_batch_size"]),
         ({**MODEL, "shape_buckets": '{"batch": [2, 1]}'}, ["--shape_buckets.batch.sizes"]),
         ({**MODEL, "sequence_cleaner_poll_wait_minutes": -1}, ["--sequence_cleaner_poll_wait_minutes"]),
-        ({"model_name": "", "model_path": "s3://b/m"}, ["--model_name", "--model_path"]),
+        ({"model_name": "", "model_path": "azfs://b/m"}, ["--model_name", "--model_path"]),
         ({"model_name": "m", "model_path": "../m"}, ["--model_path"]),
         ({"tls_cert": "c", "client_ca": "a"}, ["--tls_cert and --tls_key"]),
         ({"client_ca": "a"}, ["--client_ca"]),

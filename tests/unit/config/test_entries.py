@@ -191,7 +191,7 @@ def test_an_op_pipeline_is_a_configuration_and_a_script(entry: dict[str, str], c
         ("handler", {"path": "a\0"}, "path", "the path cannot be used"),
         ("handler", {"python": "none/bin/python"}, "python", "Python interpreter not found"),
         ("mediapipe", {"name": ""}, "name", "the name is empty"),
-        ("mediapipe", {"base_path": "s3://bucket/g"}, "base_path", "remote storage is not supported"),
+        ("mediapipe", {"base_path": "azfs://share/g"}, "base_path", "remote storage is not supported"),
         ("mediapipe", {"graph_path": "g\0"}, "graph_path", "the path cannot be used"),
         ("mediapipe", {"subconfig": "gs://bucket/s.json"}, "subconfig", "remote storage is not supported"),
         ("op_pipeline", {"name": "metrics"}, "name", "the name is reserved for the server's paths"),
@@ -577,7 +577,7 @@ def test_voices_and_speeds_of_speech_models() -> None:
         ({"plugin_config": {"A": [1]}}, "plugin_config.A", "a text, a number, true or false"),
         ({"chat_template_mode": "jinja"}, "chat_template_mode", "did you mean 'JINJA'?"),
         ({"name": ""}, "name", "the name is empty"),
-        ({"base_path": "gs://bucket/m"}, "base_path", "remote storage"),
+        ({"base_path": "azfs://share/m"}, "base_path", "remote storage"),
     ],
 )
 def test_an_unusable_value_fails_only_its_model(options: dict[str, Any], key: str, message: str) -> None:
@@ -592,7 +592,7 @@ def test_all_problems_of_a_model_are_reported() -> None:
 
 
 # The registry and admission look these up at each call.
-_NOT_LOADED = {"version_policy", "origin", "place", "problems", "max_concurrency", "placement", "required"}
+_NOT_LOADED = {"version_policy", "origin", "place", "problems", "max_concurrency", "placement", "required", "sources"}
 
 
 # The changed value has another type than some fields.

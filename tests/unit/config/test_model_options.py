@@ -310,7 +310,7 @@ def test_options_that_require_or_exclude_each_other(options: dict[str, Any], sev
 @pytest.mark.parametrize(
     ("base_path", "is_usable"),
     [
-        *((path, False) for path in ("../up", "a/../b", "", "s3://bucket/model", "azfs://share/model", "a\0b")),
+        *((path, False) for path in ("../up", "a/../b", "", "azfs://share/model", "a\0b")),
         *((path, True) for path in ("model", "/models/a..b", "./a/b.onnx")),
     ],
 )

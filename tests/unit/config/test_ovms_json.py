@@ -150,7 +150,7 @@ def test_a_byte_order_mark_is_skipped() -> None:
         ({"batching": {"max_batch_size": 4, "batch_timeout": 1, "batch_timeout_ms": 1}}, "batching.batch_timeout"),
         ({"custom_loader_options": {"loader_name": "x"}}, "custom_loader_options"),
         ({"base_path": "../m"}, "base_path"),
-        ({"base_path": "gs://bucket/m"}, "base_path"),
+        ({"base_path": "azfs://share/m"}, "base_path"),
         ({"name": ""}, "name"),
         ({"mean": 1}, "mean"),
     ],
