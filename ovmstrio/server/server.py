@@ -626,7 +626,7 @@ class _Server:
                 is_plain = name == "probes"
                 tls = None if is_plain else await trio.to_thread.run_sync(self._certificates.tls, protocol)
                 places = where if self._restart is None else self._restart.sockets(name, where)
-                opening = open_server_listeners(places, tls, "--probe_port" if is_plain else plan.port_options)
+                opening = open_server_listeners(places, tls, "--probe-port" if is_plain else plan.port_options)
                 listeners[name] = await opened.enter_async_context(opening)
                 self._listening[name] = where, listeners[name]
             else:
@@ -662,8 +662,9 @@ class _Server:
         self._is_serving = True
         grpc, rest, metrics, probes = (addresses.get(name, []) for name in ("gRPC", "REST", "metrics", "probes"))
         for protocol, bound in (("grpc", grpc), ("rest", rest)):
-            ports = [int(each.rpartition(":")[2]) for each in bound if not each.startswith("unix:")]
-            plane.ports |= {protocol: ports[0]} if ports else {}
+            ports = [each.rpartition(":")[2] for each in bound if not each.startswith("unix:")]
+            # A listener in memory has no port.
+            plane.ports |= {protocol: int(ports[0])} if ports and ports[0].isdecimal() else {}
         return Running(plane, grpc, rest, metrics, self._started, probes)
 
     async def _first_load(self) -> None:

@@ -147,7 +147,7 @@ def read_config(path: Path) -> bytes:
     if target.kind is TargetKind.CONFIG:
         return read_regular_bytes(target.path)
     parts = target.members if target.kind is TargetKind.REPOSITORY else {target.name: target}
-    lists: dict[str, list[dict[str, Any]]] = {}
+    lists: dict[str, list[dict[str, Any]]] = {"model_config_list": []}
     for name, part in parts.items():
         section, entry = _entry(name, part)
         lists.setdefault(section, []).append(entry)
