@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ovmstrio.core.errors import ConfigError, StorageFailure
+from ovmstrio.server.check import check_config
 from ovmstrio.server.plan import read_plan
 from ovmstrio.server.settings import ServerSettings
 from tests.support.ir import dummy, save
@@ -184,3 +185,13 @@ async def test_a_missing_hub_client_is_named(files: FileServer, monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ConfigError, match=r"pip install .*\[hub\]"):
         await read_plan(ServerSettings(model_name="m", model_path=Path("hf://org/name")))
+
+
+async def test_a_check_downloads_the_services_of_a_configuration(files: FileServer, tmp_path: Path) -> None:
+    files.files["/m.onnx"] = onnx_file("Neg")
+    config = _config(tmp_path / "config.json", m=f"{files.url}/m.onnx", none=f"{files.url}/none.onnx")
+    report = await check_config(config)
+    assert [(each.model, each.version) for each in report.loaded] == [("m", 1)]
+    assert [(problem.line, problem.message) for problem in report.errors] == [
+        (1, f"nothing is stored at {files.url}/none.onnx")
+    ]
