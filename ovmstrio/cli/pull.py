@@ -30,6 +30,7 @@ def _pull(download: Download) -> None:
     from ovmstrio.core.errors import ServerError
     from ovmstrio.serving.mirrors import update_mirror
     from ovmstrio.stores.mirror import Mirror
+    from ovmstrio.util.interrupts import run_interruptible
 
     mirror = Mirror(download.address)
 
@@ -40,7 +41,7 @@ def _pull(download: Download) -> None:
                 await trio.to_thread.run_sync(mirror.export, download.folder)
 
     try:
-        trio.run(run)
+        run_interruptible(run)
     except ServerError as error:
         fail(error.message)
     note(f"{download.address} is in {download.folder or download.address.path}", style="")

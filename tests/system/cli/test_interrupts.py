@@ -283,6 +283,20 @@ def test_ctrl_c_ends_a_server_while_the_code_of_a_node_is_imported(starts: Path,
     assert "AVAILABLE" not in command.shown
 
 
+def test_ctrl_c_ends_a_server_while_its_model_is_downloaded() -> None:
+    grpc, rest = map(str, free_ports(2))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}/m.onnx"
+        options = ("--model_name", "m", "--model_path", address, "--port", grpc, "--rest_port", rest)
+        with on_terminal("serve", *options) as command:
+            silent.settimeout(60)
+            connection, _ = silent.accept()
+            command.interrupt()
+            assert command.end() == 130, command.shown
+            connection.close()
+    assert "Traceback" not in command.shown
+
+
 def test_an_interrupt_during_imports_ends_without_a_message() -> None:
     code = """
 import os, signal, sys
