@@ -21,7 +21,7 @@ from ovmstrio.config.model_options import parse_model_options
 from ovmstrio.config.schema import expected_text
 from ovmstrio.config.service_options import check_base_path, check_name
 from ovmstrio.config.specs import GraphSpec, LatestVersions, ModelSpec, ServerSpec, TextModelSpec, VersionPolicy
-from ovmstrio.config.text_entries import TEXT_OPTIONS, detect_task, parse_task, parse_text_options
+from ovmstrio.config.text_entries import TEXT_OPTIONS, detect_task, parse_task, parse_text_options, text_model_path
 from ovmstrio.core.connection import TrustedProxies
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.generation import Task
@@ -166,12 +166,11 @@ def read_source_models(arguments: Sequence[str]) -> SourceModels:
         for each, file in ((source, values.get("gguf_filename", "")), (draft, ""))
         if each
     ]
-    names_of_paths = [name for name, each in (("model_path", source), ("draft_models_path", draft)) if each]
-    paths = dict(zip(names_of_paths, found, strict=True))
+    options = [name for name, each in (("--model-path", source), ("--draft-models-path", draft)) if each]
     named = ["--model-name", source] if source and "model_name" not in names else []
-    options = [part for name, (path, _) in paths.items() for part in (option_name(name), path)]
+    paths = [part for name, (path, _) in zip(options, found, strict=True) for part in (name, path)]
     downloads = tuple(download for _, download in found if download is not None)
-    return SourceModels([*rest, *named, *options], downloads, "pull" in names)
+    return SourceModels([*rest, *named, *paths], downloads, "pull" in names)
 
 
 def _source(name: str, file: str, repository: str, *, replaces: bool) -> tuple[str, Download | None]:
@@ -317,7 +316,7 @@ def addresses_of(settings: ServerSettings) -> dict[str, Address]:
 
 def with_local_copies(settings: ServerSettings) -> ServerSettings:
     """Return the settings with the paths of local copies instead of remote addresses."""
-    paths = {name: address.path for name, address in addresses_of(settings).items()}
+    paths = {name: text_model_path(address.path) for name, address in addresses_of(settings).items()}
     return settings.model_copy(
         update={name: str(path) if name == "draft_models_path" else path for name, path in paths.items()}
     )

@@ -14,7 +14,8 @@ from ovmstrio.core.errors import StorageFailure
 from ovmstrio.serving.mirrors import update_mirror
 from ovmstrio.stores.address import Address, find_address
 from ovmstrio.stores.mirror import Mirror, evict
-from ovmstrio.stores.storage import LocalStorage, ModelStorage, OnProgress, StoredFile, open_storage
+from ovmstrio.stores.open_storage import open_storage
+from ovmstrio.stores.storage import LocalStorage, ModelStorage, OnProgress, StoredFile
 from tests.support.stores import FileServer, file_server
 
 _SIZE = 3_000_000
@@ -241,7 +242,7 @@ def test_a_changed_revision_downloads_the_changed_files(files: FileServer) -> No
     _hub()
     first = {
         "openvino_model.xml": b"<x/>",
-        "openvino_model.bin": b"w" * _SIZE,
+        "openvino_model.bin": b"w" * 24_000_000,
         "config.json": b"1",
         "a.safetensors": b"s",
     }
