@@ -67,6 +67,15 @@ _SERVE: Final = "serve"
 class Commands(Group):
     """Group of all commands; options of a server in place of a command mean ``serve``."""
 
+    _has_options = True
+
+    def get_params(self, ctx: Any) -> Any:
+        """Return the options, none if the first argument is a command.
+
+        typer converts the values of unset options with pydantic, which takes 0.1 s to import.
+        """
+        return super().get_params(ctx) if self._has_options else []
+
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands."""
         del ctx
@@ -95,6 +104,7 @@ class Commands(Group):
             if not ctx.resilient_parsing:
                 note(f"ovms {args[0]} is deprecated; use ovms {renamed}")
             args = [*renamed.split(), *args[1:]]
+        self._has_options = not args or args[0].startswith("-")
         return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

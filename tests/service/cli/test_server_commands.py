@@ -82,18 +82,18 @@ def test_infer_takes_a_name_and_inputs_as_files_json_and_standard_input(
     for given in (file, f"b={file}", row, f"[{row}]", f"b={row}", f'{{"b": {row}}}'):
         assert _outputs(_call(server, protocol, "infer", "dummy", given, "--json")) == expected
     content = Path(file).read_bytes()
-    url = server.rest if protocol == "--rest" else server.grpc
+    url = server.rest if protocol == "REST" else server.grpc
     for stdin in (content, row):
-        assert _outputs(run_command("infer", "dummy", "-", protocol, "--url", url, "--json", stdin=stdin)) == expected
+        assert _outputs(run_command("infer", "dummy", "-", "--url", url, "--json", stdin=stdin)) == expected
     assert _outputs(_call(server, protocol, "infer", file, "--model", "dummy", "--json")) == expected
 
 
 def test_infer_takes_several_inputs_by_name(server: ServedInThread) -> None:
-    done = _call(server, "--grpc", "infer", "labels_image", "labels=gold,navy", "image=[[[0, 0, 90]]]", "--json")
+    done = _call(server, "gRPC", "infer", "labels_image", "labels=gold,navy", "image=[[[0, 0, 90]]]", "--json")
     assert _outputs(done) == {"result": ["navy"]}
-    assert _outputs(_call(server, "--grpc", "infer", "incrementer", "[1, 2.5]", "--json")) == {"last_number": [4, 5.5]}
-    assert _outputs(_call(server, "--rest", "infer", "adder", "[1, 2, 3.5]", "--json")) == {"sum": 6.5}
-    done = _call(server, "--grpc", "infer", "dummy", "[1, 2")
+    assert _outputs(_call(server, "gRPC", "infer", "incrementer", "[1, 2.5]", "--json")) == {"last_number": [4, 5.5]}
+    assert _outputs(_call(server, "REST", "infer", "adder", "[1, 2, 3.5]", "--json")) == {"sum": 6.5}
+    done = _call(server, "gRPC", "infer", "dummy", "[1, 2")
     assert (done.exit_code, "[1, 2: not JSON" in done.stderr) == (1, True), done.stderr
 
 
@@ -420,8 +420,8 @@ def test_a_profile_is_printed_in_every_form_and_written_for_speedscope(server: S
         (64, "sequence run --model sum --input rows.npy --chunk 0", "--chunk"),
         (1, "stream --model unknown --input a", "not found"),
         (2, "stream --model words --input a --url {free}", "is the server running?"),
-        (64, "stream --model words", "either --input or --requests"),
-        (64, "stream --model words --requests - --timestamp 3", "require --input"),
+        (64, "stream --model words", "either an input or --requests"),
+        (64, "stream --model words --requests - --timestamp 3", "need an input"),
         (64, "stream --model words --input x --parameter limit", "expected NAME=VALUE"),
         (64, "stream --model words --requests /no/such/file", "No such file"),
         (64, "stream --model words --input text=a --input text=b", "given twice"),

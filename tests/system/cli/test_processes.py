@@ -33,10 +33,14 @@ main()
 @pytest.mark.parametrize(
     ("arguments", "without"),
     [
-        (("--help",), ("pydantic", "numpy", "trio", "openvino")),
+        (("--help",), ("pydantic", "numpy", "trio", "openvino", "rich", "ovmstrio.cli.serve")),
         (("--version",), ("pydantic", "numpy", "trio", "openvino", "rich")),
         (("keys", "list"), ("ovmstrio.cli.serve", "ovmstrio.cli.chat", "ovmstrio.server.settings", "numpy", "trio")),
-        (("health", "--help"), ("ovmstrio.cli.serve", "ovmstrio.cli.chat", "ovmstrio.server.settings", "numpy")),
+        (("serve", "--help"), ("numpy", "trio", "openvino", "rich", "ovmstrio.server.command_line")),
+        (
+            ("health", "--help"),
+            ("pydantic", "rich", "ovmstrio.cli.serve", "ovmstrio.cli.chat", "ovmstrio.server.settings", "numpy"),
+        ),
     ],
 )
 def test_a_command_imports_only_its_own_modules(arguments: tuple[str, ...], without: tuple[str, ...]) -> None:
