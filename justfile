@@ -88,6 +88,27 @@ clients *pythons:
 protos:
     {{ bin }}/python protos/generate.py
 
+# Check the workflow of GitHub Actions. `just setup-system` installs the tools of this recipe and the next two.
+actions:
+    {{ bin }}/zizmor --offline --no-progress .github
+
+# Build the source archive and the wheel in build/dist, and check their metadata.
+build:
+    rm -rf build/dist
+    {{ bin }}/python -m build --outdir build/dist
+    {{ bin }}/twine check --strict build/dist/*
+
+# Write a bill of materials of a plain installation, build/sbom.json, in CycloneDX's format.
+sbom:
+    {{ python }} -m venv --clear build/sbom
+    build/sbom/bin/pip install -q .
+    build/sbom/bin/pip uninstall -q --yes pip setuptools
+    {{ bin }}/cyclonedx-py environment --pyproject pyproject.toml --output-file build/sbom.json build/sbom/bin/python
+
+# Write the licences of a plain installation's packages, docs/licences.md.
+licences:
+    {{ bin }}/python -m tests.support.licences
+
 # Write the references docs/cli.md, docs/config_keys.md and docs/config.schema.json, and build the documentation site in
 # build/site. `just setup-system` installs its tools.
 docs:

@@ -18,7 +18,14 @@ if TYPE_CHECKING:
 _METADATA_SECONDS = 10.0
 
 
-_Model = Annotated[str, typer.Option("--model", metavar="NAME", help="Name of the graph.")]
+_Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the graph.")]
+_Inputs = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="INPUT", help="TEXT or FILE; INPUT=... if the graph has several inputs."),
+]
+_Model = Annotated[
+    str | None, typer.Option("--model", metavar="NAME", help="Name of the graph, instead of the first argument.")
+]
 _Given = Annotated[
     list[str] | None,
     typer.Option(
@@ -68,8 +75,10 @@ def register(app: typer.Typer) -> None:
 
 
 def stream(
+    name: _Name = "",
+    inputs: _Inputs = None,
     *,
-    model: _Model,
+    model: _Model = None,
     given: _Given = None,
     requests: _Requests = "",
     timestamp: _Timestamp = None,
@@ -91,10 +100,15 @@ def stream(
     from ovmstrio.cli.stream_requests import are_typed, one_request, read_lines
     from ovmstrio.core.errors import InvalidRequest
 
-    if bool(given) == bool(requests):
-        fail("give either --input or --requests", EX_USAGE)
+    inputs_given = [*(inputs or []), *(given or [])]
+    if model is not None and name:
+        inputs_given.insert(0, name)
+    if not (model := model or name):
+        fail("expected a graph: ovms stream NAME INPUT, or --model NAME", EX_USAGE)
+    if bool(inputs_given) == bool(requests):
+        fail("expected either an input or --requests", EX_USAGE)
     if requests and (timestamp is not None or parameter):
-        fail("--timestamp and --parameter require --input; lines of --requests contain their own", EX_USAGE)
+        fail("--timestamp and --parameter need an input; lines of --requests contain their own", EX_USAGE)
     # A stream over REST has one request.
     needs = "gRPC" if requests else ""
     with asking(url, rest=rest, needs=needs, timeout=_METADATA_SECONDS, ca=ca, cert=cert, key=key) as client:
@@ -103,7 +117,7 @@ def stream(
             if requests:
                 stream_requests = read_lines(requests, names)
             else:
-                stream_requests = iter([one_request(given or [], names, timestamp, parameter or [])])
+                stream_requests = iter([one_request(inputs_given, names, timestamp, parameter or [])])
         _show(
             client.stream(model, stream_requests),
             chosen(form, as_json=as_json),

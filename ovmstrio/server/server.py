@@ -61,7 +61,7 @@ from ovmstrio.server.readiness_file import ReadinessFile
 from ovmstrio.server.reload import Reloader
 from ovmstrio.server.running import Running
 from ovmstrio.server.signals import handle_reopen_signals, handle_restart_signals, handle_stop_signals
-from ovmstrio.server.target import read_config, settings_of
+from ovmstrio.server.target import ConfigReader, settings_of
 from ovmstrio.server.worker_context import WorkerProcessContext
 from ovmstrio.serving.admission import Admission, SharedAdmission
 from ovmstrio.serving.authorization import AuthorizingDataPlane, CallerRecorder
@@ -469,7 +469,7 @@ class _Server:
             return None
         if self._config_address is not None:
             self._registry.mirrors.add(self._config_address)
-        return ConfigSource(path, self._registry, self._parse, self._apply, read_config)
+        return ConfigSource(path, self._registry, self._parse, self._apply, ConfigReader())
 
     def _parse(self, content: bytes, path: Path) -> ServerSpec:
         cache, address = cache_directory(self._settings), self._config_address
@@ -626,7 +626,7 @@ class _Server:
                 is_plain = name == "probes"
                 tls = None if is_plain else await trio.to_thread.run_sync(self._certificates.tls, protocol)
                 places = where if self._restart is None else self._restart.sockets(name, where)
-                opening = open_server_listeners(places, tls, "--probe_port" if is_plain else plan.port_options)
+                opening = open_server_listeners(places, tls, "--probe-port" if is_plain else plan.port_options)
                 listeners[name] = await opened.enter_async_context(opening)
                 self._listening[name] = where, listeners[name]
             else:
