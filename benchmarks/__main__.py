@@ -18,6 +18,7 @@ import sys
 from benchmarks import (
     attacks,
     batching,
+    client_calls,
     console_stream,
     event_loop_turns,
     footprint,
@@ -57,6 +58,7 @@ MEASUREMENTS = {
     "grpc_unary": grpc_unary,
     "rest_json": rest_json,
     "observed_calls": observed_calls,
+    "client_calls": client_calls,
     "console_stream": console_stream,
     "resnet": resnet,
     "footprint": footprint,

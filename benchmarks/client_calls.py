@@ -5,7 +5,6 @@ Every measurement is a process of its own, which makes its inputs, calls in a lo
 
 from __future__ import annotations
 
-import os
 import statistics
 import subprocess
 import sys
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
-ROUNDS: Final = int(os.environ.get("CLIENT_ROUNDS", "5"))
+ROUNDS: Final = 5
 SIZES: Final = {"10 floats": ("1,10", 2_000), "1x3x224x224": ("1,3,224,224", 300), "8x3x224x224": ("8,3,224,224", 60)}
 """Shape of the FP32 input and number of calls."""
 GOAL: Final = 0.9

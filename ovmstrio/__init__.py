@@ -6,9 +6,12 @@ Each public name is imported at its first use, so ``import ovmstrio`` itself is 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
 
+# An interrupt during the imports of this module is not handled yet, so the module does without ``typing``.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Final
+
     from ovmstrio.client.async_client import AsyncClient
     from ovmstrio.client.factory import open_client
     from ovmstrio.client.sync_client import Client

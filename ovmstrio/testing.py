@@ -13,7 +13,6 @@ import threading
 import time
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,10 +28,12 @@ from ovmstrio.server.plan import read_plan
 from ovmstrio.server.running import Running
 from ovmstrio.server.server import serve_plan
 from ovmstrio.server.settings import ServerSettings
+from ovmstrio.server.target import settings_of
 from ovmstrio.server.worker_context import WorkerProcessContext
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
+    from pathlib import Path
 
     from ovmstrio.server.plan import Plan
 
@@ -107,7 +108,7 @@ def serving(
     """Serve in a thread until the block ends, on free ports; the block begins when everything is loaded.
 
     Args:
-        thing: settings, a ``config.json``, or the folder of one model.
+        thing: what ``ovms serve`` takes (a model, a folder of models, a configuration, a project), or settings.
         clock: clock of the server.
         options: fields of ``ServerSettings`` by name.
 
@@ -215,10 +216,7 @@ async def _serving(plan: Plan, context: WorkerProcessContext | None) -> AsyncIte
 def _settings(thing: ServerSettings | Path | str, options: dict[str, Any]) -> ServerSettings:
     if isinstance(thing, ServerSettings):
         return thing.model_copy(update=options) if options else thing
-    path = Path(thing)
-    given: dict[str, Any] = {"crash_probe": "off"}
-    given |= {"model_name": path.name, "model_path": path} if path.is_dir() else {"config_path": path}
-    return ServerSettings(**{**given, **options})
+    return settings_of(thing, **{"crash_probe": "off", **options})
 
 
 def _single(error: BaseException) -> BaseException:

@@ -75,7 +75,7 @@ def check(
 def _find_pipeline(thing: str, *, as_text: bool) -> Path | None:
     """Return the configuration of a pipeline of Ops; None for anything else.
 
-    Exits with 1 ``as_text`` if there is nothing to serve.
+    Exits with 1 ``as_text`` if there is no such path.
     """
     from ovmstrio.core.errors import ConfigError
     from ovmstrio.server.target import TargetKind, find_target
@@ -83,7 +83,7 @@ def _find_pipeline(thing: str, *, as_text: bool) -> Path | None:
     try:
         target = find_target(thing)
     except ConfigError as error:
-        if as_text:
+        if as_text and not Path(thing).exists():
             fail(str(error))
         return None
     return target.path if target.kind is TargetKind.OPS else None

@@ -25,7 +25,7 @@ from pydantic_core import PydanticUndefined
 from ovmstrio.config.config_file import Monitoring, file_schema
 from ovmstrio.config.model_entries import GraphEntry, ModelEntry
 from ovmstrio.config.model_options import MODEL_OPTIONS
-from ovmstrio.config.pipeline_entries import LibraryEntry, PipelineEntry
+from ovmstrio.config.pipeline_entries import TARGET_KEYS, LibraryEntry, PipelineEntry
 from ovmstrio.config.remote_entries import RemoteEntry, RemoteSpec
 from ovmstrio.config.schema import keys_of
 from ovmstrio.config.service_options import PYTHON_KEYS, PythonEntry, ServiceEntry
@@ -38,6 +38,7 @@ from ovmstrio.config.specs import (
     LatestVersions,
     MetricsSpec,
     ModelSpec,
+    NodeInput,
     OpPipelineSpec,
     PipelineSpec,
     PlacementSpec,
@@ -320,6 +321,8 @@ class _Builder:
     def _property(self, key: str, path: str, kind: Any, field: Any) -> dict[str, Any]:
         if path == _PLACEMENT:
             return {"$ref": f"#/$defs/{_PLACEMENT}"}
+        if path == "nodes[].type":
+            return {"enum": list(TARGET_KEYS)}
         if path == "shape_buckets":
             found = self._shape_buckets(path)
         elif path == "model_version_policy":
@@ -364,7 +367,9 @@ class _Builder:
         if origin in {list, tuple}:
             return {"type": "array", "items": self.value(inner[0], f"{path}[]")}
         if origin is dict:
-            return {"type": "object", "additionalProperties": self.value(inner[1], f"{path}.*")}
+            # A source of a pipeline is an object with one name.
+            size = {"minProperties": 1, "maxProperties": 1} if inner[1] is NodeInput else {}
+            return {"type": "object", "additionalProperties": self.value(inner[1], f"{path}.*"), **size}
         return self.mapping(kind, path)
 
     def _meaning(self, path: str) -> str:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import atexit
-import os
-import signal
-import sys
-from pathlib import Path
-from typing import Final
+from ovmstrio.util.interrupts import exit_at_interrupt, ignore_interrupts, raise_at_interrupt
 
-from ovmstrio.cli.exits import EX_INTERRUPTED
-from ovmstrio.util.interrupts import exit_at_interrupt, raise_at_interrupt
+exit_at_interrupt()
+
+import atexit  # noqa: E402 - SIGINT is handled before
+import os  # noqa: E402 - as above
+import sys  # noqa: E402 - as above
+from contextlib import suppress  # noqa: E402 - as above
+from pathlib import Path  # noqa: E402 - as above
+from typing import Final  # noqa: E402 - as above
+
+from ovmstrio.cli.exits import EX_INTERRUPTED  # noqa: E402 - as above
 
 _ELF: Final = b"\x7fELF"
 
 
 def main() -> None:
     """Run the command line; an interrupt exits with 130 and without a message."""
-    exit_at_interrupt(EX_INTERRUPTED)
     # Runs last: while the interpreter ends, the signal would end the process without an exit code.
-    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
+    atexit.register(ignore_interrupts)
     from ovmstrio.server.end_watchdog import SHUTDOWN_WATCHDOG
     from ovmstrio.server.gc_tuning import raise_gc_threshold
     from ovmstrio.server.restart import remember_start
@@ -31,13 +33,20 @@ def main() -> None:
     raise_gc_threshold()
     from ovmstrio.cli.main import main as run
 
-    raise_at_interrupt()
     try:
+        raise_at_interrupt()
         run()
-    except KeyboardInterrupt:
-        raise SystemExit(EX_INTERRUPTED) from None
+    except (KeyboardInterrupt, SystemExit) as ended:
+        exit_at_interrupt()
+        if isinstance(ended, SystemExit) and ended.code != EX_INTERRUPTED:
+            raise
+        # The end of the interpreter waits for threads, and may replace the exit code by the signal.
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(EX_INTERRUPTED)
     finally:
-        exit_at_interrupt(EX_INTERRUPTED)
+        exit_at_interrupt()
         SHUTDOWN_WATCHDOG.start_for_exit()
 
 

@@ -62,6 +62,6 @@ def show(
 
 
 def _examine(path: Path) -> GraphValidation:
-    from ovmstrio.graphs.validate import validate_graph
+    from ovmstrio.graphs.validate import examine_graph
 
-    return validate_graph(file_of(path, "graph.pbtxt"))
+    return examine_graph(file_of(path, "graph.pbtxt"))

@@ -1,4 +1,4 @@
-"""``ovms keys``: the key file of ``ovms serve --keys_file``."""
+"""``ovms keys``: the key file of ``ovms serve --keys-file``."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
 ::
 
-    ovms --list_models --model_repository_path REPO
-    ovms --add_to_config --config_path FILE --model_name NAME (--model_repository_path REPO | --model_path FOLDER) ...
-    ovms --remove_from_config --config_path FILE --model_name NAME
+    ovms --list-models --model-repository-path REPO
+    ovms --add-to-config --config-path FILE --model-name NAME (--model-repository-path REPO | --model-path FOLDER) ...
+    ovms --remove-from-config --config-path FILE --model-name NAME
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from ovmstrio.cli.console import EX_USAGE, fail, stdout
 from ovmstrio.server.command_line import CONFIG_COMMANDS
+from ovmstrio.server.settings import option_name
 from ovmstrio.util.regular_files import open_regular, read_regular_bytes
 
 if TYPE_CHECKING:
@@ -49,12 +50,12 @@ def manage_config(arguments: Sequence[str]) -> None:
     given = _read(arguments)
     repository = given.model_repository_path or os.environ.get(_REPOSITORY)
     if given.list_models:
-        _list(Path(repository or fail("--list_models: name the folder with --model_repository_path", EX_USAGE)))
+        _list(Path(repository or fail("--list-models: name the folder with --model-repository-path", EX_USAGE)))
         return
     path = given.config_path or (Path(repository) / _CONFIG if repository else None)
-    command = "--add_to_config" if given.add_to_config else "--remove_from_config"
+    command = "--add-to-config" if given.add_to_config else "--remove-from-config"
     if path is None or not given.model_name:
-        fail(f"{command}: expected --config_path and --model_name", EX_USAGE)
+        fail(f"{command}: expected --config-path and --model-name", EX_USAGE)
     file = Path(path) / _CONFIG if Path(path).is_dir() else Path(path)
     with _locked(file):
         if given.add_to_config:
@@ -75,17 +76,17 @@ def _read(arguments: Sequence[str]) -> argparse.Namespace:
     parser = _Parser(prog="ovms", add_help=False, allow_abbrev=False)
     command = parser.add_mutually_exclusive_group(required=True)
     for name in sorted(CONFIG_COMMANDS):
-        command.add_argument(f"--{name}", action="store_true")
+        command.add_argument(option_name(name), action="store_true")
     options = _OF_TENSORS | TEXT_OPTIONS | {"model_name", "model_path", "model_repository_path", "config_path"}
     for name in sorted(options):
-        parser.add_argument(f"--{name}")
+        parser.add_argument(option_name(name))
     spelt = [_spelt(each) for each in arguments]
     return parser.parse_args(spelt)
 
 
 def _spelt(argument: str) -> str:
     option, is_attached, value = argument.partition("=")
-    return option.replace("-", "_").replace("__", "--", 1) + is_attached + value if argument[:2] == "--" else argument
+    return option.replace("_", "-") + is_attached + value if argument[:2] == "--" else argument
 
 
 # Listing
@@ -93,7 +94,7 @@ def _spelt(argument: str) -> str:
 
 def _list(repository: Path) -> None:
     if not (repository.is_dir() and os.access(repository, os.R_OK | os.X_OK)):
-        fail(f"--model_repository_path: {repository} is not a readable folder", EX_USAGE)
+        fail(f"--model-repository-path: {repository} is not a readable folder", EX_USAGE)
     for folder in _servable(repository, 1):
         stdout().print(str(folder.relative_to(repository)), markup=False, highlight=False, soft_wrap=True)
 
@@ -137,7 +138,7 @@ def _add(file: Path, given: argparse.Namespace, repository: str | None) -> None:
     folder, written = _folder(file, given, repository)
     content = _content(file) if file.exists() else {_MODELS: []}
     if any(_name(entry) == name for entries in _services(content) for entry in entries):
-        fail(f'--model_name: {file} has a model "{name}" already; remove it with --remove_from_config first', EX_USAGE)
+        fail(f'--model-name: {file} has a model "{name}" already; remove it with --remove-from-config first', EX_USAGE)
     is_text = _makes_text(folder) and not (folder / "graph.pbtxt").is_file()
     settings = {"name": name, "base_path": written, **_settings(given)}
     content.setdefault(_TEXTS if is_text else _MODELS, []).append({"config": settings})
@@ -155,7 +156,7 @@ def _folder(file: Path, given: argparse.Namespace, repository: str | None) -> tu
         is_below = folder.is_relative_to(file.parent.absolute())
         written = str(folder.relative_to(file.parent.absolute()) if is_below else folder)
     else:
-        fail("--add_to_config: expected --model_path or --model_repository_path", EX_USAGE)
+        fail("--add-to-config: expected --model-path or --model-repository-path", EX_USAGE)
     if not folder.exists():
         fail(f"{folder} does not exist; models are not downloaded, so copy the model there first", EX_USAGE)
     return folder, written
@@ -184,7 +185,7 @@ def _remove(file: Path, name: str) -> None:
     content = _content(file)
     found = next(((each, entry) for each in _services(content) for entry in each if _name(entry) == name), None)
     if found is None:
-        fail(f'--model_name: {file} has no model "{name}"', EX_USAGE)
+        fail(f'--model-name: {file} has no model "{name}"', EX_USAGE)
     entries, entry = found
     entries.remove(entry)
     _write(file, content, "")
@@ -204,10 +205,10 @@ def _content(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(read_regular_bytes(file))
     except (OSError, ValueError) as error:
-        fail(f"--config_path: {file} cannot be read: {error}", EX_USAGE)
+        fail(f"--config-path: {file} cannot be read: {error}", EX_USAGE)
     if not isinstance(content, dict) or not all(isinstance(content.get(each, []), list) for each in (_MODELS, _TEXTS)):
         fail(
-            f"--config_path: {file} is not a configuration: expected an object with lists {_MODELS}, {_TEXTS}", EX_USAGE
+            f"--config-path: {file} is not a configuration: expected an object with lists {_MODELS}, {_TEXTS}", EX_USAGE
         )
     return content
 
@@ -237,7 +238,7 @@ def _write(file: Path, content: dict[str, Any], name: str) -> None:
             with open_regular(place, os.O_WRONLY | os.O_TRUNC) as written:
                 written.write(text.encode())
     except OSError as error:
-        fail(f"--config_path: {file} cannot be written: {error.strerror}", EX_USAGE)
+        fail(f"--config-path: {file} cannot be written: {error.strerror}", EX_USAGE)
 
 
 def _replace(file: Path, text: str) -> None:
@@ -270,7 +271,7 @@ def _locked(file: Path) -> Iterator[None]:
     try:
         folder = os.open(file.resolve().parent, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
-        fail(f"--config_path: {file} cannot be written: {error.strerror}", EX_USAGE)
+        fail(f"--config-path: {file} cannot be written: {error.strerror}", EX_USAGE)
     try:
         # Network file systems may not support locks.
         with suppress(OSError):

@@ -22,11 +22,11 @@ _VALUES: Final = {"true": True, "false": False}
 class ServeCommand(ServerCommand):
     """The ``serve`` command, with hints for options of OVMS that are not supported.
 
-    Options that are commands in OVMS, such as ``--list_models``, are commands here, too.
+    Options that are commands in OVMS, such as ``--list-models``, are commands here, too.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Refuse all unsupported options together, and accept flags with values, as in ``--metrics_enable=true``.
+        """Refuse all unsupported options together, and accept flags with values, as in ``--metrics-enable=true``.
 
         During shell completion and for help, nothing is executed or refused.
         """

@@ -108,7 +108,7 @@ def _prepare_several(
     if form is not Output.JSON:
         _show_failures(outcomes)
     if form is Output.TABLE and config:
-        next_steps(f"ovms serve --config_path {config}")
+        next_steps(f"ovms serve --config-path {config}")
     if any(isinstance(outcome, Exception) for outcome in outcomes.values()):
         raise typer.Exit(EX_FAILED)
 
@@ -178,7 +178,7 @@ def _show(converted: Converted, name: str) -> None:
     for before, after in converted.state.items():
         say(f"[dim]state[/]   {safe(before)} <- {safe(after)}")
     stateful = " --stateful" if converted.state else ""
-    serve = f"ovms serve --model_name {name} --model_path {converted.directory.parent}{stateful}"
+    serve = f"ovms serve --model-name {name} --model-path {converted.directory.parent}{stateful}"
     infer = [f"ovms infer --model {name} --input {each.name}=data.npy" for each in converted.inputs[:1]]
     next_steps(serve, *infer)
 

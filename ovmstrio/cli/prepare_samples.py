@@ -90,8 +90,8 @@ def prepare_sample(name: str, repository: Path, version: int, *, force: bool, fo
         next_steps(f"cd {written[0]} && ovms paddle run web_service.py", f"python -m ovmstrio.samples.{name}.client")
         return
     path = written[0] if sample.graph or sample.task else written[0].parent
-    one = " ".join(["--model_name", name, "--model_path", str(path), *sample.options])
-    target = f"--config_path {config}" if config else one
+    one = " ".join(["--model-name", name, "--model-path", str(path), *sample.options])
+    target = f"--config-path {config}" if config else one
     talk = f"ovms chat {name}" if sample.task == "text_generation" else ""
     next_steps(f"ovms serve {target}", talk, f"python -m ovmstrio.samples.{name}.client --help")
 

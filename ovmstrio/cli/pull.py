@@ -1,4 +1,4 @@
-"""Downloads of models that OVMS's options ``--source_model`` and ``--pull`` name."""
+"""Downloads of models that OVMS's options ``--source-model`` and ``--pull`` name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def pull_models(models: SourceModels) -> None:
             _pull(download)
     if models.is_pull:
         if not models.downloads:
-            note("the model is already there; --overwrite_models downloads it again")
+            note("the model is already there; --overwrite-models downloads it again")
         raise typer.Exit
 
 

@@ -133,6 +133,7 @@ def run_server(options: dict[str, Any]) -> None:
     from ovmstrio.server.command_line import ignored_options, read_settings
     from ovmstrio.server.gc_tuning import freeze_imports
     from ovmstrio.server.plan import read_plan
+    from ovmstrio.server.settings import option_name
     from ovmstrio.util.interrupts import interruptible
     from ovmstrio.workers.serve import serve_in_processes
 
@@ -144,7 +145,7 @@ def run_server(options: dict[str, Any]) -> None:
     set_up_logs(settings)
     _warn_of_old_names(settings)
     for name, reason in ignored_options(options).items():
-        _warn(settings, f"--{name} has no effect: {reason}")
+        _warn(settings, f"{option_name(name)} has no effect: {reason}")
 
     async def run() -> bool:
         from ovmstrio.cli.progress import progress_bars
@@ -162,9 +163,11 @@ def run_server(options: dict[str, Any]) -> None:
 
 
 def _warn_of_old_names(settings: ServerSettings) -> None:
+    from ovmstrio.server.settings import option_name
+
     given = {argument.partition("=")[0].removeprefix("--").replace("-", "_") for argument in sys.argv[1:]}
     for name in sorted(given & RENAMED_SETTINGS.keys()):
-        _warn(settings, f"--{name} is deprecated; use --{RENAMED_SETTINGS[name]}")
+        _warn(settings, f"{option_name(name)} is deprecated; use {option_name(RENAMED_SETTINGS[name])}")
 
 
 def _warn(settings: ServerSettings, text: str) -> None:

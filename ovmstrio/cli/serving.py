@@ -41,7 +41,7 @@ def set_up_logs(settings: ServerSettings, project: ProjectSpec | None = None) ->
         else:
             configure_project_logs(project.log_level, settings)
     except OSError as error:
-        fail(f"--log_path: {settings.log_path} cannot be opened: {error.strerror}")
+        fail(f"--log-path: {settings.log_path} cannot be opened: {error.strerror}")
 
 
 def run_to_the_end(

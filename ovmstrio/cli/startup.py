@@ -208,7 +208,7 @@ def _next_command(running: Running, base: str) -> str:
     ovms = find_programs()[0]
     # The default address of calls is that of gRPC.
     is_default = any(address.endswith(f":{_DEFAULT_PORT}") for address in running.grpc)
-    url = "" if is_default else f" --rest --url {base}"
+    url = "" if is_default else f" --url {base}"
     for name, statuses in running.plane.statuses().items():
         if all(each.state is not VersionState.AVAILABLE for each in statuses):
             continue

@@ -193,7 +193,9 @@ class _Converter:
         if name not in self.done:
             conversion = Conversion(self.repository.models[name])
             self._running.append(name)
-            if conversion.model.backend == ENSEMBLE:
+            if not name.isprintable():
+                conversion.refuse("the name has characters that no request can have", suggestion="rename the folder")
+            elif conversion.model.backend == ENSEMBLE:
                 self._ensemble(conversion)
             else:
                 self._model(conversion)

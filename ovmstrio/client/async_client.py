@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import select
+import socket
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -366,6 +367,7 @@ class AsyncClient(ClientBase):
         return self._failure(_translated(error), is_stream=has_begun)
 
 
+_BROKEN = (anyio.BrokenResourceError, BrokenPipeError, ConnectionResetError)
 _CONNECTION_ERRORS = (OSError, LinkError, anyio.BrokenResourceError, anyio.ClosedResourceError)
 
 
@@ -449,6 +451,12 @@ class _Connection:
         self.link = link
         self.is_closed = False
         self._socket = stream.extra(SocketAttribute.raw_socket, None)  # noqa: S610 - no Django
+        # trio's own socket. That of asyncio belongs to its transport, and TLS encrypts.
+        is_plain = isinstance(self._socket, socket.socket) and not isinstance(stream, TLSStream)
+        self._send_now = self._socket.send if is_plain and self._socket is not None else None
+        self._poll = select.poll()
+        if self._socket is not None:
+            self._poll.register(self._socket.fileno(), select.POLLIN)
 
     async def aclose(self) -> None:
         self.is_closed = True
@@ -458,12 +466,9 @@ class _Connection:
         """Return whether the server has kept an idle connection open."""
         if self._socket is None:
             return True
-        number = self._socket.fileno()
-        if number < 0:
+        if self._socket.fileno() < 0:
             return False
-        poll = select.poll()
-        poll.register(number, select.POLLIN)
-        if not poll.poll(0):
+        if not self._poll.poll(0):
             return True
         try:
             with anyio.move_on_after(_CHECK_SECONDS):
@@ -479,17 +484,29 @@ class _Connection:
         except anyio.EndOfStream:
             return b""
 
+    async def send(self, buffer: Buffer) -> None:
+        """Send bytes; no checkpoint if the socket takes them at once, because the receipt of the answer is one."""
+        if self._send_now is not None:
+            try:
+                sent = self._send_now(buffer)
+            except BlockingIOError:
+                sent = 0
+            if sent == len(buffer):
+                return
+            buffer = memoryview(buffer)[sent:]
+        await self.stream.send(buffer)  # type: ignore[arg-type]  # any buffer
+
     async def run(self, call: ClientCall[Any], seconds: float) -> Answer:
         """Make a call and return its answer."""
-        link, stream = self.link, self.stream
+        link = self.link
         link.begin(call.head, call.body, seconds)
         is_broken = False
         while True:
             buffers = link.outbound()
             try:
                 for buffer in () if is_broken else buffers:
-                    await stream.send(buffer)  # type: ignore[arg-type]  # any buffer
-            except anyio.BrokenResourceError:
+                    await self.send(buffer)
+            except _BROKEN:
                 # The server may have answered, and closed the connection, before it read everything.
                 is_broken = True
             if link.answer is not None:
@@ -552,8 +569,8 @@ class _Stream(Generic[T]):
         async with self._sending:
             try:
                 for buffer in self._connection.link.outbound():
-                    await self._connection.stream.send(buffer)  # type: ignore[arg-type]  # any buffer
-            except anyio.BrokenResourceError as error:
+                    await self._connection.send(buffer)
+            except _BROKEN as error:
                 raise self._client.broken(error, has_begun=self.has_begun) from None
 
     async def send(

@@ -93,8 +93,12 @@ class ClientBase:
         received.clear()
         if not call.reads_failures and (error := self._calls.error(answer)) is not None:
             raise self._refusal(error, answer) or error
-        with self._reading():
+        try:
             return call.read(answer)
+        except ServerError:
+            raise
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise self._malformed(error) from None
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -104,7 +108,10 @@ class ClientBase:
         except ServerError:
             raise
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise ServerError(f"{self._address.text} {self._no_api}: {error}") from None
+            raise self._malformed(error) from None
+
+    def _malformed(self, error: Exception) -> ServerError:
+        return ServerError(f"{self._address.text} {self._no_api}: {error}")
 
     def _refusal(self, error: ServerError, answer: Answer) -> Refused | None:
         if isinstance(error, Overloaded | NotReady) and (seconds := retry_seconds(answer.headers)) is not None:

@@ -100,7 +100,7 @@ DemultiplyCount = Annotated[int, Field(ge=DYNAMIC_DEMULTIPLY, le=10_000)]
 
 _MODEL: Final = "DL model"
 _CUSTOM: Final = "custom"
-_TARGET_KEYS: Final = {_MODEL: "model_name", _CUSTOM: "library_name"}
+TARGET_KEYS: Final = {_MODEL: "model_name", _CUSTOM: "library_name"}
 """Key of the called service or library, by node type."""
 _KEY_TYPES: Final = {"version": _MODEL, "params": _CUSTOM}
 """Keys for one node type only."""
@@ -164,14 +164,14 @@ def _check_type(node: Located, findings: Findings) -> None:
     kind = members["type"].value if "type" in members else None
     if not isinstance(kind, str):
         return
-    if kind not in _TARGET_KEYS:
-        expected = " or ".join(map(repr, _TARGET_KEYS))
-        hint = did_you_mean(kind, _TARGET_KEYS)
+    if kind not in TARGET_KEYS:
+        expected = " or ".join(map(repr, TARGET_KEYS))
+        hint = did_you_mean(kind, TARGET_KEYS)
         findings.refuse(
             members["type"], "unknown node type", expected=expected, found=to_short_json(kind), suggestion=hint
         )
         return
-    wanted, other = _TARGET_KEYS[kind], next(key for each, key in _TARGET_KEYS.items() if each != kind)
+    wanted, other = TARGET_KEYS[kind], next(key for each, key in TARGET_KEYS.items() if each != kind)
     if other in node.value:
         hint = "remove it, or change the type"
         findings.refuse(node.find(other), f"{other!r} is not allowed for node type {kind!r}", suggestion=hint)

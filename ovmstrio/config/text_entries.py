@@ -116,6 +116,16 @@ def parse_task(value: Any) -> Task:
     raise invalid_value_error("task", value, " or ".join(TASKS), suggestion=did_you_mean(str(value), TASKS))
 
 
+def text_model_path(path: Path) -> Path:
+    """Return the ``.gguf`` file of a folder that has one and no OpenVINO model; otherwise the path. Reads the disk."""
+    try:
+        names = [each.name for each in path.iterdir()]
+    except (OSError, ValueError):
+        return path
+    quantized = [name for name in names if name.endswith(".gguf")]
+    return path / quantized[0] if len(quantized) == 1 and not any(name.endswith(".xml") for name in names) else path
+
+
 _ENCODER: Final = frozenset({"openvino_model.xml", "openvino_tokenizer.xml"})
 _ENCODER_DECODER: Final = frozenset({"openvino_encoder_model.xml", "openvino_decoder_model.xml"})
 _TASK_FILES: Final = (
@@ -302,7 +312,7 @@ def read_text_models(file: ConfigFile) -> list[TextModelSpec]:
 
 def _read_entry(entry: Entry, file: ConfigFile) -> TextModelSpec:
     task, fields, problems = _read_settings(entry.values, file.directory)
-    path = file.directory / entry.values["base_path"]
+    path = text_model_path(file.directory / entry.values["base_path"])
     base_path = path.parent if path.suffix == ".gguf" else path
     return entry.build(
         TextModelSpec, problems, base_path=base_path, path=path, task=task, cache_dir=file.cache_dir, **fields
@@ -312,7 +322,11 @@ def _read_entry(entry: Entry, file: ConfigFile) -> TextModelSpec:
 def _read_settings(given: Mapping[str, Any], directory: Path) -> tuple[Task, dict[str, Any], list[Problem]]:
     problems = [*check_name(given["name"]), *check_base_path(given["base_path"])]
     try:
-        task = parse_task(given["task"]) if "task" in given else detect_task(directory / given["base_path"])
+        task = (
+            parse_task(given["task"])
+            if "task" in given
+            else detect_task(text_model_path(directory / given["base_path"]))
+        )
         task = task or Task.TEXT_GENERATION
     except ConfigError as error:
         return Task.TEXT_GENERATION, {}, [*problems, *error.problems]

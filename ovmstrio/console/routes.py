@@ -138,7 +138,7 @@ def may_open_console(mode: ConsoleMode, request: HttpRequest) -> bool:
 
 
 def _check_local(request: HttpRequest) -> None:
-    hint = "--console on admits other machines, best with --keys_file"
+    hint = "--console on admits other machines, best with --keys-file"
     check_is_local(request.client, "the console is for this machine", hint)
     host = request.header("host") or ""
     # DNS rebinding: a foreign name that resolves to this machine would make its page same-origin.

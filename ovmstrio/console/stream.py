@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import operator
 import time
 from collections import Counter
 from contextlib import contextmanager, nullcontext
@@ -133,7 +134,7 @@ class FrameMaker:
         snapshot = await self.aggregator.look()
         # The rows are the same object as long as nothing changed.
         rows = {} if snapshot.rows is self._rows else self._changed_rows(snapshot)
-        services, totals, windows = self._count(snapshot, now, is_first=is_first)
+        services, totals, total, windows = self._count(snapshot, now, is_first=is_first)
         readiness = self._plane.readiness()
         totals |= {
             "at": round(self._clock(), 3),
@@ -141,11 +142,13 @@ class FrameMaker:
             "ready": readiness.ready,
             "reason": readiness.reason,
         }
-        self._extend_series(totals, windows, 0.0 if is_first else now - self._made_at)
+        self._extend_series(totals, total, windows, 0.0 if is_first else now - self._made_at)
         number = 1 if self._frame is None else self._frame.number + (2 if is_first else 1)
         return _Frame(number, totals, services, rows)
 
-    def _extend_series(self, totals: dict[str, Any], windows: Mapping[str, _Window], seconds: float) -> None:
+    def _extend_series(
+        self, totals: dict[str, Any], total: _Window, windows: Mapping[str, _Window], seconds: float
+    ) -> None:
         """Add the counts of a frame of some seconds to the current interval, or finish it if a later one has begun."""
         interval = int(self._clock() // STEP_SECONDS)
         if seconds:
@@ -153,7 +156,7 @@ class FrameMaker:
             self._busy += (totals["cpu"] or 0.0) * seconds
             for name, window in windows.items():
                 self._windows.setdefault(name, _Window()).extend(window, seconds)
-                self._total.extend(window, seconds)
+            self._total.extend(total, seconds)
         if interval == self._interval:
             return
         if self._elapsed:
@@ -176,7 +179,7 @@ class FrameMaker:
 
     def _count(
         self, snapshot: AggregatedSnapshot, now: float, *, is_first: bool
-    ) -> tuple[dict[str, dict[str, Any]], dict[str, Any], dict[str, _Window]]:
+    ) -> tuple[dict[str, dict[str, Any]], dict[str, Any], _Window, dict[str, _Window]]:
         windows: dict[str, _Window] = {}
         totals = _Window()
         in_flight: Counter[str] = Counter()
@@ -200,7 +203,7 @@ class FrameMaker:
         figures["cpu"] = None if is_first else round(sum(each["cpu"] or 0.0 for each in workers), 4)
         if self.aggregator.siblings is not None:
             figures |= {"workers": workers, "silent": snapshot.silent}
-        return changed, figures, windows
+        return changed, figures, totals, windows
 
     def _count_part(
         self, worker: int, part: Snapshot, now: float, windows: dict[str, _Window]
@@ -262,9 +265,7 @@ class _Window:
         self.rate += other.rate
         self._error_rate += other._error_rate
         if other._times is not None:
-            self._times = (
-                other._times if self._times is None else list(map(sum, zip(self._times, other._times, strict=True)))
-            )
+            self._times = other._times if self._times is None else list(map(operator.add, self._times, other._times))
 
     def extend(self, other: _Window, seconds: float) -> None:
         """Add the calls of a later time; the rates become counts until :meth:`figures` divides them."""

@@ -316,7 +316,7 @@ class Peer:
         header = _forwarding_header(headers)
         if not header:
             return address
-        return Unknown(f"header {header} shows a proxy that --trusted_proxies does not name", address)
+        return Unknown(f"header {header} shows a proxy that --trusted-proxies does not name", address)
 
 
 UNKNOWN_PEER: Final = Peer()

@@ -143,7 +143,7 @@ class PayloadTooLarge(InvalidRequest):
     @classmethod
     def of_outputs(cls, size: int, limit: float) -> Self:
         """Return the error for outputs of ``size`` bytes, raised before any output is copied."""
-        return cls(f"the outputs have {size} bytes, the limit is {limit:.0f} (--max_message_size)")
+        return cls(f"the outputs have {size} bytes, the limit is {limit:.0f} (--max-message-size)")
 
 
 class RequestTooSlow(InvalidRequest):
@@ -281,7 +281,7 @@ class QueueTimeout(Overloaded):
 
     def __init__(self, seconds: float) -> None:
         super().__init__(
-            f"no thread or process was free within {seconds:g} s (--queue_timeout); try again later",
+            f"no thread or process was free within {seconds:g} s (--queue-timeout); try again later",
             retry_after_seconds=seconds,
         )
 

@@ -1,7 +1,7 @@
 """Metric families with type, labels, help text and default.
 
 Names, labels and buckets of ``ovms_*`` are OVMS's.  ``ovmstrio_*`` and ``process_*`` (Prometheus conventions) are on
-unless ``--metrics_families`` selects others.
+unless ``--metrics-families`` selects others.
 """
 
 from __future__ import annotations

@@ -106,9 +106,9 @@ class GraphKind(Kind[GraphSpec]):
 
     def examine(self, spec: GraphSpec) -> Sequence[Problem]:
         """Return all problems of the graph file."""
-        from ovmstrio.graphs.validate import validate_graph  # noqa: PLC0415 - imported when first needed
+        from ovmstrio.graphs.validate import examine_graph  # noqa: PLC0415 - imported when first needed
 
-        return validate_graph(spec.graph_path, spec.base_path).problems if spec.graph_path.is_file() else ()
+        return examine_graph(spec.graph_path, spec.base_path).problems if spec.graph_path.is_file() else ()
 
     def place(self, spec: GraphSpec, problem: Problem, directory: Path | None) -> Problem:
         """Add the graph file to a problem, unless the problem is in the configuration."""

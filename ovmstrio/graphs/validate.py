@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -582,6 +583,61 @@ def validate_graph(graph_path: Path, directory: Path | None = None) -> GraphVali
         problems += _check_text_models(reading.config, contracts, directory or graph_path.parent)
         problems += _check_python_nodes(reading.config, certain, directory or graph_path.parent)
     return GraphValidation(reading.config, sorted_by_line(problems))
+
+
+def examine_graph(graph_path: Path, directory: Path | None = None) -> GraphValidation:
+    """Validate a graph file and its Python nodes' source, for problems that show at the first call. Reads the disk."""
+    validated = validate_graph(graph_path, directory)
+    if validated.config is None:
+        return validated
+    findings = Findings(validated.config.file)
+    for node in validated.config.nodes:
+        file = _source_of(node, directory or graph_path.parent)
+        if file is not None and not _has_loop(node) and _yields(file):
+            hint = 'add input_stream and output_stream "LOOPBACK:loopback", a back edge and a SyncSetInputStreamHandler'
+            message = f'execute of node "{node.canonical_name}" yields, but LOOPBACK is not defined in the node'
+            findings.refuse(node.at, message, found=str(file), suggestion=hint)
+    return replace(validated, problems=sorted_by_line([*validated.problems, *findings.all]))
+
+
+def _source_of(node: NodeConfig, directory: Path) -> Path | None:
+    options = next((each for each in node.node_options if each.DESCRIPTOR.full_name == _PYTHON_OPTIONS), None)
+    return None if options is None else _handler_file(options.handler_path, directory)
+
+
+_NODE_CLASS: Final = "OvmsPythonModel"
+
+
+def _yields(file: Path) -> bool:
+    """Return whether ``execute`` of a node's class, or of its base class in the same file, is a generator."""
+    try:
+        tree = ast.parse(read_regular_text(file))
+    except (OSError, ValueError, SyntaxError, RecursionError):
+        return False
+    classes = {each.name: each for each in tree.body if isinstance(each, ast.ClassDef)}
+    waiting, seen = [_NODE_CLASS], set[str]()
+    while waiting:
+        name = waiting.pop(0)
+        if name in seen or name not in classes:
+            continue
+        seen.add(name)
+        methods = (each for each in classes[name].body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef))
+        execute = next((each for each in methods if each.name == "execute"), None)
+        if execute is not None:
+            return not execute.decorator_list and _is_generator(execute)
+        waiting += [base.id for base in classes[name].bases if isinstance(base, ast.Name)]
+    return False
+
+
+def _is_generator(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    waiting: list[ast.AST] = list(function.body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Yield | ast.YieldFrom):
+            return True
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            waiting += ast.iter_child_nodes(node)
+    return False
 
 
 def _handler_file(handler_path: str, directory: Path) -> Path:

@@ -344,8 +344,8 @@ def make_stateful(
     except OPENVINO_ERRORS as error:
         raise conversion_error(source, f"OpenVINO cannot make it stateful: {openvino_error_message(error)}") from error
     if low_latency and not model.get_sinks():
-        message = "--low_latency requires TensorIterator or Loop operations, and the model has none"
-        raise conversion_error(source, message, "leave out --low_latency")
+        message = "--low-latency requires TensorIterator or Loop operations, and the model has none"
+        raise conversion_error(source, message, "leave out --low-latency")
     return made
 
 

@@ -115,7 +115,7 @@ class Verdict:
         message, hint = f"OpenVINO crashes with {self.crash} when it runs the model{_at(self.layer)}", ""
         if remembered is not None:
             message += f" (crash probe of {self.day}; not repeated while files, settings and OpenVINO are unchanged)"
-            hint = f"to repeat the probe, remove {remembered} or start with --crash_probe retry"
+            hint = f"to repeat the probe, remove {remembered} or start with --crash-probe retry"
         return ConfigError([Problem(message, file=str(trial.source), suggestion=hint)])
 
     def remark(self, trial: ProbeModel) -> Problem | None:

@@ -498,7 +498,7 @@ class GrpcEndpoint:
         if exchange.excess_bytes:
             raise PayloadTooLarge(
                 f"response of {self.address} has {exchange.excess_bytes} bytes, the limit is {limit:.0f}"
-                " (--max_message_size)"
+                " (--max-message-size)"
             )
         if exchange.failure:
             failure = NotSent if exchange.is_untouched else NotReady

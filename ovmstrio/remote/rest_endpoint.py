@@ -125,7 +125,7 @@ class RestEndpoint:
         async for part in response.aiter_bytes():
             body += part
             if len(body) > limit:
-                raise PayloadTooLarge(f"response of {self.address} exceeds {limit:.0f} bytes (--max_message_size)")
+                raise PayloadTooLarge(f"response of {self.address} exceeds {limit:.0f} bytes (--max-message-size)")
         return body
 
     def _check(self, response: httpx.Response, body: bytearray) -> None:

@@ -21,13 +21,13 @@ from ovmstrio.config.model_options import parse_model_options
 from ovmstrio.config.schema import expected_text
 from ovmstrio.config.service_options import check_base_path, check_name
 from ovmstrio.config.specs import GraphSpec, LatestVersions, ModelSpec, ServerSpec, TextModelSpec, VersionPolicy
-from ovmstrio.config.text_entries import TEXT_OPTIONS, detect_task, parse_task, parse_text_options
+from ovmstrio.config.text_entries import TEXT_OPTIONS, detect_task, parse_task, parse_text_options, text_model_path
 from ovmstrio.core.connection import TrustedProxies
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.generation import Task
 from ovmstrio.core.metric_families import matching_families
 from ovmstrio.graphs.kind import find_text_graph
-from ovmstrio.server.settings import ALL_INTERFACES, IGNORED, MODEL, TEXT, ServerSettings
+from ovmstrio.server.settings import ALL_INTERFACES, IGNORED, MODEL, TEXT, ServerSettings, option_name
 from ovmstrio.stores.address import Address, find_address
 from ovmstrio.telemetry.log_levels import parse_log_levels
 
@@ -35,17 +35,17 @@ from ovmstrio.telemetry.log_levels import parse_log_levels
 
 _NO_CONVERSION: Final = (
     "models are not converted when they are downloaded: name a repository with OpenVINO's files, such as those of "
-    "https://huggingface.co/OpenVINO, or convert the model with optimum-cli and set --model_path"
+    "https://huggingface.co/OpenVINO, or convert the model with optimum-cli and set --model-path"
 )
 _NO_DRAFT_OPTIONS: Final = "the draft model has the settings of the main model: remove it, results are the same"
 _NO_IMAGES: Final = "image models are not supported: remove it"
-_NO_ENGINE_OPTION: Final = 'not supported; OpenVINO properties go into --plugin_config, such as {"NUM_STREAMS": "1"}'
+_NO_ENGINE_OPTION: Final = 'not supported; OpenVINO properties go into --plugin-config, such as {"NUM_STREAMS": "1"}'
 _NO_UNKNOWN_INPUTS: Final = (
     "requests with inputs that a model does not have are refused: remove it, and send only the inputs of the model"
 )
 _NO_CONFIGURE: Final = (
-    "model files are not modified: --task and its options serve a folder as it is, and --add_to_config adds it to "
-    "model_config_list or text_model_config_list of the file of --config_path"
+    "model files are not modified: --task and its options serve a folder as it is, and --add-to-config adds it to "
+    "model_config_list or text_model_config_list of the file of --config-path"
 )
 
 DOWNLOAD_OPTIONS: Final = ("source_model", "model_repository_path", "gguf_filename", "draft_source_model")
@@ -101,7 +101,7 @@ def unsupported_options(arguments: Iterable[str]) -> list[str]:
     options_by_hint: dict[str, list[str]] = {}
     for name in dict.fromkeys(names):
         if name in UNSUPPORTED_HINTS:
-            options_by_hint.setdefault(UNSUPPORTED_HINTS[name], []).append(f"--{name}")
+            options_by_hint.setdefault(UNSUPPORTED_HINTS[name], []).append(option_name(name))
     return [f"{', '.join(options)}: {hint}" for hint, options in options_by_hint.items()]
 
 
@@ -123,7 +123,7 @@ class SourceModels:
     """OVMS's options of models of a hub, in terms of this server.
 
     Attributes:
-        arguments: the command line with ``--model_name`` and ``--model_path`` instead.
+        arguments: the command line with ``--model-name`` and ``--model-path`` instead.
         downloads: models that are not there yet.
         is_pull: whether the command ends after the downloads.
     """
@@ -134,9 +134,9 @@ class SourceModels:
 
 
 def read_source_models(arguments: Sequence[str]) -> SourceModels:
-    """Translate ``--source_model``, ``--draft_source_model`` and ``--pull``.
+    """Translate ``--source-model``, ``--draft-source-model`` and ``--pull``.
 
-    The model is in ``--model_repository_path``/``--source_model``, with ``--gguf_filename`` in that folder.  Without a
+    The model is in ``--model-repository-path``/``--source-model``, with ``--gguf-filename`` in that folder.  Without a
     repository, it is served from the download cache.
 
     Raises:
@@ -156,29 +156,28 @@ def read_source_models(arguments: Sequence[str]) -> SourceModels:
         return SourceModels(list(arguments))
     source, draft = values.get("source_model", ""), values.get("draft_source_model", "")
     if not source and not draft:
-        given = ", ".join(f"--{each}" for each in (*DOWNLOAD_OPTIONS, *DOWNLOAD_FLAGS) if each in names)
-        raise UsageError([Problem("needs --source_model, such as OpenVINO/Qwen3-8B-int4-ov", path=given)])
+        given = ", ".join(option_name(each) for each in (*DOWNLOAD_OPTIONS, *DOWNLOAD_FLAGS) if each in names)
+        raise UsageError([Problem("needs --source-model, such as OpenVINO/Qwen3-8B-int4-ov", path=given)])
     if source and "model_path" in names:
-        raise UsageError([Problem("cannot be combined", path="--source_model and --model_path")])
+        raise UsageError([Problem("cannot be combined", path="--source-model and --model-path")])
     repository = values.get("model_repository_path") or os.environ.get("OVMS_MODEL_REPOSITORY_PATH", "")
     found = [
         _source(each, file, repository, replaces="overwrite_models" in names)
         for each, file in ((source, values.get("gguf_filename", "")), (draft, ""))
         if each
     ]
-    names_of_paths = [name for name, each in (("model_path", source), ("draft_models_path", draft)) if each]
-    paths = dict(zip(names_of_paths, found, strict=True))
-    named = ["--model_name", source] if source and "model_name" not in names else []
-    options = [part for name, (path, _) in paths.items() for part in (f"--{name}", path)]
+    options = [name for name, each in (("--model-path", source), ("--draft-models-path", draft)) if each]
+    named = ["--model-name", source] if source and "model_name" not in names else []
+    paths = [part for name, (path, _) in zip(options, found, strict=True) for part in (name, path)]
     downloads = tuple(download for _, download in found if download is not None)
-    return SourceModels([*rest, *named, *options], downloads, "pull" in names)
+    return SourceModels([*rest, *named, *paths], downloads, "pull" in names)
 
 
 def _source(name: str, file: str, repository: str, *, replaces: bool) -> tuple[str, Download | None]:
     """Return the path or address of a model, and its download if it is not in the repository."""
     address = find_address("/".join(filter(None, (name if "://" in name else f"hf://{name}", file))))
     if address is None:
-        raise UsageError([Problem("the address cannot be used", path="--source_model", found=name)])
+        raise UsageError([Problem("the address cannot be used", path="--source-model", found=name)])
     if not repository:
         return address.text, Download(address, None)
     folder = Path(repository) / (address.folder.name if "://" in name else name)
@@ -209,7 +208,7 @@ def is_text_model(settings: ServerSettings) -> bool:
 def text_problems(settings: ServerSettings, others: Collection[str]) -> list[Problem]:
     """Return all problems of the options; ``others`` are options of tensor models."""
     problems = [
-        Problem("not an option of text models", path=f"--{name}", suggestion="remove it")
+        Problem("not an option of text models", path=option_name(name), suggestion="remove it")
         for name in sorted(set(others) & settings.model_fields_set - TEXT_OPTIONS)
     ]
     return problems + _read(settings)[2]
@@ -247,7 +246,7 @@ def _read(settings: ServerSettings) -> tuple[Task, dict[str, Any], list[Problem]
 
 
 def _option(problem: Problem) -> Problem:
-    return replace(problem, path=f"--{problem.path}")
+    return replace(problem, path=option_name(problem.path))
 
 
 # Settings
@@ -292,7 +291,7 @@ def read_settings(options: Mapping[str, Any], *, model_option_error: str = "") -
     problems += [*_security(settings), *_metric_lists(settings), *_log_levels(settings)]
     if model_option_error:
         problems += [
-            Problem(model_option_error, path=f"--{name}")
+            Problem(model_option_error, path=option_name(name))
             for name in sorted(_MODEL_ONLY_OPTIONS & settings.model_fields_set)
         ]
     else:
@@ -317,7 +316,7 @@ def addresses_of(settings: ServerSettings) -> dict[str, Address]:
 
 def with_local_copies(settings: ServerSettings) -> ServerSettings:
     """Return the settings with the paths of local copies instead of remote addresses."""
-    paths = {name: address.path for name, address in addresses_of(settings).items()}
+    paths = {name: text_model_path(address.path) for name, address in addresses_of(settings).items()}
     return settings.model_copy(
         update={name: str(path) if name == "draft_models_path" else path for name, path in paths.items()}
     )
@@ -378,7 +377,7 @@ def _graph_alone(settings: ServerSettings, name: str) -> ServerSpec:
     models = [model for model in subconfigs.known.values() if model.name != name]
     if len(models) < len(subconfigs.known):
         message = f"Given mediapipe graph name is already occupied: a model of {files.subconfig} is called {name!r}"
-        problems = (*problems, Problem(message, path="--model_name", suggestion="rename one of them"))
+        problems = (*problems, Problem(message, path="--model-name", suggestion="rename one of them"))
     cache = cache_directory(settings)
     graph = GraphSpec(name=name, origin=_ORIGIN, problems=problems, cache_dir=cache, **files._asdict())
     text = find_text_graph(graph, cache)
@@ -403,11 +402,11 @@ def config_conflicts(settings: ServerSettings, spec: ServerSpec) -> list[Problem
     problem = Problem("", file=str(settings.config_path or ""), path="monitoring.metrics")
     given = sorted({"metrics_enable", *_METRIC_LISTS} & settings.model_fields_set)
     if given:
-        message = f"metrics are configured here and by --{given[0]}"
+        message = f"metrics are configured here and by {option_name(given[0])}"
         return [replace(problem, message=message, suggestion="remove one of them")]
     if spec.metrics.enable and not settings.rest_port:
-        message = "metrics require the REST port, and --rest_port is 0"
-        return [replace(problem, message=message, suggestion="set --rest_port, or enable to false")]
+        message = "metrics require the REST port, and --rest-port is 0"
+        return [replace(problem, message=message, suggestion="set --rest-port, or enable to false")]
     return []
 
 
@@ -445,18 +444,18 @@ def _with_port(address: str, port: int) -> str:
 
 def _invalid_option(option: str, fault: Any) -> Problem:
     if fault["type"] == "extra_forbidden":
-        suggestion = did_you_mean(option, ServerSettings.model_fields)
-        return Problem("unknown option", path=f"--{option}", suggestion=suggestion)
+        suggestion = did_you_mean(option_name(option), map(option_name, ServerSettings.model_fields))
+        return Problem("unknown option", path=option_name(option), suggestion=suggestion)
     return Problem(
         "the value cannot be used",
-        path=f"--{option}",
+        path=option_name(option),
         expected=expected_text(fault, ServerSettings),
         found=to_short_json(fault["input"]),
     )
 
 
 def _addresses(settings: ServerSettings) -> list[Problem]:
-    both = Problem("", path="--port and --rest_port")
+    both = Problem("", path="--port and --rest-port")
     grpc = listen_addresses(settings.grpc_bind_address, settings.port)
     rest = listen_addresses(settings.rest_bind_address, settings.rest_port)
     if not grpc and not rest:
@@ -493,12 +492,12 @@ def _is_single_model(settings: ServerSettings) -> bool:
 
 def _groups(settings: ServerSettings) -> list[Problem]:
     given = [name for name in (*_MODEL_OPTIONS, *_TEXT_OPTIONS) if name in settings.model_fields_set]
-    options = ", ".join(f"--{name}" for name in given)
+    options = ", ".join(option_name(name) for name in given)
     if settings.config_path is not None and given:
-        message = "cannot be combined with --config_path"
+        message = "cannot be combined with --config-path"
         return [Problem(message, path=options, suggestion="remove one of them")]
     if given and not _is_single_model(settings):
-        missing = " and ".join(f"--{name}" for name in _MODEL_KEYS.values() if getattr(settings, name) is None)
+        missing = " and ".join(option_name(name) for name in _MODEL_KEYS.values() if getattr(settings, name) is None)
         return [Problem("needs a model", path=options, suggestion=f"set {missing}")]
     return []
 
@@ -507,15 +506,15 @@ def _security(settings: ServerSettings) -> list[Problem]:
     problems = []
     if settings.probe_port and settings.probe_port in {settings.port, settings.rest_port}:
         message = f"port {settings.probe_port} is in use by gRPC or REST"
-        problems.append(Problem(message, path="--probe_port", suggestion="use a separate port"))
+        problems.append(Problem(message, path="--probe-port", suggestion="use a separate port"))
     if (settings.tls_cert is None) != (settings.tls_key is None):
-        problems.append(Problem("both are required", path="--tls_cert and --tls_key"))
+        problems.append(Problem("both are required", path="--tls-cert and --tls-key"))
     if settings.client_ca is not None and settings.tls_cert is None:
-        problems.append(Problem("needs --tls_cert and --tls_key", path="--client_ca"))
+        problems.append(Problem("needs --tls-cert and --tls-key", path="--client-ca"))
     try:
         TrustedProxies.parse(settings.trusted_proxies)
     except ValueError as error:
-        problems.append(Problem(str(error), path="--trusted_proxies"))
+        problems.append(Problem(str(error), path="--trusted-proxies"))
     return [*problems, *_token_problems(settings)]
 
 
@@ -523,12 +522,12 @@ def _token_problems(settings: ServerSettings) -> list[Problem]:
     """Check the token settings; signing keys fetched without TLS could be forged."""
     problems = []
     if settings.jwt_audience is not None and settings.jwks_file is None and settings.oidc_issuer is None:
-        problems.append(Problem("needs --jwks_file or --oidc_issuer", path="--jwt_audience"))
+        problems.append(Problem("needs --jwks-file or --oidc-issuer", path="--jwt-audience"))
     issuer = urlsplit(settings.oidc_issuer or "")
     is_safe = issuer.scheme == "https" or settings.jwks_file is not None
     if settings.oidc_issuer is not None and not (is_safe or issuer.hostname in _LOCAL_HOSTS):
         expected = "an https:// URL"
-        problems.append(Problem("unsafe URL for signing keys", "", None, "--oidc_issuer", expected, issuer.geturl()))
+        problems.append(Problem("unsafe URL for signing keys", "", None, "--oidc-issuer", expected, issuer.geturl()))
     return problems
 
 
@@ -539,7 +538,7 @@ def _log_levels(settings: ServerSettings) -> list[Problem]:
     try:
         parse_log_levels(settings.log_levels or "")
     except ValueError as error:
-        return [Problem(str(error), path="--log_levels")]
+        return [Problem(str(error), path="--log-levels")]
     return []
 
 
@@ -549,10 +548,10 @@ _METRIC_LISTS: Final = ("metrics_list", "metrics_families")
 def _metric_lists(settings: ServerSettings) -> list[Problem]:
     given = {name: getattr(settings, name) for name in _METRIC_LISTS if getattr(settings, name) is not None}
     if len(given) > 1:
-        path = " and ".join(f"--{name}" for name in given)
+        path = " and ".join(option_name(name) for name in given)
         return [Problem("mutually exclusive", path=path, suggestion="remove one of them")]
     return [
-        Problem(message, path=f"--{name}", suggestion=suggestion)
+        Problem(message, path=option_name(name), suggestion=suggestion)
         for name, names in given.items()
         for _, message, suggestion in check_families(_parts(names), patterns=name == "metrics_families")
     ]
@@ -564,10 +563,10 @@ def _metrics(settings: ServerSettings) -> list[Problem]:
         return []
     problems: list[Problem] = []
     if settings.metrics_enable and not listen_addresses(settings.rest_bind_address, settings.rest_port):
-        message = "metrics require the REST port, and --rest_port is 0"
-        problems.append(Problem(message, path=f"--{metrics_options[0]}", suggestion="set --rest_port"))
+        message = "metrics require the REST port, and --rest-port is 0"
+        problems.append(Problem(message, path=option_name(metrics_options[0]), suggestion="set --rest-port"))
     problems += [
-        Problem("metrics are disabled", path=f"--{name}", suggestion="remove one of them")
+        Problem("metrics are disabled", path=option_name(name), suggestion="remove one of them")
         for name in _METRIC_LISTS
         if getattr(settings, name) is not None and not settings.metrics_enable
     ]
@@ -590,7 +589,7 @@ def _single_problems(settings: ServerSettings) -> list[Problem]:
 
 def _misplaced(settings: ServerSettings, names: Iterable[str], message: str, hint: str) -> list[Problem]:
     given = [name for name in names if name in settings.model_fields_set]
-    return [Problem(message, path=f"--{name}", suggestion=hint) for name in given]
+    return [Problem(message, path=option_name(name), suggestion=hint) for name in given]
 
 
 def _is_graph(settings: ServerSettings) -> bool:
@@ -608,10 +607,10 @@ def _graph_files(settings: ServerSettings) -> GraphFiles:
 def _read_model(settings: ServerSettings) -> tuple[dict[str, Any], list[Problem]]:
     options = {name: getattr(settings, name) for name in _MODEL_OPTIONS if name in settings.model_fields_set}
     fields, problems = parse_model_options(options)
-    placed = [replace(problem, path=f"--{problem.path}") for problem in problems]
+    placed = [replace(problem, path=option_name(problem.path)) for problem in problems]
     return fields, placed + _own_problems(settings)
 
 
 def _own_problems(settings: ServerSettings) -> list[Problem]:
     problems = [*check_name(settings.model_name or ""), *check_base_path(str(settings.model_path or ""))]
-    return [replace(problem, path=f"--{_MODEL_KEYS[problem.path]}") for problem in problems]
+    return [replace(problem, path=option_name(_MODEL_KEYS[problem.path])) for problem in problems]

@@ -66,7 +66,7 @@ class CredentialStore:
                 TokenRules,
             )
         except ImportError:
-            problem = Problem("token authentication requires joserfc", "--jwks_file and --oidc_issuer")
+            problem = Problem("token authentication requires joserfc", "--jwks-file and --oidc-issuer")
             raise ConfigError([Problem(problem.message, suggestion=way_to_install(Extra.TOKENS))]) from None
         issuer, audience = settings.oidc_issuer or "", settings.jwt_audience or ""
         rules = TokenRules(issuer, audience, settings.jwt_leeway_seconds)

@@ -13,6 +13,7 @@ import structlog
 import trio
 
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.server.settings import ServerSettings, option_name
 from ovmstrio.serving.fingerprints import paths_fingerprint
 from ovmstrio.transport.listeners import open_listeners, tls_context
 from ovmstrio.transport.tls import ReloadableTls
@@ -20,7 +21,6 @@ from ovmstrio.transport.tls import ReloadableTls
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from ovmstrio.server.settings import ServerSettings
     from ovmstrio.transport.listeners import Listener
 
 # Listeners
@@ -93,7 +93,9 @@ class Certificates:
             return tls_context(settings.tls_cert, settings.tls_key, settings.client_ca, protocol=protocol)
         except OSError as error:
             # The ssl module does not name the file.
-            files = ", ".join(f"--{name} {path}" for name in _OPTIONS if (path := getattr(settings, name)) is not None)
+            files = ", ".join(
+                f"{option_name(name)} {path}" for name in _OPTIONS if (path := getattr(settings, name)) is not None
+            )
             raise ConfigError([Problem(f"invalid TLS files {files}: {error.strerror or error}")]) from error
 
     def expiry_times(self) -> dict[tuple[str, ...], float]:

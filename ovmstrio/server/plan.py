@@ -2,7 +2,7 @@
 
 ::
 
-    ovms serve THING, --config_path, ... ────┐
+    ovms serve THING, --config-path, ... ────┐
     ovms serve PROJECT ──────────────────────┤
     ovms serve config.yml --service SCRIPT ──┼─> Plan ─> serve
     ovms paddle run SCRIPT ─────────────────────────┤
@@ -73,7 +73,7 @@ class Plan:
     grpc: tuple[str, ...] = ()
     rest: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
-    port_options: str = "--port and --rest_port"
+    port_options: str = "--port and --rest-port"
     root: str = ""
     readiness_file: Path | None = None
     processes: int = 1
@@ -168,7 +168,7 @@ _DEFAULTS: Final = {"max_message_size": 2**31 - 1, "file_system_poll_wait_second
 def plan_project(project: ProjectSpec, options: Mapping[str, Any]) -> Plan:
     """Plan a server of one handler project; ``options`` are command-line options.
 
-    A project has one port: ``serve_port`` or ``--port``.  With ``--rest_port`` in addition, an HTTP project also has
+    A project has one port: ``serve_port`` or ``--port``.  With ``--rest-port`` in addition, an HTTP project also has
     gRPC and a gRPC project also has HTTP, each unless its port is 0.
 
     Raises:
@@ -178,7 +178,7 @@ def plan_project(project: ProjectSpec, options: Mapping[str, Any]) -> Plan:
     if settings.probe_port and project.processes > 1:
         message = f"a project with {project.processes} processes has no probe port"
         fix = "use one process, or the readiness file"
-        raise UsageError([Problem(message, path="--probe_port", suggestion=fix)])
+        raise UsageError([Problem(message, path="--probe-port", suggestion=fix)])
     given = settings.model_fields_set
     is_http = project.protobuf_path is None
     port = own_port(project, settings)

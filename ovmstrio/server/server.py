@@ -61,7 +61,7 @@ from ovmstrio.server.readiness_file import ReadinessFile
 from ovmstrio.server.reload import Reloader
 from ovmstrio.server.running import Running
 from ovmstrio.server.signals import handle_reopen_signals, handle_restart_signals, handle_stop_signals
-from ovmstrio.server.target import read_config, settings_of
+from ovmstrio.server.target import ConfigReader, settings_of
 from ovmstrio.server.worker_context import WorkerProcessContext
 from ovmstrio.serving.admission import Admission, SharedAdmission
 from ovmstrio.serving.authorization import AuthorizingDataPlane, CallerRecorder
@@ -469,7 +469,7 @@ class _Server:
             return None
         if self._config_address is not None:
             self._registry.mirrors.add(self._config_address)
-        return ConfigSource(path, self._registry, self._parse, self._apply, read_config)
+        return ConfigSource(path, self._registry, self._parse, self._apply, ConfigReader())
 
     def _parse(self, content: bytes, path: Path) -> ServerSpec:
         cache, address = cache_directory(self._settings), self._config_address
@@ -626,7 +626,7 @@ class _Server:
                 is_plain = name == "probes"
                 tls = None if is_plain else await trio.to_thread.run_sync(self._certificates.tls, protocol)
                 places = where if self._restart is None else self._restart.sockets(name, where)
-                opening = open_server_listeners(places, tls, "--probe_port" if is_plain else plan.port_options)
+                opening = open_server_listeners(places, tls, "--probe-port" if is_plain else plan.port_options)
                 listeners[name] = await opened.enter_async_context(opening)
                 self._listening[name] = where, listeners[name]
             else:
@@ -662,8 +662,9 @@ class _Server:
         self._is_serving = True
         grpc, rest, metrics, probes = (addresses.get(name, []) for name in ("gRPC", "REST", "metrics", "probes"))
         for protocol, bound in (("grpc", grpc), ("rest", rest)):
-            ports = [int(each.rpartition(":")[2]) for each in bound if not each.startswith("unix:")]
-            plane.ports |= {protocol: ports[0]} if ports else {}
+            ports = [each.rpartition(":")[2] for each in bound if not each.startswith("unix:")]
+            # A listener in memory has no port.
+            plane.ports |= {protocol: int(ports[0])} if ports and ports[0].isdecimal() else {}
         return Running(plane, grpc, rest, metrics, self._started, probes)
 
     async def _first_load(self) -> None:

@@ -52,7 +52,7 @@ def service_settings(options: Mapping[str, Any]) -> ServerSettings:
 def plan_service(service: WebService, settings: ServerSettings, config: str | None = None) -> Plan:
     """Plan a server of one Op pipeline service; blocking.
 
-    Ports are those of its configuration unless overridden by ``--port`` (gRPC) and ``--rest_port`` (HTTP).  It listens
+    Ports are those of its configuration unless overridden by ``--port`` (gRPC) and ``--rest-port`` (HTTP).  It listens
     on
     all interfaces by default.
 

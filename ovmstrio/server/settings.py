@@ -49,6 +49,12 @@ IGNORED: Final = {
 """OVMS options without effect, with the reason; using one logs a warning."""
 
 
+def option_name(setting: str) -> str:
+    """Return the option of a setting, or of a key in its value, as messages show it."""
+    name, dot, key = setting.partition(".")
+    return f"--{name.replace('_', '-')}{dot}{key}"
+
+
 def _setting(default: Any, group: str, help_text: str, **bounds: Any) -> Any:
     return Field(default, description=help_text, json_schema_extra={"group": group}, **bounds)
 
@@ -80,7 +86,7 @@ class ServerSettings(BaseModel):
     rest_bind_address: str = _setting(
         ALL_INTERFACES, SERVER, "REST listen addresses; comma separated, unix:/path for a Unix socket."
     )
-    config_path: Path | None = _setting(None, SERVER, "Configuration file (config.json), or a folder of models.")
+    config_path: Path | None = _setting(None, SERVER, "File config.json, or a folder of models.")
     file_system_poll_wait_seconds: Annotated[float, Field(ge=0)] = _setting(
         1, SERVER, "Poll interval in seconds for configuration and model versions; 0 disables polling."
     )

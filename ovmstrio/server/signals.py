@@ -69,7 +69,7 @@ async def handle_reopen_signals(*, task_status: trio.TaskStatus[None] = trio.TAS
         task_status.started()
         async for _ in signals:
             FileSink.reopen_all()
-            # This line opens the file of --log_path.
+            # This line opens the file of --log-path.
             log.info("log files reopened")
 
 

@@ -68,6 +68,7 @@ class Target:
         path: absolute path of the model, graph, configuration, project file or folder; symbolic links are kept.
         options: values of ``ServerSettings`` by name; empty for handler projects and pipelines of Ops.
         scripts: scripts that may create the Ops, the default first.
+        members: services of a repository by name.
         skipped: folders of a repository that cannot be served, with the reasons.
     """
 
@@ -76,6 +77,7 @@ class Target:
     path: Path
     options: Mapping[str, Any] = field(default_factory=dict)
     scripts: tuple[Path, ...] = ()
+    members: Mapping[str, Target] = field(default_factory=dict)
     skipped: tuple[Problem, ...] = ()
 
     @property
@@ -144,13 +146,39 @@ def read_config(path: Path) -> bytes:
     target = find_target(path)
     if target.kind is TargetKind.CONFIG:
         return read_regular_bytes(target.path)
-    parts = dict(_members(target.path, 1)) if target.kind is TargetKind.REPOSITORY else {target.name: target}
-    lists: dict[str, list[dict[str, Any]]] = {}
+    parts = target.members if target.kind is TargetKind.REPOSITORY else {target.name: target}
+    lists: dict[str, list[dict[str, Any]]] = {"model_config_list": []}
     for name, part in parts.items():
-        if isinstance(part, Target):
-            section, entry = _entry(name, part)
-            lists.setdefault(section, []).append(entry)
+        section, entry = _entry(name, part)
+        lists.setdefault(section, []).append(entry)
     return json.dumps(lists).encode()
+
+
+class ConfigReader:
+    """:func:`read_config` for polls: an unchanged folder is not examined again."""
+
+    def __init__(self) -> None:
+        self._known: tuple[list[tuple[str, int]], bytes] = [], b""
+
+    def __call__(self, path: Path) -> bytes:
+        """Return the content of a configuration file, or the configuration of a folder or project."""
+        if not path.is_dir():
+            return read_config(path)
+        mark = list(_folder_times(str(path), _DEEPEST))
+        if mark != self._known[0]:
+            self._known = mark, read_config(path)
+        return self._known[1]
+
+
+def _folder_times(folder: str, depth: int) -> Iterator[tuple[str, int]]:
+    """Yield the modification times of a folder and the folders below it, as deep as models are."""
+    try:
+        yield folder, Path(folder).stat().st_mtime_ns
+        entries = [each.path for each in os.scandir(folder) if depth and each.name[0] != "." and each.is_dir()]
+    except OSError:
+        return
+    for each in entries:
+        yield from _folder_times(each, depth - 1)
 
 
 def servable_name(text: str) -> str:
@@ -337,6 +365,7 @@ def _content(path: Path) -> bytes:
 
 _DEEPEST: Final = 3
 """Organizations may have folders between a repository and its models."""
+_MAX_FOLDERS: Final = 2_000
 _CONFIG_NAME: Final = "config.json"
 
 
@@ -349,20 +378,21 @@ def _in_folder(folder: Path) -> Target:
     target = _itself(folder)
     if target is not None and (target.kind is not TargetKind.MODEL or not _model_files(folder)):
         return target
-    members = dict(_members(folder, 1))
-    targets = [member for member in members.values() if isinstance(member, Target)]
-    if target is not None and targets:
+    found_below = dict(_members(folder))
+    members = {name: each for name, each in found_below.items() if isinstance(each, Target)}
+    errors = [each for each in found_below.values() if isinstance(each, ConfigError)]
+    if target is not None and members:
         found = ", ".join([file.name for file in _model_files(folder)[:2]] + [f"{name}/" for name in [*members][:3]])
         expected, hint = "one model, or a folder for each", f"choose one: ovms serve {_model_files(folder)[0]}"
         raise _refusal("several models in one folder", folder, expected=expected, found=found, suggestion=hint)
     if target is not None:
         return target
-    if not targets:
-        raise _nothing_in(folder, [member for member in members.values() if isinstance(member, ConfigError)])
-    skipped = tuple(problem for each in members.values() if isinstance(each, ConfigError) for problem in each.problems)
+    if not members:
+        raise _nothing_in(folder, errors)
+    skipped = tuple(problem for each in errors for problem in each.problems)
     options = {"config_path": folder}
     name = servable_name(folder.name)
-    return Target(kind=TargetKind.REPOSITORY, name=name, path=folder, options=options, skipped=skipped)
+    return Target(kind=TargetKind.REPOSITORY, name=name, path=folder, options=options, members=members, skipped=skipped)
 
 
 def _itself(folder: Path) -> Target | None:
@@ -428,11 +458,15 @@ def _model_files(folder: Path) -> list[Path]:
 
 
 def _files(folder: Path) -> list[Path]:
-    return [folder / name for name in sorted(_names_in(folder)) if name[:1] != "." and (folder / name).is_file()]
+    return [each for each in _visible(folder) if os.path.isfile(each)]  # noqa: PTH113 - never raises
 
 
 def _subfolders(folder: Path) -> list[Path]:
-    return [folder / name for name in sorted(_names_in(folder)) if name[:1] != "." and (folder / name).is_dir()]
+    return [each for each in _visible(folder) if os.path.isdir(each)]  # noqa: PTH112 - never raises
+
+
+def _visible(folder: Path) -> list[Path]:
+    return [folder / name for name in sorted(_names_in(folder)) if not name.startswith(".")]
 
 
 def _names_in(folder: Path) -> list[str]:
@@ -469,18 +503,34 @@ def _find_text_model(folder: Path, names: list[str]) -> Path | None:
     return folder / models[0] if models else None
 
 
-def _members(folder: Path, depth: int) -> Iterator[tuple[str, Target | ConfigError]]:
-    """Yield the folders below one that can be served, by name (``organization/model``), or why one cannot."""
+def _members(folder: Path) -> Iterator[tuple[str, Target | ConfigError]]:
+    """Yield the folders below one that can be served, by name (``organization/model``), or why one cannot.
+
+    Raises:
+        ConfigError: there are too many folders, as in a home folder.
+    """
+    yield from _below(folder, 1, iter(range(_MAX_FOLDERS)))
+
+
+def _below(folder: Path, depth: int, left: Iterator[int]) -> Iterator[tuple[str, Target | ConfigError]]:
     for each in _subfolders(folder):
+        if next(left, None) is None:
+            hint = f"serve one of its folders, such as ovms serve {each}"
+            expected = f"at most {_MAX_FOLDERS} folders"
+            message = "too many folders for a repository of models"
+            raise _refusal(message, folder, expected=expected, found="more", suggestion=hint)
         try:
             target = _itself(each)
         except ConfigError as error:
             yield each.name, error
             continue
+        except OSError:
+            # Its entries cannot be examined, as those of other users' folders.
+            continue
         if target is not None and target.kind is not TargetKind.CONFIG:
             yield each.name, target
         elif target is None and depth < _DEEPEST:
-            yield from ((f"{each.name}/{name}", found) for name, found in _members(each, depth + 1))
+            yield from ((f"{each.name}/{name}", found) for name, found in _below(each, depth + 1, left))
 
 
 def _entry(name: str, target: Target) -> tuple[str, dict[str, Any]]:

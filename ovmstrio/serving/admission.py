@@ -325,7 +325,7 @@ class ServiceQueue:
         seconds = max(1, math.ceil(wait_seconds))
         whose = f'"{self.name}"' if self.name else "the server"
         under_way = self.under_way + self.elsewhere.under_way
-        dashes = "" if self.name else "--"
+        named = ("max_concurrency", "max_queue") if self.name else ("--max-concurrency", "--max-queue")
         state = f"{whose} has {under_way} calls under way and {queued} waiting"
         if queued < longest:
             raise QueueTimeExceeded(
@@ -334,7 +334,7 @@ class ServiceQueue:
                 retry_after_seconds=seconds,
             )
         raise Overloaded(
-            f"{state}, and may have {most} ({dashes}max_concurrency) and {longest} ({dashes}max_queue);"
+            f"{state}, and may have {most} ({named[0]}) and {longest} ({named[1]});"
             f" try again in {seconds} s",
             retry_after_seconds=seconds,
         )

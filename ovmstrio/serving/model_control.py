@@ -124,7 +124,7 @@ class ModelControl:
             names = catalogue if _ALL in first else first
             missing = [name for name in names if name not in catalogue]
             if missing:
-                raise NotFound(f"--load_model: nothing of that name is configured: {', '.join(missing)}")
+                raise NotFound(f"--load-model: nothing of that name is configured: {', '.join(missing)}")
             self._catalogue = catalogue
             kept = {name: spec for name, spec in self._requested.items() if name in self._overridden}
             numbers = {name: spec.load_number for name, spec in self._requested.items()}

@@ -47,7 +47,7 @@ _FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MAX_REGIONS: Final = 1_024
 _MAX_NAME_CHARACTERS: Final = 255
 """File-name limit of the kernel; also used for region names."""
-_DISABLED: Final = "shared memory is not served; --allow_shared_memory turns it on"
+_DISABLED: Final = "shared memory is not served; --allow-shared-memory turns it on"
 
 
 class ClientRegion:

@@ -32,7 +32,8 @@ from typing import IO, Any, Final
 
 from ovmstrio.core.errors import StorageFailure
 from ovmstrio.stores.address import Address, cache_root, is_hub_offline
-from ovmstrio.stores.storage import OpenStorage, StoredFile, check_file, open_storage
+from ovmstrio.stores.open_storage import OpenStorage, open_storage
+from ovmstrio.stores.storage import StoredFile, check_file
 from ovmstrio.util.backoff import Backoff
 from ovmstrio.util.progress import Progress, no_progress
 
@@ -97,7 +98,7 @@ class Mirror:
             os.utime(self._folder / "in_use")
 
     def release(self) -> None:
-        """Let :func:`evict` remove the copy."""
+        """Allow :func:`evict` to remove the copy."""
         if self._used is not None:
             self._used.close()
             self._used = None
@@ -321,7 +322,7 @@ def _mark(files: Iterable[StoredFile]) -> str:
 
 
 def _reuse(source: Path, target: Path) -> bool:
-    """Give a file a second name, without a copy of its data; return whether that worked."""
+    """Link a file under a second name, without a copy of its data; return whether that worked."""
     try:
         if source.is_symlink():
             target.symlink_to(source.readlink())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -12,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from ovmstrio.core.errors import ConfigError, Problem, StorageFailure
-from ovmstrio.stores.address import local_path, scheme_of
-from ovmstrio.util.extras import Extra, way_to_install
+from ovmstrio.core.errors import StorageFailure
+from ovmstrio.stores.address import local_path
 from ovmstrio.util.redaction import blanked
 from ovmstrio.util.regular_files import open_regular
 
@@ -27,15 +25,6 @@ BLOCK_BYTES: Final = 8 * 2**20
 OnProgress = Callable[[int], None]
 """Called from any thread with the number of bytes that were received."""
 
-_PACKAGES: Final = {
-    "s3": ("s3fs", Extra.S3),
-    "s3a": ("s3fs", Extra.S3),
-    "gs": ("gcsfs", Extra.GS),
-    "gcs": ("gcsfs", Extra.GS),
-    "az": ("adlfs", Extra.AZ),
-    "abfs": ("adlfs", Extra.AZ),
-    "hf": ("huggingface_hub", Extra.HUB),
-}
 _QUERY: Final = re.compile(r"((?:https?|s3|gs|az)://[^\s?'\"<>]+)\?[^\s'\"<>)]*")
 
 
@@ -90,10 +79,6 @@ class ModelStorage(Protocol):
         ...
 
 
-OpenStorage = Callable[[str], ModelStorage]
-"""Opens the storage of a location."""
-
-
 class LocalStorage:
     """Local folders, given as paths or ``file://`` URLs."""
 
@@ -123,37 +108,6 @@ class LocalStorage:
 
     def close(self) -> None:
         """Do nothing."""
-
-
-def open_storage(location: str, stall_seconds: float = STALL_SECONDS) -> ModelStorage:
-    """Open the storage of a location; reads fail after ``stall_seconds`` without data.
-
-    Raises:
-        ConfigError: the package for such URLs is not installed.
-    """
-    scheme = scheme_of(location)
-    if scheme in {"", "file"}:
-        return LocalStorage()
-    package, extra = _PACKAGES.get(scheme, ("", None))
-    # Each storage imports a client, which only its users need.
-    try:
-        if package:
-            importlib.import_module(package)
-        if scheme in {"http", "https"}:
-            from ovmstrio.stores.http_storage import HttpStorage  # noqa: PLC0415 - as said
-
-            return HttpStorage(stall_seconds)
-        if scheme == "hf":
-            from ovmstrio.stores.hub_storage import HubStorage  # noqa: PLC0415 - as said
-
-            return HubStorage(stall_seconds)
-        from ovmstrio.stores.fsspec_storage import FsspecStorage  # noqa: PLC0415 - as said
-
-        return FsspecStorage(scheme, stall_seconds)
-    except (ImportError, ValueError) as error:
-        hint = way_to_install(extra) if extra is not None else f"pip install {package or 'its fsspec package'}"
-        message = f"URLs that begin with {scheme}:// cannot be read: {error}"
-        raise ConfigError([Problem(message, found=redact(location), suggestion=hint)]) from error
 
 
 def redact(text: str) -> str:

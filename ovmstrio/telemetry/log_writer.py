@@ -181,7 +181,7 @@ class LogFileHandler(logging.FileHandler):
 
 
 def open_log_sink(path: Path) -> LogSink:
-    """Open the file of ``--log_path`` without blocking.
+    """Open the file of ``--log-path`` without blocking.
 
     Regular files are created or appended to.  A path to the process's own standard output or standard error, such as
     ``/dev/stdout``, uses that stream.  Other character devices and FIFOs with a reader are written.

@@ -1,32 +1,42 @@
 """SIGINT in a command: exit while nothing has begun, and no ``KeyboardInterrupt`` inside imports or the event loop.
 
 The import system and the event loop lose such an exception, or print it and continue. A signal that arrives there is
-sent again until it finds other code, or the signal receiver of a server. The module is imported first of all, so it
-imports little.
+sent again until it finds other code, or the signal receiver of a server. The module is imported first of all, and
+imports nothing that is written in Python, because an interrupt meanwhile prints a traceback.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
-from collections.abc import Awaitable, Callable
-from types import FrameType
-from typing import Any, Final, NoReturn, TypeVar
 
-_T = TypeVar("_T")
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+    from collections.abc import Awaitable, Callable
+    from types import FrameType
+    from typing import Any, Final, NoReturn, TypeVar
+
+    _T = TypeVar("_T")
+else:
+    # The module below ``signal``, which creates enumerations for some milliseconds.
+    import _signal as signal
 
 _RETRY_SECONDS: Final = 0.005
 _DEFERRING: Final = ("importlib._bootstrap", "importlib._bootstrap_external", "trio._core._run")
-_exit_code = 0
 
 
-def exit_at_interrupt(code: int) -> None:
-    """Exit with ``code`` at SIGINT, without cleanup; no effect if SIGINT is ignored, as under nohup."""
-    global _exit_code  # noqa: PLW0603 - a fact of the process
-    _exit_code = code
+def exit_at_interrupt() -> None:
+    """Exit with 130 at SIGINT, without cleanup; no effect if SIGINT is ignored, as under nohup."""
+    signal.setitimer(signal.ITIMER_REAL, 0)
     if signal.getsignal(signal.SIGINT) in {signal.default_int_handler, raise_interrupt}:
         signal.signal(signal.SIGINT, _exit)
+
+
+def ignore_interrupts() -> None:
+    """Ignore SIGINT, also one that waits to be sent again."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def raise_at_interrupt() -> None:
@@ -63,7 +73,7 @@ def _retry(*_: object) -> None:
 
 
 def _exit(*_: object) -> NoReturn:
-    os._exit(_exit_code)
+    os._exit(128 + signal.SIGINT)
 
 
 def run_interruptible(function: Callable[[], Awaitable[_T]]) -> _T:

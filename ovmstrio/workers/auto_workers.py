@@ -54,7 +54,7 @@ def _stored_choice(plan: Plan) -> WorkerChoice | None:
     folder = plan.settings.sequence_store
     counts = () if folder is None else stored_worker_counts(folder)
     return (
-        WorkerChoice(counts[0], "--sequence_store has sequences of this number of workers")
+        WorkerChoice(counts[0], "--sequence-store has sequences of this number of workers")
         if len(counts) == 1
         else None
     )

@@ -143,7 +143,7 @@ class _Parent:
             if where:
                 # TLS is done by the workers; errors are reported once here.
                 await trio.to_thread.run_sync(Certificates(plan.settings).tls, protocol)
-                opening = open_server_listeners(where, None, "--probe_port" if name == "probes" else plan.port_options)
+                opening = open_server_listeners(where, None, "--probe-port" if name == "probes" else plan.port_options)
                 listeners[name] = await opened.enter_async_context(opening)
         return listeners
 

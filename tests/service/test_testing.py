@@ -13,6 +13,7 @@ import trio
 from ovmstrio import errors
 from ovmstrio.testing import FakeClock, serving, serving_async, serving_in_memory
 from tests.support import ir
+from tests.support.projects import write_project
 
 ONE = np.ones((1, 2), np.float32)
 
@@ -38,16 +39,21 @@ def test_a_configuration_is_served_until_the_block_ends(config: Path) -> None:
 
 
 def test_time_of_a_server_is_moved(config: Path) -> None:
-    served = serving(config, clock=FakeClock(), sequence_cleaner_poll_wait_minutes=5)
-    with served as server, server.client(rest=True) as client:
-        client.infer("sums", {"x": ONE}, parameters={"sequence_id": 7, "sequence_start": True})
-        assert [each.id for each in client.sequences("sums")] == [7]
+    def alive() -> list[int]:
+        # An idle connection does not outlive the jump either.
+        with server.client(rest=True) as client:
+            return [each.id for each in client.sequences("sums")]
+
+    with serving(config, clock=FakeClock(), sequence_cleaner_poll_wait_minutes=5) as server:
+        with server.client() as client:
+            client.infer("sums", {"x": ONE}, parameters={"sequence_id": 7, "sequence_start": True})
+        assert alive() == [7]
         # The cleaner removes a sequence after a whole interval without requests.
         for _ in range(100):
             server.advance(301)
-            if not client.sequences("sums"):
+            if not alive():
                 break
-        assert client.sequences("sums") == []
+        assert alive() == []
     with serving(config) as server, pytest.raises(RuntimeError, match="no fake clock"):
         server.advance(1)
 
@@ -62,6 +68,14 @@ def test_a_model_folder_is_served_for_asynchronous_tests(tmp_path: Path, backend
             assert result["a"].tolist() == [[1.0] * 10]
 
     anyio.run(main, backend=backend)
+
+
+def test_a_project_of_handlers_is_served(tmp_path: Path) -> None:
+    project = tmp_path / "echo"
+    project.mkdir()
+    write_project(project, "class Handler:\n    def handle_post(self, payload):\n        return payload\n")
+    with serving(project) as server, server.client(rest=True) as client:
+        assert client.post("echo", b'{"a":1}', "application/json").body == b'{"a": 1}'
 
 
 @pytest.mark.parametrize("rest", [False, True])

@@ -11,6 +11,7 @@ const BUCKETS = 160;
 const SPANS = [[300, "5 min"], [900, "15 min"], [3600, "1 h"]];
 // A longer time between two points is a gap: the server keeps a point for every five seconds.
 const GAP_SECONDS = 11;
+const LEAST_SECONDS = 60;
 const LEAST_ZOOM_SECONDS = 5;
 
 // The next round number: 1, 2 or 5 times a power of ten, of a unit of bytes too.
@@ -24,7 +25,7 @@ function niceTop(value, isBytes) {
 // The shown time of a view's charts: the last seconds, or a fixed part; and the time under the pointer.
 export function timeRange() {
   const listeners = [];
-  const range = { span: 900, part: null, cursor: null, listeners, show, zoom };
+  const range = { span: 900, part: null, first: 0, cursor: null, listeners, show, zoom };
   const buttons = SPANS.map(([span, text]) => h("button.small", { type: "button", onclick: () => { range.span = span; zoom(null); } }, text));
   const part = h("span.quiet.mono");
   const back = h("button.small", { type: "button", onclick: () => zoom(null) }, "Follow");
@@ -43,7 +44,8 @@ export function timeRange() {
     show();
   }
 
-  range.limits = () => range.part || [now() - range.span, now()];
+  // A younger server fills the charts, too: they cover one minute at least.
+  range.limits = () => range.part || [Math.max(now() - range.span, Math.min(range.first, now() - LEAST_SECONDS)), now()];
   show();
   return range;
 }
@@ -171,5 +173,5 @@ export function chart(title, series, show, range, empty) {
   }
 
   range.listeners.push(draw);
-  return { element, update(given) { points = given; draw(); } };
+  return { element, update(given) { points = given; range.first = points.length ? points[0].at : 0; draw(); } };
 }

@@ -43,7 +43,7 @@ export async function infer(name, inputs, signal) {
 }
 
 // The nested JSON of a tensor, as text: whole values of a floating-point type keep a decimal point.
-function nested({ shape, datatype, data }) {
+export function nested({ shape, datatype, data }) {
   const isFloat = datatype.startsWith("FP");
   const text = (value) => (isFloat && Number.isInteger(value) ? value.toFixed(1) : JSON.stringify(value));
   const level = (depth, start) => {

@@ -1,6 +1,7 @@
 // Copyable calls: curl, Python and the ovms command.
 
 import { h, notice, replace } from "./dom.js";
+import { generateBody, nested } from "./infer.js";
 
 const LONG = 400;
 const NUMPY = {
@@ -31,11 +32,9 @@ function keyLine(isKeyed) {
 export function inferSnippets(name, inputs, isKeyed, how) {
   const origin = location.origin;
   const document_ = { inputs: inputs.map(({ name: input, shape, datatype, data }) => ({ name: input, shape, datatype, data: short(data) ? data : ["..."] })) };
-  const generated = {};
-  for (const input of inputs) generated[input.name] = input.data && input.data.length === 1 ? input.data[0] : short(input.data) ? input.data : ["..."];
   const isStream = how === "stream";
-  const body = isStream ? generated : document_;
-  const curl = "curl " + (isStream ? "-N " : "") + sh(origin + "/v2/models/" + encodeURIComponent(name) + (isStream ? "/generate_stream" : "/infer")) + " \\\n" + keyLine(isKeyed) + "  -H 'content-type: application/json' \\\n  -d " + sh(JSON.stringify(body));
+  const body = isStream ? generateBody(inputs.map((input) => (short(input.data) ? input : { name: input.name, shape: [1], datatype: "BYTES", data: ["..."] }))) : JSON.stringify(document_);
+  const curl = "curl " + (isStream ? "-N " : "") + sh(origin + "/v2/models/" + encodeURIComponent(name) + (isStream ? "/generate_stream" : "/infer")) + " \\\n" + keyLine(isKeyed) + "  -H 'content-type: application/json' \\\n  -d " + sh(body);
   const lines = ["import numpy as np", "import tritonclient.http as triton", "", "client = triton.InferenceServerClient(" + py(location.host) + ")", "inputs = []"];
   for (const input of inputs) {
     const kind = NUMPY[input.datatype] || "float32";
@@ -45,8 +44,11 @@ export function inferSnippets(name, inputs, isKeyed, how) {
   }
   const headers = isKeyed ? ", headers={\"authorization\": \"Bearer \" + key}" : "";
   lines.push("answer = client.infer(" + py(name) + ", inputs" + headers + ")", "for output in answer.get_response()[\"outputs\"]:", "    print(output[\"name\"], answer.as_numpy(output[\"name\"]))");
-  const given = inputs.map((input) => " --input " + sh((inputs.length > 1 ? input.name + "=" : "") + (input.datatype === "BYTES" && input.data && input.data.length === 1 ? input.data[0] : input.name + ".npy"))).join("");
-  const command = "ovms " + (isStream ? "stream" : "infer") + " --model " + sh(name) + given + " --rest --url " + location.host;
+  // One short array is piped as JSON; the files of other inputs are to be made by the reader.
+  const isPiped = inputs.length === 1 && inputs[0].datatype !== "BYTES" && short(inputs[0].data);
+  const piped = isPiped ? "echo " + sh(nested(inputs[0]).replace(/^[^[].*/, "[$&]")) + " | " : "";
+  const given = isPiped ? " --input -" : inputs.map((input) => " --input " + sh((inputs.length > 1 ? input.name + "=" : "") + (input.datatype === "BYTES" && input.data && input.data.length === 1 ? input.data[0] : input.name + ".npy"))).join("");
+  const command = piped + "ovms " + (isStream ? "stream" : "infer") + " --model " + sh(name) + given + " --rest --url " + location.host;
   return [["curl", curl], ["Python", lines.join("\n")], ["ovms", command]];
 }
 

@@ -41,7 +41,7 @@ from ovmstrio.handlers.models.storage import (
 from ovmstrio.handlers.models.version_index import LATEST
 from ovmstrio.serving.batching import Batcher, BatchOptions, open_batcher
 from ovmstrio.serving.file_watcher import FileWatcher
-from ovmstrio.stores.storage import OpenStorage, open_storage
+from ovmstrio.stores.open_storage import OpenStorage, open_storage
 from ovmstrio.util.backoff import Backoff
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from ovmstrio.core.tracing import NO_ATTRIBUTES, Attributes, StartRootSpan, clie
 from ovmstrio.handlers.config.project_spec import ModelsSpec
 from ovmstrio.handlers.models.version_index import ModelKey, VersionFiles, versions_by_folder, versions_in_folder
 from ovmstrio.stores.address import scheme_of
-from ovmstrio.stores.storage import ModelStorage, OnProgress, OpenStorage, ignore_progress
+from ovmstrio.stores.open_storage import OpenStorage
+from ovmstrio.stores.storage import ModelStorage, OnProgress, ignore_progress
 
 
 @dataclass(slots=True, eq=False)

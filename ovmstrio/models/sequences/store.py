@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from ovmstrio.models.sequences.manager import SequenceManager, SequenceManagers
 
 LOCK_FILE: Final = "sequences.lock"
-_OPTION: Final = "--sequence_store"
+_OPTION: Final = "--sequence-store"
 
 
 @contextmanager
@@ -578,7 +578,7 @@ def check_worker_count(folder: Path, rows: int) -> None:
         counts = " and ".join(map(str, others))
         problem = Problem(
             f"{folder} contains sequences of a server with {counts} workers",
-            path="--sequence_store",
+            path="--sequence-store",
             expected=f"{rows} workers, or no sequences",
             suggestion=f"start with --workers {others[0]}, set another folder, or remove {folder / STORE_FILE}"
             " and the folders worker-* to discard the sequences",

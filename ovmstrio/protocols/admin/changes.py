@@ -143,7 +143,7 @@ class AdminChanges:
         if caller is not None:
             caller.check(Permission.ADMIN)
         elif not self._allows_remote:
-            check_is_local(client, _LOCAL_ONLY, "--allow_remote_admin lets other machines do it")
+            check_is_local(client, _LOCAL_ONLY, "--allow-remote-admin lets other machines do it")
 
     def _check_request(self, request: HttpRequest, client: ClientAddress) -> None:
         self._check(client)
@@ -151,7 +151,7 @@ class AdminChanges:
         if (origin or cross_site(request)) and origin not in self._origins:
             raise PermissionDenied(
                 f"cross-origin change refused: this page is {origin or cross_site(request)}; "
-                "--allowed_origins admits pages by their origin"
+                "--allowed-origins admits pages by their origin"
             )
         host = request.header("host") or ""
         # DNS rebinding: a foreign name that resolves to this machine makes its page same-origin with the server.
@@ -159,5 +159,5 @@ class AdminChanges:
         if is_doubtful and not is_local_host_name(host):
             raise PermissionDenied(
                 f"change by a browser: expected Host localhost or an IP address, got {shown(host, 80)}; "
-                "--allow_remote_admin or --keys_file admits it"
+                "--allow-remote-admin or --keys-file admits it"
             )

@@ -68,7 +68,7 @@ def metrics_rules(plane: DataPlane) -> list[Rule]:
         is_open = _prefers_openmetrics(request.header("accept") or "")
         text = await aggregate_metrics(plane, families, limiter, is_open=is_open)
         if text is None:
-            raise InvalidRequest(f"{INVALID_URL} - metrics are disabled; start with --metrics_enable")
+            raise InvalidRequest(f"{INVALID_URL} - metrics are disabled; start with --metrics-enable")
         if is_gzipped:
             # Thousands of services make megabytes of text.
             text = await trio.to_thread.run_sync(partial(gzip.compress, text, _GZIP_LEVEL, mtime=0), limiter=limiter)

@@ -240,7 +240,7 @@ def model_control(plane: DataPlane) -> ServerModelControl:
     if control is None:
         raise FailedPrecondition(
             "loading and unloading by name is disabled: the server follows its configuration; "
-            "start with --model_control explicit"
+            "start with --model-control explicit"
         )
     return control
 
@@ -316,7 +316,7 @@ _LEVELS: Final = {
 _LOGGER_LEVELS: Final = "log_levels"  # Additional setting: levels of individual loggers
 _OFF: Final = logging.CRITICAL
 _ABOVE: Final = dict(zip(_LEVELS, [*list(_LEVELS.values())[1:], _OFF], strict=True))
-_FIXED: Final = {"log_file": "--log_path", "log_format": "--log_format"}
+_FIXED: Final = {"log_file": "--log-path", "log_format": "--log-format"}
 _MAX_SHOWN_CHARACTERS: Final = 80
 _MAX_SHOWN_NAMES: Final = 8
 
@@ -326,7 +326,7 @@ def check_trace_settings(names: list[str], levels: list[str]) -> None:
     if names != ["trace_level"] or levels not in (["OFF"], []):
         raise NotSupported(
             "Triton traces are not supported, only trace_level OFF; for request times see /v2/models/stats, /metrics, "
-            f"or the request log ({_VERBOSE} 1 or --log_level DEBUG)"
+            f"or the request log ({_VERBOSE} 1 or --log-level DEBUG)"
         )
 
 

@@ -160,7 +160,7 @@ class _OvmsErrors(ErrorFormat):
 
 
 ERROR_FORMATS: Final[Mapping[str, ErrorFormat]] = {"openai": OpenAIErrors(), "ovms": _OvmsErrors()}
-"""Formats by the values of ``--openai_errors``."""
+"""Formats by the values of ``--openai-errors``."""
 
 
 # ----------------------------------------------------------------------

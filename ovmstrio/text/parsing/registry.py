@@ -51,10 +51,10 @@ _COMBINED: Final = ("gptoss", "onyx")
 """Formats that parse tool calls and reasoning together."""
 
 TOOL_PARSERS: Final = ("auto", *_TOOLS)
-"""Values of ``--tool_parser``."""
+"""Values of ``--tool-parser``."""
 
 REASONING_PARSERS: Final = ("auto", *_REASONING)
-"""Values of ``--reasoning_parser``."""
+"""Values of ``--reasoning-parser``."""
 
 _THINK_MARKERS: Final = ("<think>", "</think>")
 _SIGNS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (

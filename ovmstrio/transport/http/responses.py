@@ -115,7 +115,7 @@ def with_auth_challenge(answer: HttpAnswer, error: ServerError) -> HttpAnswer:
 
 def request_timeout_error(seconds: float) -> RequestTooSlow:
     """Return the error for a request that did not arrive in time."""
-    return RequestTooSlow(f"the request did not come within {seconds:g} s (--request_read_timeout)")
+    return RequestTooSlow(f"the request did not come within {seconds:g} s (--request-read-timeout)")
 
 
 def has_bare_line_feed(head: bytes | bytearray) -> bool:
@@ -125,7 +125,7 @@ def has_bare_line_feed(head: bytes | bytearray) -> bool:
 
 def body_too_large_error(size: int | str, limit: int) -> PayloadTooLarge:
     """Return the error for a body that is too large."""
-    return PayloadTooLarge(f"the body has {size} bytes, the limit is {limit} (--max_message_size)")
+    return PayloadTooLarge(f"the body has {size} bytes, the limit is {limit} (--max-message-size)")
 
 
 def encode_response_head(

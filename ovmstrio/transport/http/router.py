@@ -323,7 +323,7 @@ class Router:
         if request.method == "OPTIONS" and self._cors is None and not self._has_refused_preflight:
             self._has_refused_preflight = any(name == _PREFLIGHT for name, _ in request.headers)
             if self._has_refused_preflight:
-                hint = "set --allowed_origins to the origins of your pages, or to *"
+                hint = "set --allowed-origins to the origins of your pages, or to *"
                 log.warning("cross-origin requests refused", origin=_origin(request.headers), hint=hint)
         unknown = Route(_unanswered, error_response, "", need=Permission.CALLER)
         admission_refusal = await self.admit(unknown, request) if is_guarded else None

@@ -138,7 +138,7 @@ def test_errors_of_a_handler_are_reported_if_it_is_imported() -> None:
     _write_project("iris", code="import nothing_of_that_name\n")
     result = check("iris")
     assert (result.exit_code, "error  handler.py:1" in result.stdout) == (1, True)
-    result = check("iris", "--no_import")
+    result = check("iris", "--no-import")
     assert (result.exit_code, result.stdout) == (0, "ok: 0 versions loaded, no problem found\n")
 
 
@@ -413,12 +413,12 @@ def test_check_reports_the_problems_of_a_pipeline_of_ops(project: Path) -> None:
             "loads  uci version 1\nok: 1 version loaded, no problem found\n",
         )
     (project / "config.yml").write_text("http_port: 1\nrcp_port: 18083\n")
-    facts = json.loads(check("config.yml", "--json", "--no_import").stdout)
+    facts = json.loads(check("config.yml", "--json", "--no-import").stdout)
     assert (facts["errors"], facts["warnings"], facts["loaded"]) == (1, 1, [])
     assert [(each["path"], each["line"]) for each in facts["problems"]] == [("http_port", 1), ("rcp_port", 2)]
     (project / "config.yml").write_text(_CONFIG)
     (project / "keys.yaml").write_text("keys: 5\n")
-    assert check("config.yml", "--keys_file", "keys.yaml").exit_code == 1
+    assert check("config.yml", "--keys-file", "keys.yaml").exit_code == 1
     (project / "web_service.py").unlink()
     unscripted = check("config.yml")
     assert (unscripted.exit_code, "there is no web_service.py" in unscripted.stdout) == (0, True)

@@ -34,7 +34,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_demo_gets_right_answers_over_both_protocols(cache: Path) -> None:
     grpc, rest = free_ports(2)
-    result = run_command("demo", "--once", "--port", str(grpc), "--rest_port", str(rest))
+    result = run_command("demo", "--once", "--port", str(grpc), "--rest-port", str(rest))
     assert result.exit_code == 0, result.output
     assert "32 of 32 answers are right" in result.stdout
     rows = [line.split() for line in result.stdout.splitlines()]
@@ -60,7 +60,7 @@ def test_demo_reports_a_port_in_use_with_its_option(taken: str, other: str) -> N
 
 
 def test_demo_refuses_one_port_for_both_protocols() -> None:
-    result = run_command("demo", "--port", "9", "--rest_port", "9")
+    result = run_command("demo", "--port", "9", "--rest-port", "9")
     assert (result.exit_code, "must differ" in result.stderr) == (64, True)
 
 
@@ -248,7 +248,7 @@ def _chat(chat_answers: ChatServer, *arguments: str, stdin: str = "") -> Command
 
 def test_one_answer_is_printed_alone_or_with_its_figures(chat_answers: ChatServer) -> None:
     done = _chat(
-        chat_answers, "chat", "--once", "Hi", "--system", "Be short.", "--max_tokens", "5", "--temperature", "0"
+        chat_answers, "chat", "--once", "Hi", "--system", "Be short.", "--max-tokens", "5", "--temperature", "0"
     )
     assert (done.exit_code, done.stdout) == (0, "Hello\n"), done.stderr
     assert chat_answers.asked == [
@@ -311,7 +311,7 @@ def test_the_api_key_comes_from_an_option_or_the_environment(
 ) -> None:
     monkeypatch.setenv("OVMS_API_KEY", "from-outside")
     _chat(chat_answers, "chat", "--once", "Hi")
-    _chat(chat_answers, "chat", "--once", "Hi", "--api_key", "given")
+    _chat(chat_answers, "chat", "--once", "Hi", "--api-key", "given")
     assert chat_answers.keys == ["Bearer from-outside", "Bearer given"]
 
 

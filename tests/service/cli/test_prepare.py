@@ -46,7 +46,7 @@ def test_a_model_file_becomes_an_entry_that_only_force_overwrites(source: str, t
     lines = [line.split() for line in result.stdout.splitlines()]
     assert ["input", "x", "FP32", "[-1,10]"] in lines
     assert ["output", "y", "FP32", "[-1,10]"] in lines
-    assert "ovms serve --model_name plus --model_path repo/plus" in result.stderr
+    assert "ovms serve --model-name plus --model-path repo/plus" in result.stderr
     assert prepare(source).exit_code == 0
     again = prepare(source)
     assert again.exit_code == 1
@@ -123,7 +123,7 @@ def test_each_model_of_a_folder_becomes_an_entry(zoo: Path, tmp_path: Path) -> N
         ["adder", "adder/1/model.xml", "OpenVINO IR", "x FP32 [-1,10]", "y FP32 [-1,10]", "prepared models/adder/2"],
         ["fc", "fc", "PaddlePaddle", "x FP32 [-1,3]", "fc_0.tmp_1 FP32 [-1,2]", "prepared models/fc/2"],
     ]
-    assert "ovms serve --config_path models/zoo.json" in result.stderr
+    assert "ovms serve --config-path models/zoo.json" in result.stderr
     steps = [
         line.partition(": ")[2] for line in result.stderr.splitlines() if line.startswith("converting zoo/relu.onnx")
     ]
@@ -244,7 +244,7 @@ def test_a_sample_graph_is_a_folder(tmp_path: Path) -> None:
     result = _prepared("--sample", "incrementer")
     folder = tmp_path / "models" / "incrementer"
     assert sorted(path.name for path in folder.iterdir()) == ["graph.pbtxt", "incrementer.py"]
-    assert "ovms serve --model_name incrementer --model_path models/incrementer" in result.stderr
+    assert "ovms serve --model-name incrementer --model-path models/incrementer" in result.stderr
     (folder / "graph.pbtxt").write_text("")
     again = prepare("--sample", "incrementer")
     assert again.exit_code == 0
@@ -271,7 +271,7 @@ def test_a_sample_pipeline_has_models_and_a_configuration(tmp_path: Path) -> Non
         "custom_node_library_config_list",
         "pipeline_config_list",
     ]
-    assert "ovms serve --config_path models/ensemble.json" in result.stderr
+    assert "ovms serve --config-path models/ensemble.json" in result.stderr
     assert "models/ensemble" in prepare("--sample", "ensemble", "--version", "4").stderr
 
 
@@ -279,7 +279,7 @@ def test_text_samples_are_served_by_task_and_missing_wheels_are_named(tmp_path: 
     (tmp_path / "models" / "chat").mkdir(parents=True)
     result = _prepared("--sample", "chat")
     assert "already exists: models/chat" in result.stdout
-    assert "ovms serve --model_name chat --model_path models/chat --task text_generation" in result.stderr
+    assert "ovms serve --model-name chat --model-path models/chat --task text_generation" in result.stderr
     assert "ovms chat chat" in result.stderr
     (sample,) = [each for each in SAMPLES if each.name == "chat"]
     entry = {"name": "chat", "base_path": "chat", "task": "text_generation"}

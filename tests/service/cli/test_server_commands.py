@@ -247,7 +247,7 @@ def test_a_sequence_is_run_to_its_end(server: ServedInThread, rows: str, tmp_pat
 
 @both_protocols
 def test_steps_are_lines_of_json(server: ServedInThread, rows: str, protocol: str) -> None:
-    options = ("--input", "-", "--json", "--sequence_id", str(2**64 - 1), protocol)
+    options = ("--input", "-", "--json", "--sequence-id", str(2**64 - 1), protocol)
     answer = _run_sequence(server, *options, stdin=Path(rows).read_bytes())
     assert answer.exit_code == 0, answer.stderr
     lines = [json.loads(line) for line in answer.stdout.splitlines()]
@@ -263,7 +263,7 @@ def test_a_sequence_may_have_one_step_and_needs_a_free_id(server: ServedInThread
         return server.ask("POST", "/v2/models/sum/infer", json=document).is_success
 
     assert step(sequence_start=True)
-    refused = _run_sequence(server, "--input", rows, "--sequence_id", "5")
+    refused = _run_sequence(server, "--input", rows, "--sequence-id", "5")
     assert refused.exit_code == 1
     assert "step 1 of 10 in sequence 5: Sequence with provided ID already exists" in refused.stderr
     assert _open_sequences(server) == [5]
@@ -382,7 +382,7 @@ def test_a_profile_is_printed_in_every_form_and_written_for_speedscope(server: S
     document = json.loads((tmp_path / "p.json").read_text())
     check_speedscope(document)
     assert {"event loop", "layers of dummy"} <= {each["name"] for each in document["profiles"]}
-    printed = json.loads(_profile(server, "--no_layers", "--json").stdout)
+    printed = json.loads(_profile(server, "--no-layers", "--json").stdout)
     assert (printed["models"], printed["seconds"] >= 0.2) == ([], True)
     lines = list(csv.reader(io.StringIO(_profile(server, "--model", "dummy", "--format", "csv").stdout)))
     assert lines[0] == ["where", "what", "place", "own_percent", "total_percent", "microseconds"]
@@ -416,7 +416,7 @@ def test_a_profile_is_printed_in_every_form_and_written_for_speedscope(server: S
         ),
         (64, "sequence run --model sum --input rows.npy --output sums.txt", "a file ending in"),
         (64, "sequence run --model sum --input rows.npy --join 0", "--join requires --output FILE"),
-        (64, "sequence run --model sum --input rows.npy --sequence_id 0", "--sequence-id"),
+        (64, "sequence run --model sum --input rows.npy --sequence-id 0", "--sequence-id"),
         (64, "sequence run --model sum --input rows.npy --chunk 0", "--chunk"),
         (1, "stream --model unknown --input a", "not found"),
         (2, "stream --model words --input a --url {free}", "is the server running?"),

@@ -142,16 +142,17 @@ def test_results_have_the_requested_outputs_and_id(backend: str, url: str) -> No
 def test_errors_have_the_class_of_the_server(backend: str, url: str) -> None:
     async def body(client: Any) -> None:
         zeros = np.zeros((1, 10), np.float32)
-        for cls, call in (
+        calls: list[tuple[type[Exception], Callable[[], Any]]] = [
             (errors.NotFound, lambda: client.infer("missing", {"b": zeros})),
             (errors.NotFound, lambda: client.metadata("missing")),
             (errors.InvalidRequest, lambda: client.infer("dummy", {"b": zeros[0]})),
             (errors.InvalidRequest, lambda: client.infer("dummy", {"b": zeros.astype(complex)})),
             (errors.InvalidRequest, lambda: client.infer("dummy", {"b": zeros}, datatypes={"b": "INT32"})),
             (errors.InvalidRequest, lambda: client.infer("dummy", {"b": zeros}, datatypes={"b": "FP31"})),
-        ):
+        ]
+        for cls, call in calls:
             with pytest.raises(cls):
-                await value(call())  # type: ignore[no-untyped-call]
+                await value(call())
         assert (await value(client.infer("dummy", {"b": zeros})))["a"].tolist() == [[1.0] * 10]
 
     run(backend, url, body)

@@ -156,7 +156,7 @@ async def test_a_body_above_the_limit_is_refused_in_the_form_of_its_path(serve: 
     async with serve(ECHO, max_body_bytes=1000) as served:
         answer = await served.ask(content=b"1" * 2000)
         assert (answer.status_code, answer.headers["content-type"]) == (413, "text/plain; charset=utf-8")
-        assert "--max_message_size" in answer.text
+        assert "--max-message-size" in answer.text
         assert answer.headers["access-control-allow-origin"] == "*"
         answer = await served.ask("POST", "/v2/models/x/infer", content=b"1" * 2000)
         assert (answer.status_code, list(answer.json())) == (413, ["error"])

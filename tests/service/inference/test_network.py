@@ -511,7 +511,7 @@ async def test_too_large_outputs_are_refused_before_they_are_copied(
     with monkeypatch.context() as patched:
         patched.setattr(slot_module, "from_tensor", None)
         for _ in range(2 * running.pool.size):
-            with pytest.raises(PayloadTooLarge, match=r"outputs have 80 bytes, the limit is 79 \(--max_message_size\)"):
+            with pytest.raises(PayloadTooLarge, match=r"outputs have 80 bytes, the limit is 79 \(--max-message-size\)"):
                 await running.infer([np.ones((2, 10), np.float32)], max_output_bytes=79)
     (answer,) = await running.infer([ONES], max_output_bytes=40)
     np.testing.assert_array_equal(answer, ONES + 1)

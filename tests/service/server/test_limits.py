@@ -43,7 +43,7 @@ async def test_limits_of_server_and_model_apply_to_calls_of_model_and_pipeline(t
             for _ in range(30):
                 nursery.start_soon(call, "p")
             await wait_all_tasks_blocked()
-            with pytest.raises(Overloaded, match=r"may have 1 \(--max_concurrency\) and 30 \(--max_queue\)"):
+            with pytest.raises(Overloaded, match=r"may have 1 \(--max-concurrency\) and 30 \(--max-queue\)"):
                 await call("p")
             place.release()
         assert sums == [20.0] * 50

@@ -243,5 +243,5 @@ def test_load_requests_are_refused_without_explicit_model_control(tmp_path: Path
     with serving_in_thread(model_name="m", model_path=base) as running:
         for verb in ("load", "unload"):
             answer = running.ask("POST", f"/v2/repository/models/m/{verb}", json={})
-            assert (answer.status_code, "--model_control explicit" in answer.text) == (412, True)
+            assert (answer.status_code, "--model-control explicit" in answer.text) == (412, True)
         assert "model_repository" not in running.ask("GET", "/v2").json()["extensions"]

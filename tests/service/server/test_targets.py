@@ -326,6 +326,14 @@ def test_a_path_that_cannot_be_served_is_refused_with_what_was_found_and_a_fix(
     assert problem.expected
 
 
+def test_a_folder_of_very_many_folders_is_no_repository(tmp_path: Path) -> None:
+    for number in range(50):
+        for other in range(50):
+            (tmp_path / f"{number}" / f"{other}").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="too many folders for a repository of models"):
+        find_target(tmp_path)
+
+
 def test_a_script_of_a_pipeline_of_ops_is_found_or_asked_for(tmp_path: Path) -> None:
     one = _write_ops(tmp_path / "one", "serve_it.py")
     (one / "client.py").write_text("import requests\n")

@@ -139,7 +139,7 @@ async def test_unusable_files_leave_the_current_certificate(tmp_path: Path, name
 def test_unusable_key_file_is_refused_at_the_start(tmp_path: Path) -> None:
     files = _Files(tmp_path)
     files.key.write_text("no key")
-    with pytest.raises(ConfigError, match=r"--tls_key .*key\.pem"):
+    with pytest.raises(ConfigError, match=r"--tls-key .*key\.pem"):
         files.certificates().tls("h2")
 
 

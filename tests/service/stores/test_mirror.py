@@ -14,7 +14,8 @@ from ovmstrio.core.errors import StorageFailure
 from ovmstrio.serving.mirrors import update_mirror
 from ovmstrio.stores.address import Address, find_address
 from ovmstrio.stores.mirror import Mirror, evict
-from ovmstrio.stores.storage import LocalStorage, ModelStorage, OnProgress, StoredFile, open_storage
+from ovmstrio.stores.open_storage import open_storage
+from ovmstrio.stores.storage import LocalStorage, ModelStorage, OnProgress, StoredFile
 from tests.support.stores import FileServer, file_server
 
 _SIZE = 3_000_000
@@ -241,7 +242,7 @@ def test_a_changed_revision_downloads_the_changed_files(files: FileServer) -> No
     _hub()
     first = {
         "openvino_model.xml": b"<x/>",
-        "openvino_model.bin": b"w" * _SIZE,
+        "openvino_model.bin": b"w" * 24_000_000,
         "config.json": b"1",
         "a.safetensors": b"s",
     }
@@ -321,10 +322,10 @@ def test_pull_places_a_model_in_the_repository(files: FileServer, tmp_path: Path
     _hub()
     files.publish("org/name", {"openvino_model.xml": b"<x/>", "openvino_model.bin": b"w"})
     files.publish("org/gguf", {"q4.gguf": b"4", "q8.gguf": b"8"})
-    where = ["--model_repository_path", str(tmp_path / "models"), "--task", "text_generation"]
+    where = ["--model-repository-path", str(tmp_path / "models"), "--task", "text_generation"]
     runs = [
-        CliRunner().invoke(command_line(), ["--pull", "--source_model", name, *options, *where])
-        for name, options in (("org/name", []), ("org/gguf", ["--gguf_filename", "q8.gguf"]), ("org/none", []))
+        CliRunner().invoke(command_line(), ["--pull", "--source-model", name, *options, *where])
+        for name, options in (("org/name", []), ("org/gguf", ["--gguf-filename", "q8.gguf"]), ("org/none", []))
     ]
     assert [run.exit_code for run in runs] == [0, 0, 1], [run.output for run in runs]
     assert (tmp_path / "models/org/name/openvino_model.bin").read_bytes() == b"w"
@@ -340,7 +341,7 @@ def test_a_source_model_is_downloaded_and_served(
     taken: list[dict[str, object]] = []
     monkeypatch.setattr(serve, "run_server", taken.append)
     files.publish("org/name", {"openvino_model.xml": b"<x/>"})
-    where = ["--source_model", "org/name", "--model_repository_path", str(tmp_path), "--rest_port", "8000"]
+    where = ["--source-model", "org/name", "--model-repository-path", str(tmp_path), "--rest-port", "8000"]
     run = CliRunner().invoke(command_line(), where)
     assert run.exit_code == 0, run.output
     assert (taken[0]["model_name"], taken[0]["model_path"]) == ("org/name", str(tmp_path / "org/name"))

@@ -157,14 +157,24 @@ def test_a_repository_of_a_hub_is_served(files: FileServer, tmp_path: Path) -> N
     assert not any("safetensors" in each for each in files.requests)
 
 
-def test_a_language_model_of_a_hub_is_served(files: FileServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("address", ["hf://org/one", "hf://org/several/tiny.gguf"])
+@pytest.mark.parametrize("is_configured", [False, True])
+def test_a_language_model_of_a_hub_is_served(
+    files: FileServer, tmp_path: Path, address: str, *, is_configured: bool
+) -> None:
     for module in ("huggingface_hub", "openvino_genai", "gguf"):
         pytest.importorskip(module)
     from tests.support.tiny_llm import write_tiny_gguf
 
     content = write_tiny_gguf(tmp_path / "tiny.gguf").read_bytes()
-    files.publish("org/tiny", {"tiny.gguf": content, "other.gguf": b"another quantization"})
-    with serving_in_thread(model_name="tiny", model_path="hf://org/tiny/tiny.gguf") as server:
+    files.publish("org/one", {"tiny.gguf": content, "README.md": b"text"})
+    files.publish("org/several", {"tiny.gguf": content, "other.gguf": b"another quantization"})
+    config = tmp_path / "config.json"
+    entry = {"config": {"name": "tiny", "base_path": address}}
+    config.write_text(json.dumps({"model_config_list": [], "text_model_config_list": [entry]}))
+    settings = {"config_path": config} if is_configured else {"model_name": "tiny", "model_path": address}
+    with serving_in_thread(**settings) as server:
+        until(lambda: server.ask("GET", "/v2/health/ready").status_code == 200)
         body = {"model": "tiny", "prompt": "a", "max_tokens": 3, "temperature": 0}
         assert server.ask("POST", "/v3/completions", json=body).json()["usage"]["completion_tokens"] == 3
     assert not any("other.gguf" in each for each in files.requests)

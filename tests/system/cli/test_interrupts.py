@@ -3,7 +3,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -228,7 +228,7 @@ _STARTS = {
     "check": ("check", "{folder}/iris"),
     "check of a slow import": ("check", "{folder}/slow"),
     "prepare": ("prepare", "{folder}/iris/1/model.xml", "--force", "--repository", "{folder}/prepared"),
-    "infer": ("infer", "--model", "m", "--input", "x=1", "--url", "127.0.0.1:1"),
+    "infer": ("infer", "--model", "m", "--input", "x=1", "--url", "{silent}"),
     "top": ("top", "--url", "127.0.0.1:1"),
 }
 
@@ -244,20 +244,43 @@ def starts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("imports", [90, 200, 400, 600])
+def _interrupt_after(imports: int, arguments: Sequence[str], variables: Mapping[str, str]) -> tuple[int, str]:
+    with on_terminal(*arguments, variables=variables) as command:
+        command.wait_for("import time:", imports)
+        command.interrupt()
+        return command.end(), command.shown
+
+
+@pytest.mark.parametrize("imports", [60, 150, 300, 400])
 @pytest.mark.parametrize("start", _STARTS)
 def test_ctrl_c_ends_a_starting_command_without_a_traceback(starts: Path, start: str, imports: int) -> None:
     ports = " --port {} --rest_port {}".format(*free_ports(2))
-    line = " ".join(_STARTS[start]).format(folder=starts, ports=ports)
     # Python prints a line for each import, which makes the moment of the interrupt independent of the machine.
-    with on_terminal(*line.split(), variables={"PYTHONPROFILEIMPORTTIME": "1"}) as command:
-        command.wait_for("import time:", imports)
-        command.interrupt()
-        code = command.end()
-    shown = [line for line in command.shown.splitlines() if "import time:" not in line]
+    variables = {"PYTHONPROFILEIMPORTTIME": "1"}
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        line = " ".join(_STARTS[start]).format(folder=starts, ports=ports, silent=address)
+        code, output = _interrupt_after(imports, line.split(), variables)
+    shown = [line for line in output.splitlines() if "import time:" not in line]
     # A server that has begun to load drains.
     assert code in ({0, 130} if start in {"model", "slow import", "project"} else {130}), shown
     assert [line for line in shown if "Traceback" in line or "KeyboardInterrupt" in line] == []
+
+
+@pytest.mark.parametrize("presses", [1, 2])
+def test_ctrl_c_ends_a_server_while_the_code_of_a_node_is_imported(starts: Path, presses: int) -> None:
+    ports = " --port {} --rest_port {}".format(*free_ports(2))
+    line = " ".join(_STARTS["slow import"]).format(folder=starts, ports=ports)
+    with on_terminal(*line.split()) as command:
+        command.wait_for("service loading")
+        command.interrupt()
+        if presses == 2:
+            command.wait_for("draining")
+            command.interrupt()
+        code = command.end()
+    assert code in ({0} if presses == 1 else {0, 1, 130}), command.shown
+    assert "Traceback" not in command.shown
+    assert "AVAILABLE" not in command.shown
 
 
 def test_an_interrupt_during_imports_ends_without_a_message() -> None:

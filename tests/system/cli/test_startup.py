@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,11 @@ def test_a_terminal_shows_links_places_and_a_command_to_try(tmp_path: Path, port
     with on_terminal("serve", "--model_name", "mine", "--model_path", str(folder), *_options(ports)) as command:
         command.wait_for("try ")
         command.wait_for(f"localhost:{ports[1]}", times=7)
+        (tried,) = re.findall(r"^try +(\S.*?)\r?$", _CODES.sub("", command.shown), re.MULTILINE)
+        arguments = shlex.split(tried)
+        with piped(*arguments[arguments.index("infer") :], "--json") as call:
+            answer = json.loads(call.stdout.read())
+            assert call.end() == (0, "")
         command.interrupt()
         assert command.end() == 0
     base = f"http://localhost:{ports[1]}"
@@ -50,8 +57,8 @@ def test_a_terminal_shows_links_places_and_a_command_to_try(tmp_path: Path, port
     (row,) = [line.split() for line in lines if line.startswith("mine ") and "AVAILABLE" in line]
     assert row[:5] == ["mine", "model", "1", "AVAILABLE", "CPU"]
     assert f"gRPC     127.0.0.1:{ports[0]}" in lines
-    (tried,) = [line for line in lines if line.startswith("try ")]
-    assert re.fullmatch(rf"try +\S.* infer mine '\[\[0, 0, 0, 0\]\]' --rest --url {base}", tried), tried
+    assert tried.endswith(f"infer mine '[[0, 0, 0, 0]]' --url {base}")
+    assert answer == {"a": [[1, 1, 1, 1]]}
 
 
 def test_a_terminal_shows_the_step_of_a_service_that_loads(tmp_path: Path, ports: tuple[int, int]) -> None:

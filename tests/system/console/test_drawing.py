@@ -87,8 +87,8 @@ def _random_drawing(seed: int) -> dict[str, Any]:
             edges.append(DrawnEdge(box.key, f"n{number}", chance.choice(_WORDS), "TAG", is_side=is_side))
     edges += [DrawnEdge(chance.choice(nodes).key, output.key, chance.choice(_WORDS)) for output in outputs]
     for _ in range(chance.randrange(4)):
-        source, target = sorted(chance.choices(range(len(nodes)), k=2), reverse=True)
-        edges.append(DrawnEdge(f"n{source}", f"n{target}", chance.choice(_WORDS), is_back=True))
+        first, last = sorted(chance.choices(range(len(nodes)), k=2))
+        edges.append(DrawnEdge(f"n{last}", f"n{first}", chance.choice(_WORDS), is_back=True))
     # An edge of a box that is not drawn is left out.
     edges.append(DrawnEdge("n0", "nothing", "lost"))
     drawing = arrange(inputs, nodes, outputs, edges)

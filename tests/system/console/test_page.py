@@ -221,6 +221,17 @@ def test_a_wrong_value_is_reported_at_its_field(
         expect(page.get_by_role("alert")).to_have_count(0)
 
 
+def test_the_command_below_the_form_sends_the_same_values(server: ServedInThread, open_page: OpenPage) -> None:
+    with open_page(_url(server, "services/incrementer")) as page:
+        _send(page, "[[1, 2], [3, 4]]")
+        page.get_by_text("Call from the shell").first.click()
+        snippets = page.locator(".snippets").first
+        snippets.get_by_role("button", name="ovms").click()
+        expect(snippets.locator("pre")).to_contain_text(
+            "echo '[[1,2],[3,4]]' | ovms infer --model 'incrementer' --input - --rest"
+        )
+
+
 def test_a_stream_is_shown_in_its_pieces(server: ServedInThread, open_page: OpenPage) -> None:
     with open_page(_url(server, "services/words")) as page:
         page.get_by_label("text", exact=True).fill("one two three")

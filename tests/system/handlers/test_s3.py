@@ -20,7 +20,8 @@ from ovmstrio.core.errors import StorageFailure, UserCodeError
 from ovmstrio.handlers.handler_loading import HandlerDependencies, LoadedHandler, open_handler
 from ovmstrio.handlers.models.library import LibraryOptions, ModelLibrary, open_library, open_models
 from ovmstrio.handlers.models.model_cache import WatchOptions, lease_models
-from ovmstrio.stores.storage import StoredFile, ignore_progress, open_storage
+from ovmstrio.stores.open_storage import open_storage
+from ovmstrio.stores.storage import StoredFile, ignore_progress
 from tests.support.model_projects import TEXT_MODELS, Loads, library_over, models_in, next_look, paths_below
 from tests.support.ports import free_ports
 from tests.support.projects import make_project

@@ -75,7 +75,7 @@ async def test_later_servers_know_the_verdicts_without_a_process(
         problem = await refusal_of(bad)
         (day,) = re.findall("crash probe of (.*?); not repeated while", problem.message)
         assert day in _today_or_yesterday()
-        assert "or start with --crash_probe retry" in problem.suggestion
+        assert "or start with --crash-probe retry" in problem.suggestion
         (file,) = (file for file in (tmp_path / "trials/verdicts").iterdir() if str(file) in problem.suggestion)
         file.unlink()
         with pytest.raises(NotReady, match="crash probe worker not started"):

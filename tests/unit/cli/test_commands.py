@@ -181,7 +181,7 @@ def _keys(*arguments: str) -> Result:
 
 def test_keys_are_stored_as_hashes_and_revoked(tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
-    limits = ("--concurrency", "2", "--tokens_per_minute", "1000")
+    limits = ("--concurrency", "2", "--tokens-per-minute", "1000")
     made = _keys("new", "shop", "--file", str(file), "--scope", "infer:a*", "--scope", "read", *limits)
     assert made.exit_code == 0, made.output
     key = made.stdout.strip()
@@ -407,7 +407,7 @@ def test_arguments_reach_a_script_as_by_python_and_configure_its_service(
     assert served == [config]
 
 
-@pytest.mark.parametrize("option", ["--bind-address", "--port=31", "--no_metrics_enable", "--compiled_gb"])
+@pytest.mark.parametrize("option", ["--bind-address", "--port=31", "--no-metrics-enable", "--compiled_gb"])
 def test_an_option_of_the_server_after_a_script_is_refused(
     script: Path, capsys: pytest.CaptureFixture[str], option: str
 ) -> None:

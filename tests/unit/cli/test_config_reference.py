@@ -140,6 +140,28 @@ WRONG = {
             {"name": "a", "inputs": [], "outputs": [], "nodes": [{"name": "n", "type": "DL model", "inputs": []}]}
         ],
     },
+    "unknown type of a node": {
+        "model_config_list": [],
+        "pipeline_config_list": [
+            {
+                "name": "a",
+                "inputs": [],
+                "outputs": [],
+                "nodes": [{"name": "n", "type": "model", "model_name": "m", "inputs": [], "outputs": []}],
+            }
+        ],
+    },
+    "two names in one source": {
+        "model_config_list": [],
+        "pipeline_config_list": [
+            {
+                "name": "a",
+                "inputs": [],
+                "nodes": [],
+                "outputs": [{each: {"node_name": "n", "data_item": each} for each in "xy"}],
+            }
+        ],
+    },
     "unknown isolation": {
         "model_config_list": [],
         "mediapipe_config_list": [{"name": "a", "python_isolation": "thread"}],

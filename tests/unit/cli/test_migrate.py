@@ -301,6 +301,17 @@ def test_a_step_that_a_pipeline_cannot_run_leaves_the_ensemble_out(reason: str) 
     assert "pipeline_config_list" not in json.loads(Path("out/config.json").read_text())
 
 
+def test_a_name_that_is_not_utf8_is_not_converted() -> None:
+    _add("m", ONNX, "1/model.onnx")
+    _add("b\udcff", ONNX, "1/model.onnx")
+    result = _migrate("--output", "out")
+    assert result.exit_code == 0, result.output
+    assert "rename the folder" in result.stdout
+    assert _entry()
+    report = json.loads(_migrate("--json", "--output", "again").stdout)
+    assert [each["status"] for each in report["models"]] == ["not converted", "converted"]
+
+
 def test_the_report_as_csv_has_a_row_for_each_note_and_each_model() -> None:
     _add("a", ONNX, "1/model.onnx")
     _add("b", f"{ONNX}\nresponse_cache {{ enable: true }} instance_group {{ count: 3 }}", "1/model.onnx")

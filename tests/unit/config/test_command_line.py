@@ -80,32 +80,32 @@ def test_an_issuer_is_any_name_with_a_key_file_and_else_an_address(options: dict
 @pytest.mark.parametrize(
     ("options", "paths"),
     [
-        ({"port": "70000", "log_level": "info", "drain_seconds": -1}, ["--port", "--drain_seconds", "--log_level"]),
+        ({"port": "70000", "log_level": "info", "drain_seconds": -1}, ["--port", "--drain-seconds", "--log-level"]),
         ({"prot": 1}, ["--prot"]),
-        ({"port": 0, "rest_port": 0}, ["--port and --rest_port"]),
-        ({"port": 8000}, ["--port and --rest_port"]),
-        ({"model_name": "m"}, ["--model_name"]),
+        ({"port": 0, "rest_port": 0}, ["--port and --rest-port"]),
+        ({"port": 8000}, ["--port and --rest-port"]),
+        ({"model_name": "m"}, ["--model-name"]),
         ({"shape": "(1)"}, ["--shape"]),
-        ({**MODEL, "config_path": "c.json"}, ["--model_name, --model_path"]),
+        ({**MODEL, "config_path": "c.json"}, ["--model-name, --model-path"]),
         ({**MODEL, "shape": "1", "nireq": "x", "mean": "1"}, ["--nireq", "--shape", "--mean"]),
         ({**MODEL, "batching": '{"max_batch_size": 0, "batch_timeout_ms": 1}'}, ["--batching.max_batch_size"]),
-        ({**MODEL, "shape_buckets": '{"batch": [2, 1]}'}, ["--shape_buckets.batch.sizes"]),
-        ({**MODEL, "sequence_cleaner_poll_wait_minutes": -1}, ["--sequence_cleaner_poll_wait_minutes"]),
-        ({"model_name": "", "model_path": "azfs://b/m"}, ["--model_name", "--model_path"]),
-        ({"model_name": "m", "model_path": "../m"}, ["--model_path"]),
-        ({"tls_cert": "c", "client_ca": "a"}, ["--tls_cert and --tls_key"]),
-        ({"client_ca": "a"}, ["--client_ca"]),
-        ({"jwt_audience": "a"}, ["--jwt_audience"]),
-        ({"trusted_proxies": "10.0.0.0/8, proxy.example"}, ["--trusted_proxies"]),
-        ({"oidc_issuer": "issuer.example"}, ["--oidc_issuer"]),
-        ({"oidc_issuer": "http://issuer.example"}, ["--oidc_issuer"]),
-        ({"metrics_list": "ovms_streams,x"}, ["--metrics_list"]),
-        ({"metrics_list": "ovms_streams", "rest_port": 0}, ["--metrics_list"]),
-        ({"metrics_list": "ovms_streams", "metrics_enable": False}, ["--metrics_list"]),
-        ({"metrics_enable": True, "rest_port": 0}, ["--metrics_enable"]),
-        ({"metrics_families": "ovms_*,ovmx_*,"}, ["--metrics_families", "--metrics_families"]),
-        ({"metrics_families": "ovms_*", "metrics_enable": False}, ["--metrics_families"]),
-        ({"metrics_families": "ovms_*", "metrics_list": "x"}, ["--metrics_list and --metrics_families"]),
+        ({**MODEL, "shape_buckets": '{"batch": [2, 1]}'}, ["--shape-buckets.batch.sizes"]),
+        ({**MODEL, "sequence_cleaner_poll_wait_minutes": -1}, ["--sequence-cleaner-poll-wait-minutes"]),
+        ({"model_name": "", "model_path": "azfs://b/m"}, ["--model-name", "--model-path"]),
+        ({"model_name": "m", "model_path": "../m"}, ["--model-path"]),
+        ({"tls_cert": "c", "client_ca": "a"}, ["--tls-cert and --tls-key"]),
+        ({"client_ca": "a"}, ["--client-ca"]),
+        ({"jwt_audience": "a"}, ["--jwt-audience"]),
+        ({"trusted_proxies": "10.0.0.0/8, proxy.example"}, ["--trusted-proxies"]),
+        ({"oidc_issuer": "issuer.example"}, ["--oidc-issuer"]),
+        ({"oidc_issuer": "http://issuer.example"}, ["--oidc-issuer"]),
+        ({"metrics_list": "ovms_streams,x"}, ["--metrics-list"]),
+        ({"metrics_list": "ovms_streams", "rest_port": 0}, ["--metrics-list"]),
+        ({"metrics_list": "ovms_streams", "metrics_enable": False}, ["--metrics-list"]),
+        ({"metrics_enable": True, "rest_port": 0}, ["--metrics-enable"]),
+        ({"metrics_families": "ovms_*,ovmx_*,"}, ["--metrics-families", "--metrics-families"]),
+        ({"metrics_families": "ovms_*", "metrics_enable": False}, ["--metrics-families"]),
+        ({"metrics_families": "ovms_*", "metrics_list": "x"}, ["--metrics-list and --metrics-families"]),
     ],
 )
 def test_all_problems_of_a_command_line_are_reported(options: dict[str, Any], paths: list[str]) -> None:
@@ -143,10 +143,10 @@ def test_a_batch_size_is_ignored_if_unreadable_or_with_a_shape() -> None:
         ({}, MetricsSpec(), ""),
         ({"rest_port": 0}, None, ""),
         ({"rest_port": 0}, MetricsSpec(enable=False), ""),
-        ({"rest_port": 0}, MetricsSpec(), "--rest_port is 0"),
-        ({"metrics_enable": True}, MetricsSpec(), "by --metrics_enable"),
-        ({"metrics_list": "ovms_streams"}, MetricsSpec(enable=False), "by --metrics_list"),
-        ({"metrics_families": "ovms_*"}, MetricsSpec(), "by --metrics_families"),
+        ({"rest_port": 0}, MetricsSpec(), "--rest-port is 0"),
+        ({"metrics_enable": True}, MetricsSpec(), "by --metrics-enable"),
+        ({"metrics_list": "ovms_streams"}, MetricsSpec(enable=False), "by --metrics-list"),
+        ({"metrics_families": "ovms_*"}, MetricsSpec(), "by --metrics-families"),
     ],
 )
 def test_command_line_and_file_must_not_both_configure_metrics(
@@ -183,12 +183,12 @@ def test_metric_families_are_chosen_by_list_or_by_patterns() -> None:
 @pytest.mark.parametrize(
     ("options", "beginnings"),
     [
-        ({"rest_prot": 1}, ["--rest_prot: unknown option; did you mean 'rest_port'?"]),
+        ({"rest_prot": 1}, ["--rest-prot: unknown option; did you mean '--rest-port'?"]),
         (
             {"metrics_families": "ovmstrio_redy,nothing_*"},
             [
-                "--metrics_families: unknown metric family 'ovmstrio_redy'; did you mean 'ovmstrio_ready'?",
-                "--metrics_families: unknown metric family 'nothing_*'; known are ovms_requests_success, ",
+                "--metrics-families: unknown metric family 'ovmstrio_redy'; did you mean 'ovmstrio_ready'?",
+                "--metrics-families: unknown metric family 'nothing_*'; known are ovms_requests_success, ",
             ],
         ),
     ],
@@ -222,7 +222,7 @@ def test_a_graph_refuses_the_options_of_models(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as error:
         read_settings(options)
     assert error.value.lines == [
-        f"--{name}: is an option of models, not of graphs; remove it" for name in ("batch_size", "nireq")
+        f"{option}: is an option of models, not of graphs; remove it" for option in ("--batch-size", "--nireq")
     ]
 
 
@@ -232,5 +232,5 @@ def test_models_of_a_subconfig_are_served_with_a_single_graph(tmp_path: Path) ->
     (folder / "subconfig.json").write_text(json.dumps({"model_config_list": entries}))
     spec = single_servable_spec(read_settings({"model_name": "g", "model_path": str(folder)}))
     assert [(model.name, model.base_path) for model in spec.of(ModelSpec)] == [("m", folder / "m")]
-    assert [problem.path for problem in spec.of(GraphSpec)[0].problems] == ["--model_name"]
+    assert [problem.path for problem in spec.of(GraphSpec)[0].problems] == ["--model-name"]
     assert spec.of(GraphSpec)[0].problems[0].message.startswith("Given mediapipe graph name is already occupied")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ovmstrio.graphs.validate import GraphValidation, validate_graph
+from ovmstrio.graphs.validate import GraphValidation, examine_graph, validate_graph
 from tests.support.graphs import LOOPBACK, graph_text, python_node
 
 
@@ -74,3 +74,35 @@ def test_python_nodes_need_unique_names_and_options(tmp_path: Path) -> None:
         "The Python Node is missing name definition",
         "The Python Node is missing options definition",
     ]
+
+
+CLASS = "class OvmsPythonModel:\n    def execute(self, inputs):\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "is_wrong"),
+    [
+        (f"{CLASS}        yield []\n", True),
+        (f"{CLASS}        for value in inputs:\n            yield from [value]\n", True),
+        (f"{CLASS}        return []\n        yield\n", True),
+        ("class OvmsPythonModel:\n    async def execute(self, inputs):\n        yield []\n", True),
+        (
+            "class Base:\n    def execute(self, inputs):\n        yield []\nclass OvmsPythonModel(Base):\n    pass\n",
+            True,
+        ),
+        (f"{CLASS}        return []\n    def other(self):\n        yield 1\n", False),
+        (f"{CLASS}        def inner():\n            yield 1\n        return list(inner())\n", False),
+        (f"{CLASS}        return list(each for each in inputs)\n", False),
+        (f"def other():\n    yield 1\n{CLASS}        return list(other())\n", False),
+        ("no python", False),
+    ],
+)
+def test_a_node_that_yields_needs_a_loopback(tmp_path: Path, source: str, is_wrong: bool) -> None:
+    (tmp_path / "model.py").write_text(source)
+    path = tmp_path / "graph.pbtxt"
+    for more, wrong in (("", is_wrong), (LOOPBACK, False)):
+        path.write_text(graph_text(python_node("model.py", more=more)))
+        problems = examine_graph(path).errors
+        texts = ['execute of node "node" yields, but LOOPBACK is not defined in the node'] if wrong else []
+        assert [problem.message for problem in problems] == texts
+        assert all("LOOPBACK:loopback" in problem.suggestion for problem in problems)

@@ -252,7 +252,7 @@ async def one_call(folder: Path) -> AsyncIterator[tuple[LoadedHandler, trio.Nurs
 
 
 async def expect_queue_timeout(handler: LoadedHandler, payload: int, seconds: int) -> None:
-    waited = f"no thread or process was free within {seconds} s .--queue_timeout.; try again later"
+    waited = f"no thread or process was free within {seconds} s .--queue-timeout.; try again later"
     with pytest.raises(QueueTimeout, match=waited) as caught:
         await handler.call("handle_post", payload=payload)
     assert caught.value.retry_after_seconds == seconds

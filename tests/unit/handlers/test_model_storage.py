@@ -30,7 +30,8 @@ from ovmstrio.handlers.models.version_index import (
     versions_by_model,
     versions_in_folder,
 )
-from ovmstrio.stores.storage import LocalStorage, StoredFile, open_storage
+from ovmstrio.stores.open_storage import open_storage
+from ovmstrio.stores.storage import LocalStorage, StoredFile
 from ovmstrio.telemetry.call_tracing import CallTracing
 from ovmstrio.telemetry.spans import RecordedSpan, TraceSampler
 from tests.support.examples import examples

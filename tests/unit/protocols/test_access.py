@@ -52,7 +52,7 @@ async def test_pages_of_other_origins_are_refused(tmp_path: Path, path: str, hea
     answer = await _post(tmp_path, path, headers)
     assert answer.status == 403, answer.content
     assert b"cross-origin change refused" in answer.content
-    assert b"--allowed_origins" in answer.content
+    assert b"--allowed-origins" in answer.content
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -94,7 +94,7 @@ async def test_the_first_refused_preflight_is_logged_with_the_option(tmp_path: P
                     await router.refuse(found, request)
             lines = [line for line in logs if line["event"] == "cross-origin requests refused"]
             assert [line["origin"] for line in lines] == warned
-            assert all("--allowed_origins" in line["hint"] for line in lines)
+            assert all("--allowed-origins" in line["hint"] for line in lines)
 
 
 @pytest.mark.parametrize(("origin", "status"), [("http://models.example", 400), ("http://page.example", 403)])

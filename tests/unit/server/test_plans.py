@@ -39,10 +39,10 @@ def _plan(folder: Path, options: dict[str, Any], **keys: Any) -> Plan:
     [
         ({"tls_cert": FILE}, "both are required"),
         ({"tls_key": FILE}, "both are required"),
-        ({"client_ca": FILE}, "needs --tls_cert and --tls_key"),
-        ({"port": 9000, "probe_port": 9000}, "--probe_port: port 9000 is in use by gRPC or REST"),
+        ({"client_ca": FILE}, "needs --tls-cert and --tls-key"),
+        ({"port": 9000, "probe_port": 9000}, "--probe-port: port 9000 is in use by gRPC or REST"),
         ({"port": 65_536}, "--port: the value cannot be used .expected an integer of 0 to 65535, found 65536"),
-        ({"drain_seconds": -1}, "--drain_seconds: the value cannot be used .expected a number of 0 or more, found -1"),
+        ({"drain_seconds": -1}, "--drain-seconds: the value cannot be used .expected a number of 0 or more, found -1"),
         ({"workers": "2"}, r"--workers.*nucleus\.yaml"),
     ],
 )

@@ -121,7 +121,7 @@ async def test_stored_sequences_decide_the_number_of_workers(tmp_path: Path, mon
     settings = ServerSettings(model_name="m", model_path=tmp_path / "m", workers=0, sequence_store=store)
     with trio.fail_after(PATIENCE_SECONDS):
         plan = await choose_workers(await read_plan(settings))
-    assert (plan.processes, plan.workers_reason) == (3, "--sequence_store has sequences of this number of workers")
+    assert (plan.processes, plan.workers_reason) == (3, "--sequence-store has sequences of this number of workers")
     check_worker_count(store, plan.processes)
 
 

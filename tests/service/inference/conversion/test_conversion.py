@@ -164,7 +164,7 @@ def test_states_are_detected_by_their_names(before: str, after: str, paired: boo
 
 
 def test_low_latency_needs_a_loop(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="leave out --low_latency"):
+    with pytest.raises(ConfigError, match="leave out --low-latency"):
         convert(_saved(_accumulator(), tmp_path), tmp_path, "sum", wanted=Conversion(low_latency=True))
 
 

@@ -295,7 +295,7 @@ def test_shared_memory_is_off_unless_it_is_allowed(tmp_path: Path, region: Regio
     with serving_in_thread(config_path=_config(tmp_path)) as server:
         for triton in _connected(server, interface):
             texts = [refusal(lambda: triton.register(**{"in": key})), triton.refusal("sums", triton.inputs("in"))]  # noqa: B023 - called at once
-        assert all("--allow_shared_memory turns it on" in text for text in texts)
+        assert all("--allow-shared-memory turns it on" in text for text in texts)
         assert "system_shared_memory" not in server.ask("GET", "/v2").json()["extensions"]
 
 
@@ -341,7 +341,7 @@ def test_at_most_1024_regions_are_registered(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("allowed", "expected"),
-    [(False, "--allow_remote_admin lets other machines do it"), (True, "cannot be opened")],
+    [(False, "--allow-remote-admin lets other machines do it"), (True, "cannot be opened")],
 )
 async def test_other_machines_register_only_with_remote_administration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, allowed: bool, expected: str

@@ -205,8 +205,8 @@ async def test_log_levels_are_reported_and_change_for_existing_loggers(
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"log_file": "/tmp/elsewhere.log"}, "fixed at start by --log_path"),
-        ({"log_format": "default"}, "fixed at start by --log_format"),
+        ({"log_file": "/tmp/elsewhere.log"}, "fixed at start by --log-path"),
+        ({"log_format": "default"}, "fixed at start by --log-format"),
         ({"log_warning": False, "log_info": True}, "log_warning cannot be off while log_info is on"),
         ({"log_infos": True}, "log_infos not known, expected some of log_file, log_info"),
         ({"log_info": None}, "log_info: expected true or false, got None"),

@@ -182,7 +182,7 @@ async def test_an_upload_above_the_limit_gets_its_answer_before_its_end(
             await peer.send(start)
             answer = await peer.answer()
             assert answer.status == 413
-            assert "--max_message_size" in answer.json["error"]
+            assert "--max-message-size" in answer.json["error"]
             assert str(MEBIBYTE) in answer.json["error"]
             for _ in range(4):
                 await peer.send(more)

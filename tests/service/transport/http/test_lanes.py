@@ -103,7 +103,7 @@ async def test_the_body_limit_is_the_same_in_both_lanes(
     else:
         assert answer.status == 413
         assert str(MEBIBYTE) in answer.json["error"]
-        assert "--max_message_size" in answer.json["error"]
+        assert "--max-message-size" in answer.json["error"]
 
 
 async def test_a_connection_has_any_number_of_requests_in_both_lanes(serving: Serving) -> None:
@@ -401,7 +401,7 @@ async def test_a_slow_request_is_refused_after_the_receive_time_in_both_lanes(
                 answer = await peer.answer()
                 nursery.cancel_scope.cancel()
         assert (answer.status, answer.headers["connection"]) == (408, "close")
-        assert answer.json == {"error": "the request did not come within 0.5 s (--request_read_timeout)"}
+        assert answer.json == {"error": "the request did not come within 0.5 s (--request-read-timeout)"}
         assert await peer.rest() == b""
 
 

@@ -165,8 +165,8 @@ async def test_unknown_and_malformed_names_are_refused(
     ("work", "status", "text"),
     [
         (lambda client: client.infer("echo", [], parameters={"fail": "größe: 3 ≠ 4"}), "INTERNAL", "größe: 3 ≠ 4"),
-        (lambda client: client.load_model("echo"), "FAILED_PRECONDITION", "--model_control explicit"),
-        (lambda client: client.unload_model("echo"), "FAILED_PRECONDITION", "--model_control explicit"),
+        (lambda client: client.load_model("echo"), "FAILED_PRECONDITION", "--model-control explicit"),
+        (lambda client: client.unload_model("echo"), "FAILED_PRECONDITION", "--model-control explicit"),
     ],
     ids=["failing model", "load without model control", "unload without model control"],
 )

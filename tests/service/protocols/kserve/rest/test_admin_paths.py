@@ -133,7 +133,7 @@ def test_histograms_are_rendered_after_their_first_value() -> None:
 async def test_disabled_metrics_are_refused_with_a_hint(serving: Serving) -> None:
     answer = await serving.get("/metrics")
     error = answer.json()["error"]
-    assert (answer.status_code, error.startswith("Invalid request URL"), "--metrics_enable" in error) == (
+    assert (answer.status_code, error.startswith("Invalid request URL"), "--metrics-enable" in error) == (
         400,
         True,
         True,
@@ -152,4 +152,4 @@ async def test_a_reload_by_a_remote_client_may_be_allowed(
     assert isinstance(route, Route)
     answer = await router.answer(route, HttpRequest("POST", route.path, peer=peer_at(client)))
     assert answer.status == status
-    assert ("--allow_remote_admin" in answer.content.decode()) == (status == 403)
+    assert ("--allow-remote-admin" in answer.content.decode()) == (status == 403)
