@@ -14,7 +14,9 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "licences.md"
 _ALIASES = {
     "3-Clause BSD License": "BSD-3-Clause",
+    "Apache 2": "Apache-2.0",
     "Apache 2.0": "Apache-2.0",
+    "Apache Software License 2.0": "Apache-2.0",
     "BSD License": "BSD-3-Clause",
     "Dual License": "Apache-2.0 OR BSD-3-Clause",  # of python-dateutil
     "ISC License": "ISC",
