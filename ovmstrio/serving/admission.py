@@ -334,8 +334,7 @@ class ServiceQueue:
                 retry_after_seconds=seconds,
             )
         raise Overloaded(
-            f"{state}, and may have {most} ({named[0]}) and {longest} ({named[1]});"
-            f" try again in {seconds} s",
+            f"{state}, and may have {most} ({named[0]}) and {longest} ({named[1]}); try again in {seconds} s",
             retry_after_seconds=seconds,
         )
 
