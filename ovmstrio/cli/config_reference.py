@@ -404,7 +404,16 @@ def _holds_schema(kind: Any) -> bool:
 def _of_pydantic(kind: Any) -> dict[str, Any]:
     config = ConfigDict(arbitrary_types_allowed=True)
     schema = TypeAdapter(kind, config=None if _is_enum(kind) else config).json_schema()
-    return {key: each for key, each in schema.items() if key not in {"title", "description"}}
+    # Releases of pydantic write the same bound as 0 and as 0.0.
+    return {key: _whole(each) for key, each in schema.items() if key not in {"title", "description"}}
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _whole(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_whole(each) for each in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _is_enum(kind: Any) -> bool:

@@ -62,10 +62,10 @@ def _applies(requirement: Requirement, extras: frozenset[str]) -> bool:
 
 def _licence(package: Distribution) -> str:
     metadata = package.metadata
-    declared = metadata["License-Expression"] or ""
+    declared = metadata.get("License-Expression") or ""
     if not declared:
         classifiers = [text for text in metadata.get_all("Classifier") or [] if text.startswith("License ::")]
-        short = (metadata["License"] or "").strip()
+        short = (metadata.get("License") or "").strip()
         declared = (
             short if short and "\n" not in short else " AND ".join(text.split(" :: ")[-1] for text in classifiers)
         )

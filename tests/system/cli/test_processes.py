@@ -105,7 +105,7 @@ def test_a_server_without_usable_standard_streams_logs_to_its_file(redirections:
         process.kill()
         process.wait()
     lines = log.read_text().splitlines()
-    assert any("grpc_workers" in line for line in lines)
+    assert any("grpc-workers" in line for line in lines)
     assert all(isinstance(json.loads(line), dict) for line in lines)
     assert not any("Traceback" in line for line in lines)
 
