@@ -404,15 +404,15 @@ def _holds_schema(kind: Any) -> bool:
 def _of_pydantic(kind: Any) -> dict[str, Any]:
     config = ConfigDict(arbitrary_types_allowed=True)
     schema = TypeAdapter(kind, config=None if _is_enum(kind) else config).json_schema()
-    # Releases of pydantic write the same bound as 0 and as 0.0.
-    return {key: _whole(each) for key, each in schema.items() if key not in {"title", "description"}}
+    return {key: each for key, each in _normal(schema).items() if key not in {"title", "description"}}
 
 
-def _whole(value: Any) -> Any:
+def _normal(value: Any) -> Any:
+    """Remove differences between releases of pydantic: 0.0 for 0, and the default of additionalProperties."""
     if isinstance(value, dict):
-        return {key: _whole(each) for key, each in value.items()}
+        return {key: _normal(each) for key, each in value.items() if (key, each) != ("additionalProperties", True)}
     if isinstance(value, list):
-        return [_whole(each) for each in value]
+        return [_normal(each) for each in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

@@ -60,12 +60,16 @@ def _applies(requirement: Requirement, extras: frozenset[str]) -> bool:
     return marker is None or any(marker.evaluate({"extra": extra}) for extra in {"", *extras})
 
 
+def _field(package: Distribution, name: str) -> str:
+    return (package.metadata[name] or "") if name in package.metadata else ""
+
+
 def _licence(package: Distribution) -> str:
     metadata = package.metadata
-    declared = metadata.get("License-Expression") or ""
+    declared = _field(package, "License-Expression")
     if not declared:
         classifiers = [text for text in metadata.get_all("Classifier") or [] if text.startswith("License ::")]
-        short = (metadata.get("License") or "").strip()
+        short = _field(package, "License").strip()
         declared = (
             short if short and "\n" not in short else " AND ".join(text.split(" :: ")[-1] for text in classifiers)
         )
