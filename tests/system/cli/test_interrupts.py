@@ -251,7 +251,10 @@ def _interrupt_after(imports: int, arguments: Sequence[str], variables: Mapping[
         return command.end(), command.shown
 
 
-@pytest.mark.parametrize("imports", [60, 150, 300, 400])
+_MOMENTS = [60, 300, *(pytest.param(count, marks=pytest.mark.slow) for count in (150, 400))]
+
+
+@pytest.mark.parametrize("imports", _MOMENTS)
 @pytest.mark.parametrize("start", _STARTS)
 def test_ctrl_c_ends_a_starting_command_without_a_traceback(starts: Path, start: str, imports: int) -> None:
     ports = " --port {} --rest_port {}".format(*free_ports(2))
