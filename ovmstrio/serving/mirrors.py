@@ -97,6 +97,15 @@ def _choose(policies: Sequence[VersionPolicy], versions: Iterable[int]) -> set[i
     return {version for policy in policies for version in policy.select(listed)}
 
 
+def _reason(error: Exception, address: Address) -> str:
+    """Return the text of a failed download, and log an exception of an unexpected type."""
+    if isinstance(error, ServerError):
+        return error.message
+    if not isinstance(error, OSError):
+        log.warning("download raised", address=str(address), exc_info=error)
+    return str(error) or type(error).__name__
+
+
 class _Followed:
     """One address, with the reason why its files cannot be used yet or any more."""
 
@@ -201,8 +210,8 @@ class Mirrors:
                     had_copy = mirror.is_usable
                     try:
                         changed = await update_mirror(mirror, each.policies, note)
-                    except (ServerError, OSError) as error:
-                        reason = error.message if isinstance(error, ServerError) else str(error)
+                    except Exception as error:  # noqa: BLE001 - clients of stores raise many types
+                        reason = _reason(error, mirror.address)
                         if not each.failure:
                             log.warning("store unreachable", address=str(mirror.address), reason=reason)
                         is_new, each.failure = each.failure != reason, reason

@@ -394,14 +394,25 @@ def _fetch(store: Any, file: StoredFile, path: Path, note: Callable[[int], None]
             return
 
 
+def _plain_member(member: tarfile.TarInfo, folder: Path) -> tarfile.TarInfo:
+    """Return a member of an archive; raise ``TarError`` if it is neither a file nor a folder below ``folder``."""
+    is_below = (folder / member.name).resolve().is_relative_to(folder.resolve())
+    if not is_below or not (member.isreg() or member.isdir()):
+        raise tarfile.TarError(f"{member.name} is not a file below the archive's folder")
+    return member
+
+
 def _unpack(archive: Path, suffix: str, folder: Path) -> None:
     """Unpack an archive; the files of its only folder, unless that is a version, are moved up."""
-    kind = {".zip": "zip", ".tar": "tar"}.get(suffix, "gztar")
     try:
-        if kind == "zip":
-            shutil.unpack_archive(archive, folder, kind)
+        if suffix == ".zip":
+            shutil.unpack_archive(archive, folder, "zip")
         else:
-            shutil.unpack_archive(archive, folder, kind, filter="data")
+            with tarfile.open(archive) as packed:
+                if hasattr(tarfile, "data_filter"):
+                    packed.extractall(folder, filter="data")
+                else:  # Python before 3.11.4
+                    packed.extractall(folder, [_plain_member(each, folder) for each in packed])  # noqa: S202 - checked
     except (shutil.ReadError, tarfile.TarError, zipfile.BadZipFile, zlib.error, ValueError, EOFError) as error:
         raise StorageFailure(f"the archive is damaged: {error}", is_permanent=True) from error
     archive.unlink()

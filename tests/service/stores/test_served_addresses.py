@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
+import tarfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -20,6 +22,12 @@ from tests.support.stores import FileServer, file_server
 from tests.support.waits import until
 
 _INPUT = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1.0, 2.0]}]}
+
+
+def _link(name: str, target: str) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = tarfile.SYMTYPE, target
+    return member
 
 
 @pytest.fixture
@@ -133,6 +141,34 @@ def test_a_failed_store_keeps_what_is_served(
     logged = capsys.readouterr()
     assert (logged.out + logged.err).count("store unreachable") == 1
     assert (logged.out + logged.err).count("store reachable") == 1
+
+
+@pytest.mark.parametrize("has_filters", [True, False])
+@pytest.mark.parametrize(
+    "member",
+    [
+        tarfile.TarInfo("../outside"),
+        tarfile.TarInfo("/outside"),
+        _link("inner", "/etc/passwd"),
+        _link("inner", "../../outside"),
+    ],
+    ids=lambda member: f"{member.name} {member.linkname}",
+)
+async def test_an_archive_with_a_member_outside_of_it_is_refused(
+    files: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, member: tarfile.TarInfo, has_filters: bool
+) -> None:
+    if not has_filters:
+        monkeypatch.delattr(tarfile, "data_filter", raising=False)
+    elif not hasattr(tarfile, "data_filter"):
+        pytest.skip("this release of Python has no filters")
+    elif member.name.startswith("/"):
+        pytest.skip("the filter makes the name relative")
+    with tarfile.open(tmp_path / "m.tar", "w") as packed:
+        packed.addfile(member)
+    files.files["/m.tar"] = (tmp_path / "m.tar").read_bytes()
+    with pytest.raises(StorageFailure, match="the archive is damaged"):
+        await read_plan(ServerSettings(model_name="m", model_path=Path(f"{files.url}/m.tar")))
+    assert "outside" not in {name for _, folders, names in os.walk(tmp_path) for name in (*folders, *names)}
 
 
 async def test_an_unreachable_model_ends_the_start(files: FileServer) -> None:
