@@ -500,7 +500,8 @@ async def test_files_that_cannot_be_served_are_retried_once_a_minute_until_they_
         async with running(registry_of(loader, poll_seconds=0.5)) as registry:
             registry.subscribe(lambda each: times.append(trio.current_time()) if each.error_code == "UNKNOWN" else None)
             await registry.apply([_spec(add_versions(tmp_path, 1))])
-            await loader.wait_attempts(4)
+            while len(times) < 4:
+                await registry.wait_change()
             pauses = [later - earlier for earlier, later in pairwise(times)]
             assert pauses[:2] == pytest.approx([1, 60], abs=0.6)
             (entry,) = repository_index(DataPlane(registry))
