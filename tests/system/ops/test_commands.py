@@ -16,6 +16,7 @@ import httpx
 import numpy as np
 import pytest
 
+from ovmstrio.extras import COMPAT_FOLDER
 from ovmstrio.ops.process_info import FILE_NAME, list_processes, record_process, serving_home, signal_processes
 from paddle_serving_server.pipeline import PipelineClient
 from tests.support.ports import free_ports
@@ -100,7 +101,8 @@ def test_http_and_the_original_client_are_served_until_serve_stop(project: Path)
         assert entry.pid == server.process.pid
         assert [f"127.0.0.1:{entry.port[0]}", f"http://127.0.0.1:{entry.port[1]}"] == [server.grpc, server.rest]
         stop = [sys.executable, "-m", "paddle_serving_server.serve", "stop", "--port", str(entry.port[0])]
-        subprocess.run(stop, check=True, stdout=subprocess.DEVNULL, timeout=WAIT_SECONDS)
+        variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(COMPAT_FOLDER), *filter(None, sys.path)])}
+        subprocess.run(stop, check=True, stdout=subprocess.DEVNULL, timeout=WAIT_SECONDS, env=variables)
         assert server.process.wait(WAIT_SECONDS) == 0
         for port in entry.port:
             socket.create_server(("127.0.0.1", port or 0)).close()

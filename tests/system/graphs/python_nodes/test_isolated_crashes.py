@@ -280,6 +280,8 @@ def test_process_ends_with_its_server(tmp_path: Path, action: str) -> None:
     program = f"""
     import trio
     from pathlib import Path
+    from ovmstrio.extras import add_compat_path
+    add_compat_path()
     from ovmstrio.isolation.isolated_code import Isolation
     from tests.system.graphs.python_nodes.test_isolated_crashes import load
     from tests.support.graph_nodes import nodes
