@@ -1,6 +1,6 @@
 """CPU of a call in the client's process: ``ovmstrio.client`` against tritonclient, over gRPC and REST.
 
-Every measurement is a process of its own, which makes its inputs, calls in a loop and reads the output as an array.
+Every measurement is a separate process, which makes its inputs, calls in a loop and reads the output as an array.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def _maximum(rank: int) -> ov.Model:
 
 
 def run() -> list[Row]:
-    """Measure with one server in a process of its own."""
+    """Measure with one server in a separate process."""
     models = {f"m{rank}": _maximum(rank) for rank in (2, 4)}
     with tempfile.TemporaryDirectory() as folder, ovms(write_repository(Path(folder), models, {})) as server:
         return [

@@ -63,7 +63,7 @@ class TlsFiles:
 
     @property
     def are_given(self) -> bool:
-        """Whether TLS is used without a scheme that says so."""
+        """True if TLS is used without a scheme that says so."""
         return self.ca is not None or self.cert is not None
 
 

@@ -56,7 +56,7 @@ _NOTES: Final[Mapping[str, tuple[str, str]]] = {
         "requests wait until their deadline or their parameter timeout",
         "set max_concurrency and max_queue_time",
     ),
-    "dynamic_batching.priority_queue_policy": ("priorities have no queues of their own", ""),
+    "dynamic_batching.priority_queue_policy": ("priorities have no separate queues", ""),
     "sequence_batching.control_input": ("the model gets no control tensors", "clients send the sequence parameters"),
     "sequence_batching": ("requests of different sequences are not joined to a batch", ""),
     "instance_group": (
@@ -72,7 +72,7 @@ _NOTES: Final[Mapping[str, tuple[str, str]]] = {
     "metric_tags": _METRICS,
     "model_metrics": _METRICS,
     "runtime": ("the runtime is always OpenVINO", ""),
-    "ensemble_scheduling.max_inflight_requests": ("steps have no limit of their own", "set max_concurrency"),
+    "ensemble_scheduling.max_inflight_requests": ("steps have no separate limit", "set max_concurrency"),
 }
 """Message and suggestion for fields, or all fields below them, without a counterpart."""
 _UNSET: Final = frozenset({"false", "False", "f", "0", '""', "FORMAT_NONE", "PRIORITY_DEFAULT"})
@@ -262,7 +262,7 @@ class _Converter:
             conversion.links |= dict(_links(Path(model.name) / str(version), file, paths[version], model.backend))
 
     def _state(self, conversion: Conversion) -> None:
-        """Convert sequence batching: only OpenVINO models with a state of their own have sequences."""
+        """Convert sequence batching: only OpenVINO models with internal state have sequences."""
         model, entry = conversion.model, conversion.entry
         if not model.config.HasField("sequence_batching"):
             return
@@ -270,7 +270,7 @@ class _Converter:
         files = [_model_file(folder / model.filename) for folder in model.versions.values()]
         if any(file is not None and (file.suffix != ".xml" or not _has_state(file)) for file in files):
             conversion.refuse(
-                "the model has no state of its own, and the server sends it no control tensors",
+                "the model has no internal state, and the server sends it no control tensors",
                 "sequence_batching",
                 suggestion="turn its state into that of an OpenVINO model with ovms prepare FILE --stateful",
             )

@@ -214,7 +214,7 @@ class AsyncClient(ClientBase):
     # -- Administration ------------------------------------------------------------------------------------------------
 
     async def load(self, model: str, config: Mapping[str, Any] | None = None, *, timeout: float | None = None) -> None:
-        """Load a model, optionally with settings of its own; returns when it is served."""
+        """Load a model, optionally with other settings; returns when it is served."""
         await self._run(self._calls.load(model, config), timeout)
 
     async def unload(self, model: str, *, timeout: float | None = None) -> None:

@@ -208,7 +208,7 @@ class Client(ClientBase):
     # -- Administration ------------------------------------------------------------------------------------------------
 
     def load(self, model: str, config: Mapping[str, Any] | None = None, *, timeout: float | None = None) -> None:
-        """Load a model, optionally with settings of its own; returns when it is served."""
+        """Load a model, optionally with other settings; returns when it is served."""
         self._run(self._calls.load(model, config), timeout)
 
     def unload(self, model: str, *, timeout: float | None = None) -> None:

@@ -77,7 +77,7 @@ async def start_program(
     *,
     captures_output: bool = False,
 ) -> trio.Process:
-    """Start a program in a process group of its own, which signals of the terminal do not reach.
+    """Start a program in a separate process group, which signals of the terminal do not reach.
 
     The caller owns the process and its pipes, and keeps the files. Raises ``OSError``.
 

@@ -58,7 +58,7 @@ class VersionStatus:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the last load failed and nothing is served; OVMS calls this state LOADING with an error code."""
+        """True if the last load failed and nothing is served; OVMS calls this state LOADING with an error code."""
         return self.state <= VersionState.LOADING and self.error_code != OK
 
 

@@ -105,7 +105,7 @@ class Address:
 
     @property
     def is_immutable(self) -> bool:
-        """Whether the files can never change: a commit of a hub."""
+        """True if the files can never change: a commit of a hub."""
         return self.family == "hf" and _COMMIT.fullmatch(self.hub[1]) is not None
 
     @property

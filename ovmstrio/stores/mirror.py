@@ -82,7 +82,7 @@ class Mirror:
 
     @property
     def is_usable(self) -> bool:
-        """Whether there is a complete copy, perhaps an old one."""
+        """True if there is a complete copy, perhaps an old one."""
         return self._current.exists()
 
     def stop(self) -> None:

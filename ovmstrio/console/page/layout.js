@@ -1,6 +1,6 @@
 // Layered graph layout with room for edge labels (after Sugiyama); a pure function of sizes, without a document.
 //
-// Box layers alternate with label layers. Every edge that passes a layer has a slot of its own there, and an edge label
+// Box layers alternate with label layers. Every edge that passes a layer has a separate slot there, and an edge label
 // is such a slot. Edges are parallel to the flow within a layer and bend only in the gaps between layers, which hold
 // nothing else. So no edge crosses a box or the label of another edge, and no label touches a box or another label.
 //

@@ -228,7 +228,7 @@ def test_administration_is_one_api(backend: str, server: LocalServer) -> None:
     run(backend, server.grpc, over_grpc)
 
 
-def test_nobody_at_an_address_is_unreachable(backend: str) -> None:
+def test_an_address_without_a_server_is_unreachable(backend: str) -> None:
     async def body(client: Any) -> None:
         with pytest.raises(Unreachable, match="no server answers"):
             await value(client.models())
@@ -331,7 +331,7 @@ def test_a_complete_chat_has_text_and_usage(backend: str) -> None:
     assert asked[0][1] == {"model": "chat", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}
 
 
-def test_many_calls_run_beside_each_other(url: str) -> None:
+def test_many_calls_run_at_once(url: str) -> None:
     async def body(client: AsyncClient) -> None:
         async def call(number: int) -> None:
             array = np.full((1, 10), number, np.float32)

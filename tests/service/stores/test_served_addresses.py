@@ -94,7 +94,7 @@ def test_an_archive_of_versions_is_served(files: FileServer, tmp_path: Path, kin
         assert server.ask("GET", "/v2/models/m").json()["versions"] == ["3"]
 
 
-def test_a_remote_configuration_names_models_beside_it(files: FileServer, tmp_path: Path) -> None:
+def test_a_remote_configuration_names_models_next_to_it(files: FileServer, tmp_path: Path) -> None:
     files.files["/conf/model.onnx"] = onnx_file("Neg")
     _config(tmp_path / "config.json", near="model.onnx")
     files.files["/conf/config.json"] = (tmp_path / "config.json").read_bytes()
