@@ -25,8 +25,10 @@ from ovmstrio.protocols.kserve.rest_admin import observation_rules, repository_r
 from ovmstrio.protocols.kserve.rest_requests import read_document
 from ovmstrio.protocols.kserve.rest_routes import health_rules, kserve_rules
 from ovmstrio.protocols.mounts import SelfRoutedMount, ServiceMounts
+from ovmstrio.protocols.openai.background import BackgroundTasks
 from ovmstrio.protocols.openai.models import openai_status_fields
 from ovmstrio.protocols.openai.routes import openai_rules
+from ovmstrio.protocols.openai.stored_responses import StoreLimits
 from ovmstrio.protocols.openapi.routes import documentation_rules
 from ovmstrio.protocols.tensorflow.grpc_service import ModelService, PredictionService
 from ovmstrio.protocols.tensorflow.rest_routes import tensorflow_rules
@@ -150,6 +152,7 @@ class RestOptions(TypedDict, total=False):
         allows_remote_admin: whether unauthenticated clients on other machines may change the server.
         root: service mounted at the root of the port, or empty.
         openai_errors: error format of the OpenAI API, ``openai`` or ``ovms``.
+        responses: limits of stored responses.
         console: console access: ``off``, ``local`` or ``on``.
         history: recent history for the console, or None.
     """
@@ -161,6 +164,7 @@ class RestOptions(TypedDict, total=False):
     observer: RequestObserver | None
     root: str
     openai_errors: str
+    responses: StoreLimits | None
     console: ConsoleMode
     history: RecentHistory | None
 
@@ -180,15 +184,23 @@ class RestFrontEnd(HttpFrontEnd):
         trusted_proxies: TrustedProxies = NO_PROXIES,
         **options: Unpack[RestOptions],
     ) -> None:
+        self._background = BackgroundTasks()
         super().__init__(
             addresses,
-            make_rest_router(plane, max_body_bytes, **options),
+            make_rest_router(plane, max_body_bytes, background=self._background, **options),
             tls=tls,
             max_body_bytes=max_body_bytes,
             receive_seconds=receive_seconds,
             pending=pending,
             trusted_proxies=trusted_proxies,
         )
+
+    async def serve_listeners(
+        self, listeners: list[Listener], *, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Serve on open listeners, with a nursery for tasks that outlive their requests."""
+        async with self._background.opened():
+            await super().serve_listeners(listeners, task_status=task_status)
 
 
 def make_rest_router(
@@ -202,10 +214,15 @@ def make_rest_router(
     observer: RequestObserver | None = None,
     root: str = "",
     openai_errors: str = "openai",
+    responses: StoreLimits | None = None,
+    background: BackgroundTasks | None = None,
     console: ConsoleMode = "local",
     history: RecentHistory | None = None,
 ) -> Router:
-    """Create the router of all protocols and of services with their own paths; options are :class:`RestOptions`."""
+    """Create the router of all protocols and of services with their own paths; options are :class:`RestOptions`.
+
+    ``background`` runs tasks that outlive their requests.
+    """
     has_console = partial(may_open_console, "off" if history is None else console)
     changes = AdminChanges(
         allows_remote=allows_remote_admin, origins="" if cors is None else cors.origins, denials=plane.denials
@@ -213,7 +230,11 @@ def make_rest_router(
     rules = [
         *kserve_rules(plane, max_body_bytes),
         # OpenAI's rules precede others on shared paths; a server with a root service has no OpenAI API.
-        *(() if root else openai_rules(plane, max_body_bytes, openai_errors)),
+        *(
+            ()
+            if root
+            else openai_rules(plane, max_body_bytes, openai_errors, background=background, responses=responses)
+        ),
         *tensorflow_rules(plane, max_body_bytes, partial(openai_status_fields, plane)),
         *generate_rules(plane, max_body_bytes),
         *observation_rules(changes),
@@ -306,6 +327,7 @@ def rest_front_end(
         trusted_proxies=TrustedProxies.parse(settings.trusted_proxies),
         root=plan.root,
         openai_errors=settings.openai_errors,
+        responses=StoreLimits(settings.response_store_bytes, settings.response_store_seconds),
         console=settings.console,
         history=history,
     )

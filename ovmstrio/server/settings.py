@@ -383,6 +383,14 @@ class ServerSettings(BaseModel):
         SERVER,
         "Error format of the OpenAI API: openai, or the texts and statuses of ovms, which ignores unknown fields.",
     )
+    response_store_bytes: Annotated[int, Field(ge=0)] = _setting(
+        64 * 2**20,
+        LIMITS,
+        "Memory in bytes of each worker for stored responses (previous_response_id, background); 0 stores none.",
+    )
+    response_store_seconds: Annotated[float, Field(gt=0)] = _setting(
+        86_400, LIMITS, "Time in seconds for which responses are stored."
+    )
     allowed_origins: str | None = _setting(
         None, SECURITY, "CORS allowed origins, comma separated, or *; CORS is disabled by default."
     )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import parse_qs
 
 import orjson
 
-from ovmstrio.core.callers import Permission
+from ovmstrio.core.callers import Permission, current_caller
 from ovmstrio.core.errors import (
     DeadlineExceeded,
     InvalidField,
@@ -26,7 +28,7 @@ from ovmstrio.core.errors import (
     Unauthenticated,
 )
 from ovmstrio.encoding.json_reader import JsonLimitExceeded, JsonSyntaxError, parse_json, parse_strictly
-from ovmstrio.protocols.openai.fields import type_of
+from ovmstrio.protocols.openai.fields import shown, type_of
 from ovmstrio.serving.generation_calls import lease_generative
 from ovmstrio.serving.interfaces import GRAPH_MISSING, OPENAI_REST
 from ovmstrio.serving.ovms_errors import decompressed_body
@@ -36,7 +38,7 @@ from ovmstrio.transport.statuses import error_status
 from ovmstrio.util.truncation import cut
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from ovmstrio.core.generation import Task
     from ovmstrio.core.http_messages import HttpAnswer, HttpRequest
@@ -239,6 +241,43 @@ class OpenAIApi:
         names = ", ".join(cut(each, _NAME_CHARACTERS) for each in known[:_MAX_NAMES])
         available = f"available: {names}{more}" if known else "no model is loaded"
         return ServiceMissing(f"The model `{cut(name, _NAME_CHARACTERS)}` does not exist; {available}")
+
+
+def caller_key() -> str:
+    """Return the owner of data that the current caller stores; empty without authentication."""
+    caller = current_caller.get()
+    return "" if caller is None else f"{caller.proof} {caller.name}"
+
+
+def query_number(query: Mapping[str, Sequence[str]], name: str, default: int, allowed: range) -> int:
+    """Return a number of a URL's query; raise ``InvalidField`` unless it is in ``allowed``."""
+    given = query.get(name, [str(default)])[-1]
+    if not re.fullmatch(r"-?[0-9]{1,10}", given) or int(given) not in allowed:
+        message = f"{name}: expected an integer from {allowed[0]} to {allowed[-1]}"
+        raise InvalidField(message, field=name, got=shown(given))
+    return int(given)
+
+
+def page_of(items: Sequence[Mapping[str, Any]], query: str, *, most: int = 100) -> dict[str, Any]:
+    """Return a page of a list, oldest item first, as a URL's query requests it (``limit``, ``after``, ``order``).
+
+    Raises ``InvalidField`` for an invalid query.
+    """
+    given = parse_qs(query)
+    limit = query_number(given, "limit", 20, range(1, most + 1))
+    order = given.get("order", ["desc"])[-1]
+    if order not in {"asc", "desc"}:
+        raise InvalidField("order should be asc or desc", field="order", got=shown(order))
+    sorted_items = list(items) if order == "asc" else list(reversed(items))
+    after = given.get("after", [""])[-1]
+    if after:
+        place = next((number for number, item in enumerate(sorted_items) if item.get("id") == after), None)
+        if place is None:
+            raise InvalidField("after: no such item", field="after", got=shown(after))
+        sorted_items = sorted_items[place + 1 :]
+    page = sorted_items[:limit]
+    ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
+    return {"object": "list", "data": page, **ends, "has_more": len(sorted_items) > limit}
 
 
 async def read_document(body: bytes) -> dict[str, Any]:

@@ -81,7 +81,6 @@ _NO_TRUNCATION: Final = _Refused("prompts are not truncated; shorten the prompt"
 _NO_TOKEN_IDS: Final = _Refused("answers have no token ids; use /tokenize")
 _NO_MEDIA: Final = _Refused("this model accepts text only")
 _ONE_ENGINE: Final = _Refused("a model has one engine")
-_NOT_STORED: Final = "responses are not stored"
 _SHARED_CACHE: Final = _Refused("all callers share cached prefixes; serve the model with enable_prefix_caching false")
 _REFUSED: Final[Mapping[str, _Refused]] = {
     **dict.fromkeys(
@@ -105,7 +104,7 @@ _REFUSED: Final[Mapping[str, _Refused]] = {
     "prompt_logprobs": _Refused("use echo and logprobs of /completions"),
     "repetition_detection": _Refused("use repetition_penalty, or max_tokens"),
     "return_prompt_text": _Refused("answers have no prompt"),
-    "store": _Refused(f"{_NOT_STORED}; omit it or send false"),
+    "store": _Refused("only responses of /responses are stored; omit it or send false"),
     "thinking_token_budget": _Refused("reasoning has no separate limit; use max_tokens", neutral=-1),
     "use_beam_search": _Refused("use best_of"),
     "vllm_xargs": _Refused("the server has no extensions of vLLM"),
@@ -157,14 +156,12 @@ RESPONSES: Final = KnownFields(
     _SAMPLING
     | _TOOLS
     | {"input", "instructions", "max_output_tokens", "text", "reasoning", "include", "truncation"}
-    | {"max_tool_calls", "top_logprobs"},
-    _IGNORED,
+    | {"max_tool_calls", "top_logprobs", "store", "background", "previous_response_id"},
+    {**_IGNORED, "client_metadata": Fields.mapping},
     {
-        **_REFUSED,
-        "background": _Refused(f"{_NOT_STORED}; wait for the response"),
-        "context_management": _Refused(f"{_NOT_STORED}; send a shorter conversation"),
-        "conversation": _Refused(f"{_NOT_STORED}; send the conversation as input"),
-        "previous_response_id": _Refused(f"{_NOT_STORED}; send the conversation as input"),
+        **{name: refused for name, refused in _REFUSED.items() if name != "store"},
+        "context_management": _Refused("the server shortens no conversation; send a shorter one"),
+        "conversation": _Refused("the server has no conversations; use previous_response_id"),
         "prompt": _Refused("this server has no prompt templates; send input"),
     },
 )

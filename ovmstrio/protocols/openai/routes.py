@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Final
 from ovmstrio.core.callers import Permission
 from ovmstrio.core.errors import InvalidField, MethodNotAllowed, NotFound, NotReady
 from ovmstrio.protocols.openai.api import ERROR_FORMATS, OpenAIApi
+from ovmstrio.protocols.openai.background import BackgroundTasks
 from ovmstrio.protocols.openai.embeddings import embedding_rules
-from ovmstrio.protocols.openai.graph_text_api import TEXT_ENDPOINTS
+from ovmstrio.protocols.openai.graph_text_api import RESPONSES_PATH, TEXT_ENDPOINTS
 from ovmstrio.protocols.openai.models import model_rules
 from ovmstrio.protocols.openai.raw_http_routes import answer_raw_request
 from ovmstrio.protocols.openai.rerank import rerank_rules
 from ovmstrio.protocols.openai.speech import speech_rules
+from ovmstrio.protocols.openai.stored_responses import ResponseStore, StoreLimits, response_rules
 from ovmstrio.protocols.openai.text_endpoint import text_rules
 from ovmstrio.protocols.openai.tokenize import tokenize_rules
 from ovmstrio.protocols.openai.transcriptions import transcription_rules
@@ -89,7 +91,8 @@ def _catch_all_rules(api: OpenAIApi, known: Sequence[Rule]) -> list[Rule]:
 
 
 def _text_rules(api: OpenAIApi) -> list[Rule]:
-    return [rule for path, endpoint in TEXT_ENDPOINTS.items() for rule in text_rules(api, path, endpoint)]
+    endpoints = {path: endpoint for path, endpoint in TEXT_ENDPOINTS.items() if path != RESPONSES_PATH}
+    return [rule for path, endpoint in endpoints.items() for rule in text_rules(api, path, endpoint)]
 
 
 _ENDPOINTS: Final[tuple[Callable[[OpenAIApi], list[Rule]], ...]] = (
@@ -105,8 +108,26 @@ _ENDPOINTS: Final[tuple[Callable[[OpenAIApi], list[Rule]], ...]] = (
 )
 
 
-def openai_rules(plane: DataPlane, max_body_bytes: int, errors: str = "openai") -> list[Rule]:
-    """Return the routes over one data plane; ``errors`` is a key of ``ERROR_FORMATS``."""
+def openai_rules(
+    plane: DataPlane,
+    max_body_bytes: int,
+    errors: str = "openai",
+    *,
+    background: BackgroundTasks | None = None,
+    responses: StoreLimits | None = None,
+) -> list[Rule]:
+    """Return the routes over one data plane.
+
+    Args:
+        plane: data plane.
+        max_body_bytes: size limit of decoded bodies.
+        errors: a key of ``ERROR_FORMATS``.
+        background: runs tasks that outlive their requests.
+        responses: limits of stored responses.
+    """
     api = OpenAIApi(plane, max_body_bytes, ERROR_FORMATS[errors])
+    background = background or BackgroundTasks()
+    store = ResponseStore(responses or StoreLimits(), plane.siblings)
     rules = [rule for endpoint in _ENDPOINTS for rule in endpoint(api)]
+    rules += response_rules(api, store, background)
     return [*rules, *_catch_all_rules(api, rules)]
