@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypedDict
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 import trio
 
@@ -26,6 +26,7 @@ from ovmstrio.protocols.kserve.rest_requests import read_document
 from ovmstrio.protocols.kserve.rest_routes import health_rules, kserve_rules
 from ovmstrio.protocols.mounts import SelfRoutedMount, ServiceMounts
 from ovmstrio.protocols.openai.background import BackgroundTasks
+from ovmstrio.protocols.openai.files import FileLimits
 from ovmstrio.protocols.openai.models import openai_status_fields
 from ovmstrio.protocols.openai.routes import openai_rules
 from ovmstrio.protocols.openai.stored_responses import StoreLimits
@@ -153,6 +154,7 @@ class RestOptions(TypedDict, total=False):
         root: service mounted at the root of the port, or empty.
         openai_errors: error format of the OpenAI API, ``openai`` or ``ovms``.
         responses: limits of stored responses.
+        files: folder of files and batches, and its limits; None for none.
         console: console access: ``off``, ``local`` or ``on``.
         history: recent history for the console, or None.
     """
@@ -165,6 +167,7 @@ class RestOptions(TypedDict, total=False):
     root: str
     openai_errors: str
     responses: StoreLimits | None
+    files: FileLimits | None
     console: ConsoleMode
     history: RecentHistory | None
 
@@ -215,6 +218,7 @@ def make_rest_router(
     root: str = "",
     openai_errors: str = "openai",
     responses: StoreLimits | None = None,
+    files: FileLimits | None = None,
     background: BackgroundTasks | None = None,
     console: ConsoleMode = "local",
     history: RecentHistory | None = None,
@@ -224,17 +228,14 @@ def make_rest_router(
     ``background`` runs tasks that outlive their requests.
     """
     has_console = partial(may_open_console, "off" if history is None else console)
+    stored: Any = {"background": background, "responses": responses, "files": files}
     changes = AdminChanges(
         allows_remote=allows_remote_admin, origins="" if cors is None else cors.origins, denials=plane.denials
     )
     rules = [
         *kserve_rules(plane, max_body_bytes),
         # OpenAI's rules precede others on shared paths; a server with a root service has no OpenAI API.
-        *(
-            ()
-            if root
-            else openai_rules(plane, max_body_bytes, openai_errors, background=background, responses=responses)
-        ),
+        *(() if root else openai_rules(plane, max_body_bytes, openai_errors, **stored)),
         *tensorflow_rules(plane, max_body_bytes, partial(openai_status_fields, plane)),
         *generate_rules(plane, max_body_bytes),
         *observation_rules(changes),
@@ -328,6 +329,7 @@ def rest_front_end(
         root=plan.root,
         openai_errors=settings.openai_errors,
         responses=StoreLimits(settings.response_store_bytes, settings.response_store_seconds),
+        files=_file_limits(settings),
         console=settings.console,
         history=history,
     )
@@ -343,6 +345,12 @@ def metrics_front_end(plane: DataPlane, gate: Gate | None) -> HttpFrontEnd:
 def probe_front_end(plane: DataPlane) -> HttpFrontEnd:
     """Create the front end of the probe port: liveness and readiness only."""
     return HttpFrontEnd((), Router(health_rules(plane), OvmsRouteErrors()))
+
+
+def _file_limits(settings: ServerSettings) -> FileLimits | None:
+    folder = settings.file_store
+    limits = settings.file_store_bytes, settings.file_store_files, settings.file_store_seconds
+    return None if folder is None else FileLimits(folder, *limits)
 
 
 def _cors(settings: ServerSettings) -> Cors | None:

@@ -25,22 +25,29 @@ class BackgroundTasks:
 
     def __init__(self) -> None:
         self._nursery: trio.Nursery | None = None
+        self._first: list[Callable[[], Any]] = []
+
+    def on_open(self, run: Callable[[], Any]) -> None:
+        """Run a function that raises nothing once tasks can be started."""
+        self._first.append(run)
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
         """Run tasks within the block, and cancel them at its end."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
+            for run in self._first:
+                nursery.start_soon(run)
             try:
                 yield
             finally:
                 self._nursery = None
                 nursery.cancel_scope.cancel()
 
-    async def start(self, run: Callable[..., Any]) -> Any:
+    async def start(self, run: Callable[..., Any], *, is_counted: bool = True) -> Any:
         """Start a task, and return the value with which it reports its start; raises what it raises before.
 
-        The task counts as a concurrent request of its caller.
+        ``is_counted`` is whether the task counts as a request of its caller.
 
         Raises:
             NotReady: the server is shutting down.
@@ -48,12 +55,12 @@ class BackgroundTasks:
         """
         if self._nursery is None:
             raise NotReady("the server is shutting down")
-        return await self._nursery.start(self._run, run)
+        return await self._nursery.start(self._run, run, is_counted)
 
-    async def _run(self, run: Callable[..., Any], *, task_status: trio.TaskStatus[Any]) -> None:
+    async def _run(self, run: Callable[..., Any], is_counted: bool, *, task_status: trio.TaskStatus[Any]) -> None:
         for variable in (current_ticket, current_request, current_event, current_connection_budget):
             variable.set(None)
-        caller = current_caller.get()
+        caller = current_caller.get() if is_counted else None
         if caller is not None:
             caller.enter()
         status = _Status(task_status)

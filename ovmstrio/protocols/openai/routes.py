@@ -16,7 +16,9 @@ from ovmstrio.core.callers import Permission
 from ovmstrio.core.errors import InvalidField, MethodNotAllowed, NotFound, NotReady
 from ovmstrio.protocols.openai.api import ERROR_FORMATS, OpenAIApi
 from ovmstrio.protocols.openai.background import BackgroundTasks
+from ovmstrio.protocols.openai.batches import BatchRunner, batch_rules, refused_rules
 from ovmstrio.protocols.openai.embeddings import embedding_rules
+from ovmstrio.protocols.openai.files import FileLimits, FileStorage, file_rules
 from ovmstrio.protocols.openai.graph_text_api import RESPONSES_PATH, TEXT_ENDPOINTS
 from ovmstrio.protocols.openai.models import model_rules
 from ovmstrio.protocols.openai.raw_http_routes import answer_raw_request
@@ -115,6 +117,7 @@ def openai_rules(
     *,
     background: BackgroundTasks | None = None,
     responses: StoreLimits | None = None,
+    files: FileLimits | None = None,
 ) -> list[Rule]:
     """Return the routes over one data plane.
 
@@ -124,10 +127,16 @@ def openai_rules(
         errors: a key of ``ERROR_FORMATS``.
         background: runs tasks that outlive their requests.
         responses: limits of stored responses.
+        files: folder of files and batches, and its limits; None for none.
     """
     api = OpenAIApi(plane, max_body_bytes, ERROR_FORMATS[errors])
     background = background or BackgroundTasks()
     store = ResponseStore(responses or StoreLimits(), plane.siblings)
     rules = [rule for endpoint in _ENDPOINTS for rule in endpoint(api)]
     rules += response_rules(api, store, background)
+    if files is None:
+        rules += refused_rules(api)
+    else:
+        storage = FileStorage(files)
+        rules += [*file_rules(api, storage), *batch_rules(api, BatchRunner(api, storage, background, rules))]
     return [*rules, *_catch_all_rules(api, rules)]
