@@ -131,7 +131,7 @@ def openai_rules(
     """
     api = OpenAIApi(plane, max_body_bytes, ERROR_FORMATS[errors])
     background = background or BackgroundTasks()
-    store = ResponseStore(responses or StoreLimits(), plane.siblings)
+    store = ResponseStore(responses or StoreLimits(), plane.peers)
     rules = [rule for endpoint in _ENDPOINTS for rule in endpoint(api)]
     rules += response_rules(api, store, background)
     if files is None:

@@ -128,17 +128,17 @@ class ResponseStore:
 
     Args:
         limits: limits of this worker.
-        siblings: the other workers; None for a single one.
+        peers: the other workers; None for a single one.
     """
 
-    def __init__(self, limits: StoreLimits, siblings: WorkerPeers | None = None) -> None:
+    def __init__(self, limits: StoreLimits, peers: WorkerPeers | None = None) -> None:
         self.limits = limits
         self.running = 0
-        self._siblings = siblings
+        self._peers = peers
         self._responses: dict[str, OrderedDict[str, StoredResponse]] = {}
         self._sizes: Counter[str] = Counter()
-        if siblings is not None:
-            siblings.answer_with(_RPC, self._answer)
+        if peers is not None:
+            peers.register_handler(_RPC, self._answer)
 
     def new_id(self) -> str:
         """Return an id whose hash selects this worker."""
@@ -148,7 +148,7 @@ class ResponseStore:
                 return made
 
     def _owner(self, identity: str) -> int | None:
-        peers = self._siblings
+        peers = self._peers
         if peers is None:
             return None
         row = owner_index(identity, len(peers.others) + 1)
@@ -194,9 +194,9 @@ class ResponseStore:
             ServerError: the operation is not possible.
         """
         caller, row = caller_key(), self._owner(identity)
-        if row is None or self._siblings is None:
+        if row is None or self._peers is None:
             return await self._answer(operation, caller, identity, *arguments)
-        return await self._siblings.ask(row, _RPC, operation, caller, identity, *arguments)
+        return await self._peers.call(row, _RPC, operation, caller, identity, *arguments)
 
     async def _answer(self, operation: str, caller: str, identity: str, *arguments: Any) -> Any:
         self._drop_expired()
