@@ -6,7 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 from urllib.parse import parse_qs
 
 import orjson
@@ -27,10 +27,12 @@ from ovmstrio.core.errors import (
     ServiceMissing,
     Unauthenticated,
 )
+from ovmstrio.core.generation import Task
 from ovmstrio.encoding.json_reader import JsonLimitExceeded, JsonSyntaxError, parse_json, parse_strictly
 from ovmstrio.protocols.openai.fields import shown, type_of
 from ovmstrio.serving.generation_calls import lease_generative
 from ovmstrio.serving.interfaces import GRAPH_MISSING, OPENAI_REST
+from ovmstrio.serving.kind import CallType
 from ovmstrio.serving.ovms_errors import decompressed_body
 from ovmstrio.transport.http.responses import error_response, json_response, retry_after_headers
 from ovmstrio.transport.http.router import rule
@@ -40,7 +42,7 @@ from ovmstrio.util.truncation import cut
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ovmstrio.core.generation import Task
+    from ovmstrio.core.generation import GenerativeService
     from ovmstrio.core.http_messages import HttpAnswer, HttpRequest
     from ovmstrio.protocols.openai.known_fields import KnownFields
     from ovmstrio.serving.calls import ObservedCall
@@ -207,14 +209,21 @@ class OpenAIApi:
         """Return the routes of a path below the prefixes; ``has_tasks`` gives the view a nursery."""
         options: dict[str, Any] = {"is_hot": True, "has_tasks": has_tasks, "refuse": self.form.refuse}
         options["need"] = Permission.GENERATE
-        return [rule(prefix + path, method, view, **options) for prefix in prefixes]
+        # Without a prefix, a service of the same name keeps its path.
+        return [rule(prefix + path, method, view, yields=not prefix, **options) for prefix in prefixes]
 
-    async def body(self, request: HttpRequest, known: KnownFields) -> Body:
-        """Parse a JSON body; raise ``MalformedJson``, ``InvalidField`` (no model) or ``PayloadTooLarge``."""
+    async def body(self, request: HttpRequest, known: KnownFields, *, needs_model: bool = True) -> Body:
+        """Parse a JSON body; raise ``MalformedJson``, ``InvalidField`` (no model) or ``PayloadTooLarge``.
+
+        Unless it ``needs_model``, a body without a model means the only text model.
+        """
         data = await decompressed_body(request, self.max_body_bytes)
         document = await read_document(data)
         if self.form.ignores_unknown_fields:
             document = known.without_unknown(document)
+        if not needs_model and document.get("model") is None:
+            names = [name for name in self.plane.statuses() if tasks_of(self.plane, name) & _TEXT_TASKS]
+            document = {**document, "model": names[0]} if len(names) == 1 else document
         return Body(document, model_name(document), len(data))
 
     async def call(
@@ -241,6 +250,18 @@ class OpenAIApi:
         names = ", ".join(cut(each, _NAME_CHARACTERS) for each in known[:_MAX_NAMES])
         available = f"available: {names}{more}" if known else "no model is loaded"
         return ServiceMissing(f"The model `{cut(name, _NAME_CHARACTERS)}` does not exist; {available}")
+
+
+_TEXT_TASKS: Final = frozenset({Task.TEXT_GENERATION, Task.EMBEDDINGS, Task.RERANK})
+
+
+def tasks_of(plane: DataPlane, name: str) -> frozenset[Task]:
+    """Return the OpenAI tasks of a service; empty for most services."""
+    try:
+        accepts, service = plane.registry.call_types(name), plane.registry.peek(name)
+    except ServerError:
+        return frozenset()
+    return cast("GenerativeService", service).tasks if CallType.GENERATION in accepts else frozenset()
 
 
 def caller_key() -> str:

@@ -269,6 +269,15 @@ class Fields:
                 self._errors.add(InvalidField(inner or f"{path} is not an object", field=path, got=shown(value)))
 
 
+def read_truncation(fields: Fields) -> dict[str, int]:
+    """Return the option ``max_tokens`` of encoders for ``truncate_prompt_tokens``; -1 is what the model takes."""
+    name = "truncate_prompt_tokens"
+    given = fields.whole(name, f"{name} is neither -1 nor above 0", range(-1, 2**31))
+    if given == 0:
+        fields.refuse(name, f"{name} is neither -1 nor above 0", got="0")
+    return {"max_tokens": given} if given else {}
+
+
 _INCLUDED: Final = frozenset(
     {
         *("message.output_text.logprobs", "reasoning.encrypted_content", "message.input_image.image_url"),

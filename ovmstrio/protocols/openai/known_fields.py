@@ -168,14 +168,14 @@ RESPONSES: Final = KnownFields(
 
 _TRUNCATE_OPTION: Final = _Refused("the option truncate of the model decides")
 _ENCODERS: Final[Mapping[str, _Refused]] = {
-    **dict.fromkeys(("truncate_prompt_tokens", "truncation_side"), _TRUNCATE_OPTION),
+    "truncation_side": _TRUNCATE_OPTION,
     "cache_salt": _Refused("there is no prefix cache; omit it"),
     "mm_processor_kwargs": _NO_MEDIA,
     "padding": _Refused("padding never changes the result", neutral="do_not_pad"),
     "use_activation": _Refused("the options of the model decide"),
 }
 EMBEDDINGS: Final = KnownFields(
-    frozenset({"model", "input", "encoding_format", "dimensions"}),
+    frozenset({"model", "input", "encoding_format", "dimensions", "truncate_prompt_tokens"}),
     _IDENTITY,
     {
         **_ENCODERS,
@@ -190,7 +190,7 @@ EMBEDDINGS: Final = KnownFields(
     },
 )
 RERANK: Final = KnownFields(
-    frozenset({"model", "query", "documents", "top_n", "return_documents"}),
+    frozenset({"model", "query", "documents", "top_n", "return_documents", "truncate_prompt_tokens"}),
     _IDENTITY,
     {
         **_ENCODERS,
@@ -201,11 +201,29 @@ RERANK: Final = KnownFields(
         "stream": _Refused("scores do not stream"),
     },
 )
-TOKENIZE: Final = KnownFields(
-    frozenset({"model", "text", "add_special_tokens", "max_length", "pad_to_max_length", "padding_side"}),
+SCORE: Final = KnownFields(
+    frozenset(
+        {
+            *("model", "text_1", "text_2", "data_1", "data_2", "queries", "documents", "encoding_format"),
+            "truncate_prompt_tokens",
+        }
+    ),
     _IDENTITY,
-    {"messages": _Refused("send text"), "prompt": _Refused("send text")},
+    {**_ENCODERS, "instruction": _Refused("write it into the texts"), "stream": _Refused("scores do not stream")},
 )
+POOLING: Final = KnownFields(EMBEDDINGS.used | {"task"}, EMBEDDINGS.ignored, EMBEDDINGS.refused)
+TOKENIZE: Final = KnownFields(
+    frozenset(
+        {
+            *("model", "text", "add_special_tokens", "max_length", "pad_to_max_length", "padding_side"),
+            *("prompt", "messages", "return_token_strs", "add_generation_prompt", "continue_final_message"),
+            *("chat_template_kwargs", "tools", "tool_choice"),
+        }
+    ),
+    _IDENTITY,
+    {"chat_template": _NO_TEMPLATE, "mm_processor_kwargs": _NO_MEDIA},
+)
+DETOKENIZE: Final = KnownFields(frozenset({"model", "tokens"}), _IDENTITY, {})
 
 _NO_SAMPLING: Final = _Refused("the speech library has only a temperature")
 TRANSCRIPTION: Final = KnownFields(

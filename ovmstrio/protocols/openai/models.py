@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
-from ovmstrio.core.errors import ServerError
 from ovmstrio.core.generation import Task
-from ovmstrio.serving.kind import CallType
+from ovmstrio.protocols.openai.api import tasks_of
 from ovmstrio.transport.http.responses import json_response
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ovmstrio.core.generation import GenerativeService
     from ovmstrio.core.http_messages import HttpAnswer, HttpRequest
     from ovmstrio.protocols.openai.api import OpenAIApi
     from ovmstrio.serving.data_plane import DataPlane
@@ -28,7 +26,7 @@ def model_rules(api: OpenAIApi) -> list[Rule]:
 
     async def every(_: HttpRequest) -> HttpAnswer:
         # Text models come first, for clients that use the first model.
-        names = sorted(_loaded(api.plane), key=lambda name: (_rank(_tasks(api.plane, name)), name))
+        names = sorted(_loaded(api.plane), key=lambda name: (_rank(tasks_of(api.plane, name)), name))
         return json_response({"object": "list", "data": [model_document(name) for name in names]})
 
     async def one(_: HttpRequest, name: str) -> HttpAnswer:
@@ -50,7 +48,7 @@ def model_document(name: str) -> dict[str, Any]:
 
 def openai_status_fields(plane: DataPlane, name: str) -> Mapping[str, Any]:
     """Return the OpenAI fields to add to TensorFlow Serving's model status; empty for other models."""
-    return model_document(name) if _tasks(plane, name) else {}
+    return model_document(name) if tasks_of(plane, name) else {}
 
 
 def _loaded(plane: DataPlane) -> list[str]:
@@ -60,12 +58,3 @@ def _loaded(plane: DataPlane) -> list[str]:
 def _rank(tasks: frozenset[Task]) -> int:
     """Return the sort key: text generation, other OpenAI tasks, other services."""
     return 0 if Task.TEXT_GENERATION in tasks else 1 if tasks else 2
-
-
-def _tasks(plane: DataPlane, name: str) -> frozenset[Task]:
-    """Return the OpenAI tasks of a service; empty for most services."""
-    try:
-        call_types, service = plane.registry.call_types(name), plane.registry.peek(name)
-    except ServerError:
-        return frozenset()
-    return cast("GenerativeService", service).tasks if CallType.GENERATION in call_types else frozenset()

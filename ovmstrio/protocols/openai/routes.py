@@ -23,6 +23,7 @@ from ovmstrio.protocols.openai.graph_text_api import RESPONSES_PATH, TEXT_ENDPOI
 from ovmstrio.protocols.openai.models import model_rules
 from ovmstrio.protocols.openai.raw_http_routes import answer_raw_request
 from ovmstrio.protocols.openai.rerank import rerank_rules
+from ovmstrio.protocols.openai.score import score_rules
 from ovmstrio.protocols.openai.speech import speech_rules
 from ovmstrio.protocols.openai.stored_responses import ResponseStore, StoreLimits, response_rules
 from ovmstrio.protocols.openai.text_endpoint import text_rules
@@ -102,6 +103,7 @@ _ENDPOINTS: Final[tuple[Callable[[OpenAIApi], list[Rule]], ...]] = (
     embedding_rules,
     rerank_rules,
     tokenize_rules,
+    score_rules,
     model_rules,
     _health_rules,
     transcription_rules,
