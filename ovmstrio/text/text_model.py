@@ -170,6 +170,7 @@ class OutputReader:
                     reasoning_tokens=0 if position else reasoning_tokens,
                     logprobs=() if position else tuple(made.logprobs),
                     finish=self._finish(made) if position == last else None,
+                    stop=made.stop if position == last else "",
                 )
             )
 
