@@ -203,8 +203,8 @@ class ToolCallDelta:
 class GenerationChunk:
     """Output of completion ``index`` since the previous piece; the last piece has a ``finish``.
 
-    ``stop`` is the stop string that ended the text, if one did.  ``tokens`` is the number of generated tokens, ``reasoning_tokens`` the part of them within reasoning markers
-    (inclusive).
+    ``tokens`` is the number of generated tokens, ``reasoning_tokens`` the part of them within reasoning markers
+    (inclusive), ``stop`` the stop string that ended the text, if one did.
     """
 
     index: int = 0

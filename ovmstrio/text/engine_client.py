@@ -86,8 +86,10 @@ class OutputBuffer:
         self._error: ServerError | None = None
         self._changed: trio.Event | None = None
 
-    def put(self, index: int, text: str, tokens: int, logprobs: list[list[Any]] | None, finish: int | str | None) -> None:
-        """Append a row of a step's output, whose ``finish`` is the number of a reason or a stop string; never blocks."""
+    def put(
+        self, index: int, text: str, tokens: int, logprobs: list[list[Any]] | None, finish: int | str | None
+    ) -> None:
+        """Append a row of a step's output; ``finish`` is the number of a reason, or a stop string.  Never blocks."""
         made = self._unread.get(index)
         if made is None:
             made = self._unread[index] = OutputChunk(index)

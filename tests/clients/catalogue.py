@@ -83,6 +83,7 @@ TEXT_CLIENTS: Final = (
     Client("aider-chat", "aider_command", "the command: a question about a file, as events"),
     Client("guidellm", "guidellm_load", "health, chats as events, side by side, and its report of them"),
     Client("cohere", "cohere_rerank", "scores"),
+    Client("anthropic", "anthropic_messages", "messages, events, tools, schemas, prefill, token counts, errors"),
 )
 
 

@@ -22,6 +22,9 @@ class _Refused(NamedTuple):
     neutral: Any = None
 
 
+Refused = _Refused
+
+
 class KnownFields(NamedTuple):
     """Fields of an endpoint; ``ignored`` has the check of each value that has no effect on the answer."""
 
