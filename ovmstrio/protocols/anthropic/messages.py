@@ -29,7 +29,7 @@ from ovmstrio.protocols.openai.fields import (
     shown,
 )
 from ovmstrio.protocols.openai.known_fields import KnownFields, Refused
-from ovmstrio.protocols.openai.text_endpoint import ParsedRequest
+from ovmstrio.protocols.openai.text_endpoint import ParsedRequest, parse_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -298,7 +298,8 @@ class _MessageBlocks:
             return
         block, text, index = self.documents[-1], "".join(self._parts), len(self.documents) - 1
         if block["type"] == "tool_use":
-            block["input"] = parse_arguments(text)
+            # A call that was cut off has no valid input.
+            block["input"] = parse_arguments(text) or {}
         else:
             block[block["type"]] = text
         if block["type"] == "thinking":
@@ -324,15 +325,6 @@ class _MessageBlocks:
             self._parts.append(text)
             delta = {"type": _DELTA_TYPES[kind], _DELTAS[kind]: text}
             yield {"type": "content_block_delta", "index": len(self.documents) - 1, "delta": delta}
-
-
-def parse_arguments(text: str) -> dict[str, Any]:
-    """Return the arguments of a tool call; an empty object for a call that was cut off."""
-    try:
-        arguments = orjson.loads(text or "{}")
-    except orjson.JSONDecodeError:
-        return {}
-    return arguments if isinstance(arguments, dict) else {}
 
 
 class _Answer:

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar, cast
 from uuid import uuid4
 
+import orjson
 import trio
 
 from ovmstrio.core.errors import InvalidField, ServerError
@@ -64,6 +65,15 @@ def logprob_document(token: TokenLogprob) -> dict[str, Any]:
         "bytes": list(token.data),
         "top_logprobs": [],
     }
+
+
+def parse_arguments(text: str) -> dict[str, Any] | None:
+    """Return the arguments of a tool call as an object; None if they are no JSON object."""
+    try:
+        arguments = orjson.loads(text or "{}")
+    except orjson.JSONDecodeError:
+        return None
+    return arguments if isinstance(arguments, dict) else None
 
 
 def reasoning_fields(text: str) -> dict[str, str]:

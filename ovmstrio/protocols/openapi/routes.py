@@ -101,8 +101,10 @@ _EXAMPLES: Final[Mapping[Task, Mapping[str, Mapping[str, Any]]]] = {
         "/v3/completions": {"prompt": _HELLO, "max_tokens": 16},
         "/v3/responses": {"input": _HELLO, "max_output_tokens": 16},
         "/v1/messages": {"messages": [{"role": "user", "content": _HELLO}], "max_tokens": 16},
+        "/api/chat": {"messages": [{"role": "user", "content": _HELLO}], "options": {"num_predict": 16}},
+        "/api/generate": {"prompt": _HELLO, "options": {"num_predict": 16}},
     },
-    Task.EMBEDDINGS: {"/v3/embeddings": {"input": [_HELLO]}},
+    Task.EMBEDDINGS: {"/v3/embeddings": {"input": [_HELLO]}, "/api/embed": {"input": [_HELLO]}},
     Task.TEXT_TO_SPEECH: {"/v3/audio/speech": {"input": _HELLO}},
     Task.RERANK: {"/v3/rerank": {"query": _HELLO, "documents": ["hello", "goodbye"]}},
 }
@@ -125,8 +127,8 @@ def _generation_paths(loaded: Iterable[tuple[str, object]], plane: DataPlane) ->
                 named.setdefault(task, []).append(name)
     for task, names in named.items():
         for path, example in _EXAMPLES.get(task, {}).items():
-            summary = "Anthropic API" if path.endswith("/messages") else "OpenAI API"
-            yield _GenerationPath(path, summary, tuple(names), {"model": names[0], **example})
+            api = "Ollama" if path.startswith("/api") else "Anthropic" if path.endswith("/messages") else "OpenAI"
+            yield _GenerationPath(path, f"{api} API", tuple(names), {"model": names[0], **example})
 
 
 # Document
