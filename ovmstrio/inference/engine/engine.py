@@ -201,7 +201,7 @@ class _Output:
 
 
 class OutputRows:
-    """Builds output rows: id, index, text, token count, log-probabilities and finish reason."""
+    """Builds output rows: id, index, text, token count, log-probabilities, and finish reason or stop string."""
 
     def __init__(self, decode: Callable[[list[list[int]], bool], list[str]], token_bytes: TokenBytes) -> None:
         self._decode = decode
@@ -252,9 +252,7 @@ class OutputRows:
     def _row(self, new: SequenceOutput, decoded: str) -> list[Any]:
         output, request, finish = self._output(new), new.asked.request, new.finish
         text = output.stops.feed(decoded)
-        if output.stops.has_stopped:
-            finish = Finish.STOP
-        elif finish is not None:
+        if not output.stops.found and finish is not None:
             text += output.stops.finish()
         logprobs: list[list[Any]] = []
         if output.echoes:
@@ -269,8 +267,8 @@ class OutputRows:
         if request.logprobs:
             logprobs += self._logprobs(decoded, output.characters, _output_tokens(new), new.logprobs)
             output.characters += len(decoded)
-        position = None if finish is None else FINISH_REASONS.index(finish)
-        return [new.asked.id, new.index, text, len(new.tokens), logprobs or None, position]
+        end = output.stops.found or (None if finish is None else FINISH_REASONS.index(finish))
+        return [new.asked.id, new.index, text, len(new.tokens), logprobs or None, end]
 
     def _logprobs(
         self, text: str, start: int, tokens: Sequence[int], values: Sequence[float | None]
