@@ -74,7 +74,7 @@ def upright_size(encoded: bytes, max_pixels: int) -> tuple[int, int]:
     """
     try:
         image = _open(encoded, max_pixels)
-        is_turned = image.getexif().get(_ORIENTATION) in _TURNED
+        is_turned = _orientation(image) in _TURNED
     except _UNREADABLE as error:
         raise _unreadable(error, encoded) from None
     return (image.height, image.width) if is_turned else image.size
@@ -87,7 +87,9 @@ def decoded_upright(encoded: bytes) -> Image.Image:
         ImageFileError: the format is unknown, or the image is damaged or too large.
     """
     try:
-        image = ImageOps.exif_transpose(_open(encoded, MAX_PIXELS))
+        image = _open(encoded, MAX_PIXELS)
+        if _orientation(image) is not None:
+            image = ImageOps.exif_transpose(image)
         if image.has_transparency_data:
             image = image.convert("RGBA")
             image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
@@ -108,6 +110,14 @@ def blank_image(width: int, height: int) -> bytes:
 
 _ORIENTATION: Final = 0x0112  # EXIF tag
 _TURNED: Final = range(5, 9)  # orientations that swap width and height
+
+
+def _orientation(image: Image.Image) -> int | None:
+    """Return the orientation in the head of a file, unless Pillow applies it; metadata elsewhere are not read."""
+    if "exif" not in image.info or image.format == "TIFF":
+        return None
+    orientation: int | None = image.getexif().get(_ORIENTATION)
+    return orientation
 
 
 def _open(encoded: bytes, max_pixels: int) -> Image.Image:

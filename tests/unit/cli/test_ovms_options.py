@@ -61,7 +61,7 @@ SERVED = [
     "--model_name m --model_path /m --rest_port 5500 --log_level TRACE --cache_dir .ov_cache",
     "--model-name m --model-path /m --rest-port=8000 --grpc-bind-address 127.0.0.1",
     "--config_path /c.json --rest_port 8000 --allowed_origins '*' --allowed_methods '*' --allowed_headers '*'",
-    "--config_path /c.json --rest_port 8000 --allowed_media_domains example.com,a.org --allowed_local_media_path /media",
+    "--config_path /c.json --rest_port 8000 --allowed_media_domains a.com,b.org --allowed_local_media_path /media",
     "--model_path /m --model_name m --task text_generation --pipeline_type VLM_CB",
 ]
 
