@@ -39,6 +39,7 @@ _MAX_REDIRECTS: Final = 3
 _MAX_FETCHES: Final = 32  # concurrent fetches of one model
 _SHOWN_CHARACTERS: Final = 120
 _OK: Final = 200
+_MAX_PORT: Final = 2**16
 _PORTS: Final = {"http": 80, "https": 443}
 _TRANSLATED: Final = IPv6Network("64:ff9b::/96"), IPv6Network("64:ff9b:1::/48")
 """Networks of NAT64, whose addresses contain one of IPv4."""
@@ -122,7 +123,7 @@ class MediaLoader:
         raise _Refused(f"more than {_MAX_REDIRECTS} redirects")
 
     def _check_domain(self, url: httpx.URL) -> None:
-        if url.scheme not in _PORTS or url.userinfo or not url.host:
+        if url.scheme not in _PORTS or url.userinfo or not url.host or not (url.port or 1) < _MAX_PORT:
             raise _Refused("expected a URL of http or https with a host and without a password")
         if not self._domains & {ALL_DOMAINS, _host_of(url.host)}:
             raise _Refused(f"images of {cut(url.host, _SHOWN_CHARACTERS)} are not allowed (--allowed-media-domains)")
@@ -149,13 +150,26 @@ class MediaLoader:
                 raise _Refused(f"{url.host} answers with status {response.status_code}")
             if response.headers.get("content-encoding", "identity").lower() != "identity":
                 raise _Refused(f"{url.host} sends a compressed image file")
-            body = bytearray()
-            async for chunk in response.aiter_raw():
-                body += chunk
-                _checked(body, max_bytes)
-            return bytes(body)
+            return _checked(await _read_body(response, max_bytes), max_bytes)
         finally:
             await response.aclose()
+
+
+async def _read_body(response: httpx.Response, max_bytes: int) -> bytes:
+    """Return the body, or a beginning of it with more than ``max_bytes``."""
+    body = bytearray()
+    try:
+        async for chunk in response.aiter_raw():
+            if response.is_closed:
+                break
+            body += chunk
+            if len(body) > max_bytes:
+                # The next iteration raises, which ends the generators of httpx; a break would leave them to the GC.
+                await response.aclose()
+    except httpx.HTTPError:
+        if len(body) <= max_bytes:
+            raise
+    return bytes(body)
 
 
 async def _resolve(host: str, port: int) -> Addresses:
@@ -180,16 +194,17 @@ def _is_public(address: str) -> bool:
     except ValueError:
         return False
     if isinstance(parsed, IPv6Address):
-        if parsed.sixtofour or parsed.teredo or any(parsed in network for network in _TRANSLATED):
+        is_translated = parsed.sixtofour or parsed.teredo or any(parsed in network for network in _TRANSLATED)
+        if is_translated or parsed.is_site_local:
             return False
         parsed = parsed.ipv4_mapped or parsed
     return parsed.is_global and not parsed.is_multicast and not parsed.is_reserved
 
 
-def _checked(data: bytes | bytearray, max_bytes: int) -> bytes:
+def _checked(data: bytes, max_bytes: int) -> bytes:
     if len(data) > max_bytes:
         raise _Refused(f"expected at most {MAX_IMAGE_BYTES} bytes, and {MAX_TOTAL_BYTES} of all images of a request")
-    return data  # type: ignore[return-value]  # of bytes
+    return data
 
 
 def _decode_data_url(source: str, max_bytes: int) -> bytes:
