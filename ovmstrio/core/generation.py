@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from ovmstrio.core.errors import ContextExceeded, InvalidField
 from ovmstrio.core.service import Service
@@ -20,6 +20,7 @@ from ovmstrio.util.truncation import MAX_TOKENIZED_CHARACTERS, max_characters
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     import numpy as np
     import numpy.typing as npt
@@ -52,12 +53,40 @@ class Finish(Enum):
     TOOL_CALLS = "tool_calls"
 
 
+IMAGE_MARK: Final = "<ov_genai_image_"
+"""Beginning of a mark of an image; reserved by OpenVINO GenAI, so that texts of clients must not have it."""
+
+
+def image_mark(index: int) -> str:
+    """Return the mark of an image's place in the content of a message."""
+    return f"{IMAGE_MARK}{index}>"
+
+
+class Image(NamedTuple):
+    """Image of a conversation: its URL, or its encoded file once loaded; ``field`` is its path in the request."""
+
+    source: str | bytes
+    field: str
+
+
+ALL_DOMAINS: Final = "all"
+"""Allowed domain of all hosts with public addresses."""
+
+
+class MediaPolicy(NamedTuple):
+    """Sources of images apart from data URLs: hosts of URLs, and a folder of local files; none by default."""
+
+    domains: tuple[str, ...] = ()
+    folder: Path | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """Chat messages for the chat template.
 
     Attributes:
         messages: validated OpenAI messages; ``content`` is one string, never a list of parts.
+        images: in the order of their indices; the contents of messages have their marks.
         tools: OpenAI tools, each ``{"type": "function", "function": {...}}``.
         tool_choice: ``none``, ``auto``, ``required`` or ``function``.
         tool_name: the function to call if ``tool_choice`` is ``function``.
@@ -74,6 +103,7 @@ class Conversation:
     template_options: Mapping[str, Any] = field(default_factory=dict)
     returns_first_call_only: bool = False
     continues_final_message: bool = False
+    images: tuple[Image, ...] = ()
 
 
 class Padding(Enum):
@@ -247,7 +277,8 @@ class GenerationLimits:
 
     ``context_length`` is prompt plus completion tokens, ``max_tokens_limit`` completion tokens, ``best_of_limit``
     beams,
-    ``longest_token`` the characters of the longest token (0 if unknown).
+    ``longest_token`` the characters of the longest token (0 if unknown), ``takes_images`` whether messages may have
+    images.
     """
 
     context_length: int | None = None
@@ -255,6 +286,7 @@ class GenerationLimits:
     best_of_limit: int = 20
     vocabulary_size: int | None = None
     longest_token: int = 0
+    takes_images: bool = False
 
     @property
     def max_characters(self) -> int:

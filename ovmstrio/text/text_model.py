@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ovmstrio.text.engine_client import OutputChunk
     from ovmstrio.text.engine_sharing import Engine
     from ovmstrio.text.grammars import ForcedCalls
+    from ovmstrio.text.media import MediaLoader
     from ovmstrio.text.model_swap import ModelSwap
 
 # ----------------------------------------------------------------------
@@ -305,10 +306,19 @@ class TextModel(HostedService):
         process: the engine.
         link: request multiplexer of the engine.
         swap: the model's replacement during a reload.
+        media: loader of the images of messages.
     """
 
-    def __init__(self, spec: TextModelSpec, process: Engine, link: EngineClient, swap: ModelSwap[TextModel]) -> None:
+    def __init__(
+        self,
+        spec: TextModelSpec,
+        process: Engine,
+        link: EngineClient,
+        swap: ModelSwap[TextModel],
+        media: MediaLoader,
+    ) -> None:
         super().__init__()
+        self._media = media
         self._swap = swap
         self._spec = spec
         self._process = process
@@ -319,6 +329,7 @@ class TextModel(HostedService):
             best_of_limit=spec.best_of_limit,
             vocabulary_size=process.facts["vocabulary_size"],
             longest_token=process.facts["longest_token"],
+            takes_images=process.facts["takes_images"],
         )
         self._reading = OutputParsing(spec, process.facts["chat_template"], process.facts["architectures"])
         self._metadata = ServableMetadata(spec.name, PLATFORM, (), ())
@@ -383,6 +394,8 @@ class TextModel(HostedService):
                     yield generation
                 return
             self._check(asked)
+            if isinstance(asked.prompt, Conversation) and asked.prompt.images:
+                asked = replace(asked, prompt=await self._media.load(asked.prompt))
             prepare = partial(self._reading.prepare, asked)
             is_slow = self._reading.is_slow(asked)
             asked, reading = await trio.to_thread.run_sync(prepare) if is_slow else prepare()
@@ -398,6 +411,8 @@ class TextModel(HostedService):
     def _check(self, asked: GenerationRequest) -> None:
         """Check a request against the model's limits."""
         limits, sampling = self._limits, asked.sampling
+        if isinstance(asked.prompt, Conversation) and asked.prompt.images and not limits.takes_images:
+            raise InvalidField("this model accepts text only", field=asked.prompt.images[0].field)
         if asked.prompt_characters > limits.max_characters:
             raise prompt_too_long(limits, "prompt", asked.prompt_characters)
         texts = max(asked.n, sampling.best_of)
