@@ -222,9 +222,9 @@ class OllamaAnswer:
         body: Body,
         parsed: ParsedRequest,
         content: Callable[[str, str, list[dict[str, Any]]], dict[str, Any]],
-        write_error: Callable[[Exception], bytes] = bytes,
+        write_error: Callable[[Exception], bytes] | None = None,
     ) -> None:
-        self.fail = write_error
+        self._write_error = write_error
         self._model = body.document["model"]
         self._content = content
         self._has_logprobs = parsed.requests[0].logprobs
@@ -260,6 +260,10 @@ class OllamaAnswer:
             return b""
         content = self._content(piece.text, piece.reasoning, calls)
         return encode_line({**self._head(), **content, **self._logprobs(piece.logprobs), "done": False})
+
+    def fail(self, error: Exception) -> bytes:
+        """Encode a failure, which ends the stream."""
+        return b"" if self._write_error is None else self._write_error(error)
 
     def end(self, usage: Usage) -> bytes:
         """Encode the last line."""

@@ -67,9 +67,8 @@ def _read_prompt(fields: Fields, prompt: PromptSize) -> Conversation | str:
         return fields.translated({"prompt": fields.get("prompt")}, prompt).prompt_text("prompt") or ""
     system, text = fields.text("system"), fields.text("prompt")
     images = image_parts(fields)
-    messages = [{"role": "system", "content": system}] if system else []
-    content = [*images, {"type": "text", "text": text or ""}] if images else text
-    messages.append({"role": "user", "content": content})
+    messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": [*images, {"type": "text", "text": text or ""}] if images else text})
     return Conversation(
         tuple(read_chat_message(fields.translated(message, prompt)) for message in messages),
         template_options=read_thinking(fields),
