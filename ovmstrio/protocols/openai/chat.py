@@ -163,6 +163,7 @@ def read_conversation(fields: Fields) -> Conversation:
         options,
         returns_first_call_only=once,
         continues_final_message=continues,
+        images=tuple(fields.prompt.images),
     )
 
 

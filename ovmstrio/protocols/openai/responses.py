@@ -57,8 +57,7 @@ def _read_input(fields: Fields) -> tuple[Mapping[str, Any], ...]:
     if given is None:
         fields.refuse("input", "input missing in request", code="missing_required_parameter")
     elif isinstance(given, str):
-        fields.prompt.add(len(given))
-        conversation.add({"role": "user", "content": given})
+        conversation.add({"role": "user", "content": fields.prompt_text("input")})
     else:
         if given == []:
             fields.refuse("input", "Messages array cannot be empty")
@@ -367,8 +366,9 @@ class ResponseStream:
         document = {"response": self.document}
         return self._encode((_Event("created", document), _Event("queued", document)))
 
-    def begin(self) -> bytes:
+    def begin(self, usage: Usage) -> bytes:
         """Encode the first events, or the next ones of a queued response."""
+        del usage
         self._status = "in_progress"
         document = {"response": self.document}
         created = () if self._number else (_Event("created", document),)
@@ -455,7 +455,15 @@ class Responses:
         tools = read_tools(fields, read_agent_tool)
         once = fields.flag("parallel_tool_calls") is False
         options = _read_template_options(fields)
-        prompt = Conversation(messages, tools.tools, tools.choice, tools.name, options, returns_first_call_only=once)
+        prompt = Conversation(
+            messages,
+            tools.tools,
+            tools.choice,
+            tools.name,
+            options,
+            returns_first_call_only=once,
+            images=tuple(fields.prompt.images),
+        )
         request = make_request(
             fields,
             limits,

@@ -164,7 +164,7 @@ class Rule(NamedTuple):
         pattern: matches the path.
         loose: also matches model names with slashes that are not encoded; None for paths without a model.
         has_verb: the path ends with a verb, so that it is no name of another rule.
-        yields: a service mounted under the first segment takes precedence.
+        first: first path segment, which no service can have; empty if a service of that name takes precedence.
     """
 
     pattern: re.Pattern[str]
@@ -173,7 +173,6 @@ class Rule(NamedTuple):
     first: str
     methods: frozenset[str]
     route: Route
-    yields: bool = False
 
 
 class MissingRouteResponses(Protocol):
@@ -200,13 +199,11 @@ def rule(
     admit: Admit | None = None,
     refuse: Callable[[Exception], HttpAnswer] = error_response,
     body_view_factory: Callable[..., BodyView | None] | None = None,
-    yields: bool = False,
 ) -> Rule:
     """Create a rule from a path template such as ``/v2/models/<model>``.
 
     ``<number:name>`` matches digits and ``<path:name>`` the rest of the path. A template may end with a verb
-    (``:word``). A trailing slash is optional, except after a verb. The other arguments are as in :class:`Route` and
-    :class:`Rule`.
+    (``:word``). A trailing slash is optional, except after a verb. The other arguments are as in :class:`Route`.
     """
     parts = _PLACE.split(template)
     pattern = "".join(
@@ -219,7 +216,7 @@ def rule(
     loose = re.compile(pattern.replace(_MODEL, _MODEL_WITH_SLASHES)) if _MODEL in pattern else None
     shown = _PLACE.sub(r"{\2}", template)
     route = Route(view, refuse, "", "", {}, is_hot, has_tasks, takes_views, admit, need, "", body_view_factory, shown)
-    return Rule(re.compile(pattern), loose, has_verb, template.split("/")[1], methods, route, yields)
+    return Rule(re.compile(pattern), loose, has_verb, template.split("/")[1], methods, route)
 
 
 class Router:
@@ -262,7 +259,7 @@ class Router:
         # Without an observer no wrapper runs between caller and handler.
         self.answer: Answering = self._answer if self._events is None else partial(self._answer_observed, self._events)
         self.rules = rules
-        self._own_segments = frozenset(each.first for each in rules if not each.yields)
+        self._own_segments = frozenset(each.first for each in rules)
         self._refusals = refusals
         self._find_mounted = find_mounted
         self._cors = cors
