@@ -332,6 +332,11 @@ class TextModel(HostedService):
         return frozenset({Task.TEXT_GENERATION})
 
     @property
+    def parent(self) -> str | None:
+        """Name of the model that this one is a LoRA adapter of; None without adapter."""
+        return self._spec.parent or None
+
+    @property
     def limits(self) -> GenerationLimits:
         """Request limits."""
         return self._limits

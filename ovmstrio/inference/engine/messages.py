@@ -25,6 +25,9 @@ from ovmstrio.util.truncation import encode_text
 CONTEXT_FILE: Final = "ovmstrio.json"
 """File in a converted model folder: ``{"context_length": 2048}``."""
 
+ADAPTER_FILE: Final = "adapter_model.safetensors"
+"""File of a LoRA adapter in peft's format."""
+
 VOICE_FILES: Final = "*.onnx"
 """Pattern of the network of a Piper voice; its configuration has ``.json`` appended to the name."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -11,6 +12,7 @@ import openvino as ov
 import openvino_genai as genai
 
 from ovmstrio.core.generation import Grammar, GrammarKind, Sampling
+from ovmstrio.inference.engine.lora import read_adapter
 
 # ----------------------------------------------------------------------
 # Generation settings of a request
@@ -112,6 +114,7 @@ _GPU_BLOCK_TOKENS: Final = 16
 _MEASURED_BLOCKS: Final = 2
 _DRAFT: Final = "draft_model"
 _LOOKUP: Final = "prompt_lookup"
+_ADAPTERS: Final = "adapters"
 _DRAFT_TOKENS: Final = 5  # default number of draft tokens
 _LOOKUP_NGRAM: Final = 3  # default n-gram size of prompt lookup
 _TOKENIZER: Final = {"INFERENCE_NUM_THREADS": 1}  # its work is shorter than a thread switch
@@ -134,6 +137,8 @@ class PipelineOptions:
     draft_folder: str = ""  # draft model for speculative decoding; empty for none
     draft_device: str = ""  # device of the draft model
     looks_up: bool = False  # whether prompt lookup proposes tokens
+    adapter: str = ""  # folder or file of a LoRA adapter; empty for none
+    adapter_alpha: float = 1.0  # factor of the adapter's own scale
 
 
 class Pipeline:
@@ -141,10 +146,12 @@ class Pipeline:
 
     Raises:
         RuntimeError: the model cannot be loaded.
+        ValueError: the adapter does not fit the model.
     """
 
     def __init__(self, options: PipelineOptions) -> None:
         self._options = options
+        self._adapter = read_adapter(Path(options.adapter), Path(options.folder)) if options.adapter else None
         self.tokenizer: Any = None  # the library's tokenizer
         self.block_tokens = _GPU_BLOCK_TOKENS if "GPU" in options.device else _BLOCK_TOKENS  # tokens per block
         self._batch = self._make()
@@ -198,8 +205,15 @@ class Pipeline:
         properties = dict(options.properties)
         if options.looks_up:
             properties[_LOOKUP] = True
+        of_draft: dict[str, Any] = {}  # empty for those of the model, its adapter included
+        if self._adapter is not None:
+            # The matrices become constants of the graph: fusing needs uncompressed weights, and rounds them to bf16.
+            scale, mode = options.adapter_alpha * self._adapter.scale, genai.AdapterConfig.Mode.MODE_STATIC
+            properties[_ADAPTERS] = genai.AdapterConfig(genai.Adapter(self._adapter.file), scale, mode)
+            of_draft = {"PERFORMANCE_HINT": "LATENCY", **options.properties}
         if options.draft_folder:
-            properties[_DRAFT] = genai.draft_model(options.draft_folder, options.draft_device or options.device)
+            device = options.draft_device or options.device
+            properties[_DRAFT] = genai.draft_model(options.draft_folder, device, **of_draft)
         if self.tokenizer is None:
             return genai.ContinuousBatchingPipeline(options.folder, scheduler, options.device, properties, _TOKENIZER)
         # The tokenizer holds the compiled grammars.

@@ -29,12 +29,12 @@ def model_rules(api: OpenAIApi) -> list[Rule]:
     async def every(_: HttpRequest) -> HttpAnswer:
         # Text models come first, for clients that use the first model.
         names = sorted(_loaded(api.plane), key=lambda name: (_rank(_tasks(api.plane, name)), name))
-        return json_response({"object": "list", "data": [model_document(name) for name in names]})
+        return json_response({"object": "list", "data": [model_document(api.plane, name) for name in names]})
 
     async def one(_: HttpRequest, name: str) -> HttpAnswer:
         if name not in _loaded(api.plane):
             raise api.missing(name)
-        return json_response(model_document(name))
+        return json_response(model_document(api.plane, name))
 
     return [
         *api.rules("/models", "GET", every),
@@ -43,14 +43,21 @@ def model_rules(api: OpenAIApi) -> list[Rule]:
     ]
 
 
-def model_document(name: str) -> dict[str, Any]:
-    """Return the document of a model; ``created`` is the server's start time."""
-    return {"id": name, "object": "model", "created": _STARTED, "owned_by": _OWNER}
+def model_document(plane: DataPlane, name: str) -> dict[str, Any]:
+    """Return the document of a loaded service; ``created`` is the server's start time.
+
+    A model that generates text has a ``parent`` as in vLLM: the model that it is a LoRA adapter of, or null.
+    """
+    document = {"id": name, "object": "model", "created": _STARTED, "owned_by": _OWNER}
+    try:
+        return {**document, "parent": plane.registry.peek(name).parent}  # type: ignore[attr-defined]
+    except (AttributeError, ServerError):
+        return document
 
 
 def openai_status_fields(plane: DataPlane, name: str) -> Mapping[str, Any]:
     """Return the OpenAI fields to add to TensorFlow Serving's model status; empty for other models."""
-    return model_document(name) if _tasks(plane, name) else {}
+    return model_document(plane, name) if _tasks(plane, name) else {}
 
 
 def _loaded(plane: DataPlane) -> list[str]:
