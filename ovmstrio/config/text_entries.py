@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Un
 
 from pydantic import create_model
 
-from ovmstrio.config.documents import did_you_mean, invalid_value_error
+from ovmstrio.config.documents import did_you_mean, invalid_value_error, to_short_json
 from ovmstrio.config.model_options import plugin_settings
 from ovmstrio.config.schema import OPTIONAL, Schema, check_members, keys_of, parse_value
 from ovmstrio.config.service_options import ServiceEntry, check_base_path, check_name
+from ovmstrio.config.shapes import parse_json_object
 from ovmstrio.config.specs import LoraAdapter, TextModelSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.generation import Task
@@ -262,6 +263,28 @@ def _adapters(value: Any, directory: Path) -> tuple[LoraAdapter, ...]:
     if faults:
         raise ConfigError(faults)
     return tuple(each.model_copy(update={"path": directory / local_path(each.path)}) for each in adapters)
+
+
+def parse_adapter(name: str, config: str) -> tuple[str, LoraAdapter] | None:
+    """Parse the settings of a load request as a LoRA adapter: ``{"parent": "chat", "path": "/adapters/sql"}``.
+
+    Returns:
+        The name of the model, and the adapter; None for other settings.
+
+    Raises:
+        ConfigError: malformed.
+    """
+    given = parse_json_object("config", config)
+    parent = given.pop("parent", None)
+    if parent is None:
+        return None
+    problems = check_name(name)
+    if not isinstance(parent, str):
+        problems.append(Problem("expected the name of a model", path="config.parent", found=to_short_json(parent)))
+    if problems:
+        raise ConfigError(problems)
+    adapter: LoraAdapter = parse_value("config", {**given, "name": name}, LoraAdapter)
+    return str(parent), adapter.model_copy(update={"path": Path.cwd() / local_path(adapter.path)})
 
 
 def _named_paths(text: str) -> list[dict[str, str]]:

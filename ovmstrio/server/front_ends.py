@@ -213,7 +213,7 @@ def make_rest_router(
     rules = [
         *kserve_rules(plane, max_body_bytes),
         # OpenAI's rules precede others on shared paths; a server with a root service has no OpenAI API.
-        *(() if root else openai_rules(plane, max_body_bytes, openai_errors)),
+        *(() if root else openai_rules(plane, max_body_bytes, changes, openai_errors)),
         *tensorflow_rules(plane, max_body_bytes, partial(openai_status_fields, plane)),
         *generate_rules(plane, max_body_bytes),
         *observation_rules(changes),

@@ -332,9 +332,9 @@ class TextModel(HostedService):
         return frozenset({Task.TEXT_GENERATION})
 
     @property
-    def parent(self) -> str | None:
-        """Name of the model that this one is a LoRA adapter of; None without adapter."""
-        return self._spec.parent or None
+    def parent(self) -> str:
+        """Name of the model that this one is a LoRA adapter of; empty without adapter."""
+        return self._spec.parent
 
     @property
     def limits(self) -> GenerationLimits:

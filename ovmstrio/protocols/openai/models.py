@@ -49,10 +49,21 @@ def model_document(plane: DataPlane, name: str) -> dict[str, Any]:
     A model that generates text has a ``parent`` as in vLLM: the model that it is a LoRA adapter of, or null.
     """
     document = {"id": name, "object": "model", "created": _STARTED, "owned_by": _OWNER}
+    parent = parent_of(plane, name)
+    return document if parent is None else {**document, "parent": parent or None}
+
+
+def parent_of(plane: DataPlane, name: str) -> str | None:
+    """Return the parent of a loaded adapter, an empty text for other language models, None for other services."""
     try:
-        return {**document, "parent": plane.registry.peek(name).parent}  # type: ignore[attr-defined]
+        return plane.registry.peek(name).parent  # type: ignore[attr-defined,no-any-return]
     except (AttributeError, ServerError):
-        return document
+        return None
+
+
+def parents(plane: DataPlane) -> list[str]:
+    """Return the loaded language models without adapter."""
+    return [name for name in sorted(_loaded(plane)) if parent_of(plane, name) == ""]
 
 
 def openai_status_fields(plane: DataPlane, name: str) -> Mapping[str, Any]:

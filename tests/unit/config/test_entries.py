@@ -578,7 +578,7 @@ def test_adapters_of_the_command_line(tmp_path: Path, given: str) -> None:
 @pytest.mark.parametrize("given", ["sql", "[1", '[{"name": "sql"}]', '[{"name": "sql", "path": "a", "rank": 4}]'])
 def test_unusable_adapters_of_the_command_line_are_a_problem_of_the_option(tmp_path: Path, given: str) -> None:
     options = {"model_name": "m", "model_path": tmp_path, "task": "text_generation", "lora_adapters": given}
-    with pytest.raises(UsageError, match="--lora[-_]adapters"):
+    with pytest.raises(UsageError, match=r"--lora[-_]adapters"):
         read_settings(options)
 
 
