@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from ovmstrio.core.generation import GenerationRequest
-    from ovmstrio.inference.engine.pipeline import Pipeline
+    from ovmstrio.inference.engine.pipeline import ImagePrompt, Pipeline
 
 # ----------------------------------------------------------------------
 # Running sequences: sampling configuration, state, output, and restart after a batch rebuild
@@ -57,11 +57,12 @@ class QueuedRequest:
     id: int  # the server's request number
     message_number: int  # number of the message to answer when the request runs; 0 once answered
     request: GenerationRequest
-    prompt: list[int]
+    prompt: list[int]  # its tokens; negative numbers stand for those of images
     most: int  # maximum tokens per sequence
     seed: int
     is_open: bool = False  # whether the user set no limit of tokens
     is_grammar_proven: bool = True  # whether its grammar, if any, is known to work
+    image_prompt: ImagePrompt | None = None  # the prompt for a pipeline that takes images
     prompt_logprobs: list[float | None] = field(default_factory=list)
     left: int = 0  # number of sequences that have not ended
     generated: int = 0  # number of generated tokens
@@ -97,6 +98,7 @@ class RunningSequence:
         self.is_suspect = False  # was new, with others, in a step that failed, and has not run since
         self.is_restarted = False  # restarted after a failed step
         self.is_first = False  # received its first token in the last step
+        self.draft_tokens = 0  # number of proposed tokens per step, if known
         self.is_newly_suspended = False  # left out of the last step, but not of the one before
         self._is_suspended = False
         self._prompt_tokens_left = 0
@@ -151,13 +153,13 @@ class RunningSequence:
         self.is_new = self.is_reading = True
         self.is_settled = False
         self._prompt_tokens_left = len(self.pending_tokens)
-        self.handle = pipeline.add(number, self.pending_tokens, config)
+        self.handle = pipeline.add(number, queued.image_prompt or self.pending_tokens, config)
 
     def _must_repeat(self) -> bool:
         """Return whether earlier tokens affect the next one in ways that a prompt cannot carry."""
         sampling = self.asked.request.sampling
         penalties = sampling.frequency_penalty, sampling.presence_penalty
-        return self.asked.request.grammar is not None or any(penalties)
+        return self.asked.request.grammar is not None or self.asked.image_prompt is not None or any(penalties)
 
     def read(self) -> list[SequenceOutput]:
         """Return the output of the last step.
@@ -416,6 +418,10 @@ class StepOutcome:
     left: list[QueuedRequest] = field(default_factory=list)
 
 
+_PREFILL_TOKENS: Final = 32
+"""Tokens of a step that proposals leave to prompts."""
+
+
 class Batch:
     """Running sequences of a pipeline."""
 
@@ -474,7 +480,7 @@ class Batch:
                 self._start(text)
         except (RuntimeError, TypeError, ValueError) as error:
             self.cancel(queued)
-            raise InvalidRequest(f"generation parameters rejected: {library_error_message(error)}") from error
+            raise _rejection(error) from error
 
     def _start(self, text: RunningSequence) -> None:
         number = next(self._numbers)
@@ -487,7 +493,24 @@ class Batch:
         others = self._texts.values()
         if text.is_suspect and any(each.is_new for each in others):
             return False
-        return self._prefill.may_start(text.pending_tokens, others)
+        return self._fits_step(text) and self._prefill.may_start(text.pending_tokens, others)
+
+    def _fits_step(self, text: RunningSequence) -> bool:
+        """Return whether a step has room for all proposals, or, with a draft model, for all new prompts.
+
+        The library produces wrong tokens or fails if it processes the proposals of a sequence in parts, and also if it
+        reads a prompt in parts with a draft model.
+        """
+        pipeline = self._pipeline
+        if not pipeline.proposes:
+            return True
+        others = [each for each in self._texts.values() if each.handle is not None]
+        if pipeline.has_draft:
+            lengths = [len(each.pending_tokens) for each in others if each.is_new]
+            return not lengths or sum(lengths) + len(text.pending_tokens) <= pipeline.batched_tokens
+        text.draft_tokens = pipeline.draft_tokens(text.asked.request.sampling)
+        checked = sum(each.draft_tokens + 1 for each in (text, *others))
+        return not others or checked <= pipeline.batched_tokens - _PREFILL_TOKENS
 
     def _start_now(self, text: RunningSequence, number: int) -> None:
         text.start(self._pipeline, number)
@@ -504,11 +527,7 @@ class Batch:
             try:
                 self._start_now(text, number)
             except (RuntimeError, TypeError, ValueError) as error:
-                self._fail(
-                    text.asked,
-                    InvalidRequest(f"generation parameters rejected: {library_error_message(error)}"),
-                    outcome,
-                )
+                self._fail(text.asked, _rejection(error), outcome)
                 self.cancel(text.asked)
 
     def cancel(self, queued: QueuedRequest) -> bool:
@@ -648,6 +667,12 @@ class Batch:
         return [
             (text.asked, ModelFailure(f"the model failed repeatedly: {reason}")) for text in texts if text.is_restarted
         ]
+
+
+def _rejection(error: Exception) -> InvalidRequest:
+    if isinstance(error, InvalidRequest):
+        return error
+    return InvalidRequest(f"generation parameters rejected: {library_error_message(error)}")
 
 
 _INITIAL_ANSWER_TOKENS: Final = 512

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import openvino as ov
 
-from ovmstrio.inference.engine.messages import ADAPTER_FILE
+from ovmstrio.inference.engine.messages import ADAPTER_FILE, LANGUAGE_MODEL_FILE
 from ovmstrio.util.regular_files import open_regular, read_regular_text
 from ovmstrio.util.truncation import cut
 
@@ -114,7 +114,8 @@ def _layers(tensors: dict[str, _Tensor]) -> tuple[dict[str, _Matrices], list[str
 def _weights(model: Path) -> list[tuple[str, int, int]]:
     """Return name, inputs and outputs of each matrix multiplication of a model with constant weights."""
     found = []
-    for node in ov.Core().read_model(model / "openvino_model.xml").get_ops():
+    file = next(file for file in (model / LANGUAGE_MODEL_FILE, model / "openvino_model.xml") if file.is_file())
+    for node in ov.Core().read_model(file).get_ops():
         if node.get_type_name() == "MatMul" and (shape := node.input_value(1).get_partial_shape()).is_static:
             first, last = [each.get_length() for each in shape][-_DIMENSIONS:]
             inputs, outputs = (last, first) if node.get_attributes()["transpose_b"] else (first, last)

@@ -5,14 +5,19 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import openvino as ov
 import openvino_genai as genai
 
+from ovmstrio.core.errors import InvalidField
 from ovmstrio.core.generation import Grammar, GrammarKind, Sampling
 from ovmstrio.inference.engine.lora import read_adapter
+from ovmstrio.inference.engine.messages import LANGUAGE_MODEL_FILE
+
+if TYPE_CHECKING:
+    from ovmstrio.core.generation import Image
 
 # ----------------------------------------------------------------------
 # Generation settings of a request
@@ -95,6 +100,11 @@ def _set_sampling(config: Any, sampling: Sampling, seed: int) -> None:
         config.top_k = DEFAULT_TOP_K
 
 
+def max_draft_tokens(batched_tokens: int) -> int:
+    """Return the most tokens that a request may have proposed per step, given the most tokens of a step."""
+    return max(1, batched_tokens // 2)
+
+
 def _set_draft(config: Any, sampling: Sampling) -> None:
     """Set the number of draft tokens: fixed, or while the draft model's confidence is high enough."""
     if sampling.num_assistant_tokens is not None:
@@ -120,6 +130,9 @@ _LOOKUP_NGRAM: Final = 3  # default n-gram size of prompt lookup
 _TOKENIZER: Final = {"INFERENCE_NUM_THREADS": 1}  # its work is shorter than a thread switch
 _WARMING: Final = Grammar(GrammarKind.JSON_SCHEMA, '{"type": "boolean"}')
 _WARMING_STEPS: Final = 8
+_MEASURED_TEXT: Final = "a b c d e f g h i j k l m n o p q r s t u v w x y z "
+_UNCHANGED: Final = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+"""Chat template that changes nothing: with a template, the library adds no special tokens to a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +154,18 @@ class PipelineOptions:
     adapter_alpha: float = 1.0  # factor of the adapter's own scale
 
 
+class ImagePrompt(NamedTuple):
+    """Prompt of a model that takes images: text with their marks, and the encoded files."""
+
+    text: str
+    images: tuple[Image, ...] = ()
+    adds_special_tokens: bool = False
+
+
 class Pipeline:
     """Continuous-batching pipeline that can be rebuilt with the same settings.
+
+    A pipeline that takes images computes embeddings of prompts, so it reads texts and no tokens.
 
     Raises:
         RuntimeError: the model cannot be loaded.
@@ -154,12 +177,17 @@ class Pipeline:
         self._adapter = read_adapter(Path(options.adapter), Path(options.folder)) if options.adapter else None
         self.tokenizer: Any = None  # the library's tokenizer
         self.block_tokens = _GPU_BLOCK_TOKENS if "GPU" in options.device else _BLOCK_TOKENS  # tokens per block
+        self.takes_images = (Path(options.folder) / LANGUAGE_MODEL_FILE).is_file()
         self._batch = self._make()
         self.tokenizer = self._batch.get_tokenizer()
+        self.chat_template: str = self.tokenizer.chat_template
+        if self.takes_images:
+            self.tokenizer.set_chat_template(_UNCHANGED)
         self.blocks = self._count_blocks()  # number of KV-cache blocks
         rounded_bytes = -(-options.cache_bytes // GIB) * GIB
-        if rounded_bytes != options.cache_bytes:
-            # The library accepts a size in full gigabytes, or in blocks whose size only it knows.
+        if rounded_bytes != options.cache_bytes or options.draft_folder:
+            # The library accepts a size in full gigabytes, or in blocks whose size only it knows. A draft model gets
+            # as many blocks only by their number.
             self.blocks = max(1, self.blocks * options.cache_bytes // rounded_bytes)
             self._remake()
         self._warm()
@@ -173,6 +201,24 @@ class Pipeline:
     def batched_tokens(self) -> int:
         """Maximum tokens per step."""
         return self._options.batched_tokens
+
+    @property
+    def has_draft(self) -> bool:
+        """Whether a draft model proposes tokens."""
+        return bool(self._options.draft_folder)
+
+    @property
+    def proposes(self) -> bool:
+        """Whether a draft model or prompt lookup proposes tokens."""
+        return self.has_draft or self._options.looks_up
+
+    def draft_tokens(self, sampling: Sampling) -> int:
+        """Return how many tokens are proposed per step of a sequence; 0 for none or an unknown number."""
+        if not self.proposes:
+            return 0
+        config = self.defaults()
+        _set_draft(config, sampling)
+        return int(config.num_assistant_tokens or 0)
 
     def uncached(self, tokens: int) -> Pipeline:
         """Create a second pipeline without prefix cache, with room for a number of tokens."""
@@ -201,6 +247,10 @@ class Pipeline:
         scheduler.max_num_batched_tokens = options.batched_tokens
         scheduler.max_num_seqs = options.texts
         scheduler.dynamic_split_fuse = options.splits_prompts
+        if options.draft_folder:
+            # With a draft model, prompts in several parts lead to wrong tokens in a batch (see :class:`Batch`).
+            scheduler.max_num_batched_tokens = max(options.batched_tokens, blocks * self.block_tokens)
+            scheduler.dynamic_split_fuse = False
         scheduler.enable_prefix_caching = options.caches_prefixes
         properties = dict(options.properties)
         if options.looks_up:
@@ -224,18 +274,24 @@ class Pipeline:
         config = self.defaults()
         config.max_new_tokens = 2
         config.ignore_eos = True
-        handle = self.add(0, [0] * (self.block_tokens + 1), config)
+        prompt: list[int] | ImagePrompt = [0] * (self.block_tokens + 1)
+        measured = _MEASURED_BLOCKS
+        if self.takes_images:
+            prompt = ImagePrompt(_MEASURED_TEXT)
+            tokens = self.tokenizer.encode(prompt.text, add_special_tokens=False).input_ids.shape[-1]
+            measured = -(-tokens // self.block_tokens)
+        handle = self.add(0, prompt, config)
         self.step()
         used: float = self._batch.get_metrics().cache_usage
         handle.cancel()
         self._drain()
-        return round(100 * _MEASURED_BLOCKS / used)
+        return round(100 * measured / used)
 
     def _warm(self) -> None:
         """Generate a few tokens with a grammar, as the first one in a process takes much longer."""
         config = configure_generation(self.defaults(), Sampling(temperature=0), grammar=_WARMING)
         config.max_new_tokens = _WARMING_STEPS
-        handle = self.add(0, [0], config)
+        handle = self.add(0, ImagePrompt(_MEASURED_TEXT) if self.takes_images else [0], config)
         self._drain()
         del handle
 
@@ -246,9 +302,10 @@ class Pipeline:
     def defaults(self) -> Any:
         """Return a modifiable copy of the model's generation settings."""
         config = self._batch.get_config()
-        if self._options.draft_folder or self._options.looks_up:
+        if self.proposes:
             if not config.assistant_confidence_threshold:
-                config.num_assistant_tokens = config.num_assistant_tokens or _DRAFT_TOKENS
+                proposed = config.num_assistant_tokens or _DRAFT_TOKENS
+                config.num_assistant_tokens = min(proposed, max_draft_tokens(self._options.batched_tokens))
             if self._options.looks_up:
                 config.max_ngram_size = config.max_ngram_size or _LOOKUP_NGRAM
         return config
@@ -258,14 +315,31 @@ class Pipeline:
         """Return whether a step has work, including the removal of cancelled requests."""
         return bool(self._batch.has_non_finished_requests())
 
-    def add(self, number: int, tokens: list[int], config: Any) -> Any:
-        """Add a sequence and return its handle, which must be kept until its end; RuntimeError if it is rejected."""
+    def add(self, number: int, prompt: list[int] | ImagePrompt, config: Any) -> Any:
+        """Add a sequence and return its handle, which must be kept until its end.
+
+        Raises:
+            InvalidField: an image is damaged.
+            RuntimeError: the request is rejected.
+        """
         config.validate()
-        return self._batch.add_request(number, ov.Tensor(np.array([tokens], np.int64)), config)
+        if not isinstance(prompt, ImagePrompt):
+            return self._batch.add_request(number, ov.Tensor(np.array([prompt], np.int64)), config)
+        config.apply_chat_template = not prompt.adds_special_tokens
+        return self._batch.add_request(number, prompt.text, [_pixels_of(image) for image in prompt.images], config)
 
     def step(self) -> None:
         """Run one step: prefill or the next token of each sequence; RuntimeError requires :meth:`rebuild`."""
         self._batch.step()
+
+
+def _pixels_of(image: Image) -> ov.Tensor:
+    from ovmstrio.encoding.image_files import ImageFileError, decoded_upright  # noqa: PLC0415 - needs Pillow
+
+    try:
+        return ov.Tensor(np.asarray(decoded_upright(image.source)))  # type: ignore[arg-type]  # loaded
+    except ImageFileError as error:
+        raise InvalidField(f"the image cannot be read: {error}", field=image.field) from error
 
 
 _CHECK: Final = re.compile(r"(?s)^Check '(?P<check>.*?)' failed at \S+:\d+:\s*(?P<why>.*)$")
