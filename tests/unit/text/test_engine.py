@@ -346,7 +346,7 @@ _POISON: Final = GenerationRequest("", grammar=Grammar(GrammarKind.REGEX, "("))
 
 
 class _Handle:
-    def __init__(self, prompt: list[int], config: Any) -> None:
+    def __init__(self, prompt: Any, config: Any) -> None:
         self.prompt = prompt
         self.breaks = _BREAKS in prompt or config.structured_output_config is not None
         self.left = _STEPS_OF_LONG if len(prompt) >= _LONG else 1
