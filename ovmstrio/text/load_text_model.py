@@ -67,10 +67,11 @@ async def model_folder(spec: TextModelSpec) -> Path:
     source, missing = await run_load(lambda: _find(spec.path.absolute()))
     if missing:
         message, hint = await run_load(lambda: _describe_folder(source))
+        files = await run_load(lambda: _needed_files(source))
         problem = Problem(
             message,
             path="path",
-            expected=f"a folder with {', '.join(_FILES)}, or a {_SUFFIX} file",
+            expected=f"a folder with {', '.join(files)}, or a {_SUFFIX} file",
             found=missing,
             suggestion=hint,
         )
@@ -96,14 +97,17 @@ def _find(path: Path) -> tuple[Path, str]:
     """Return the model's folder or GGUF file, and what is missing; blocking."""
     if path.is_file():
         return path, "" if path.suffix == _SUFFIX else str(path)
-    needed = _IMAGE_MODEL_FILES if (path / LANGUAGE_MODEL_FILE).is_file() else _FILES
-    absent = [name for name in needed if not (path / name).is_file()]
+    absent = [name for name in _needed_files(path) if not (path / name).is_file()]
     if not absent:
         return path, ""
     files = sorted(path.glob(f"*{_SUFFIX}"))
     if len(files) == 1:
         return files[0], ""
     return path, f"{path} without {', '.join(absent)}" if path.is_dir() else f"{path}, which does not exist"
+
+
+def _needed_files(path: Path) -> tuple[str, ...]:
+    return _IMAGE_MODEL_FILES if (path / LANGUAGE_MODEL_FILE).is_file() else _FILES
 
 
 def _describe_folder(path: Path) -> tuple[str, str]:

@@ -14,6 +14,7 @@ from typing import Any, Final
 import httpx
 import pytest
 
+from tests.support.graphs import llm_graph
 from tests.support.served_in_thread import ServedInThread, serving_in_thread
 from tests.support.tiny_llava import EXACT, data_url, image_file, noise, write_tiny_llava
 from tests.support.waits import until
@@ -57,10 +58,11 @@ def media(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path, media: Path) -> Iterator[ServedInThread]:
-    options: dict[str, Any] = {"cache_size": 0.01, "plugin_config": json.dumps(EXACT), "rest_port": 0}
-    with serving_in_thread(
-        model_path=str(folder), model_name="eyes", allowed_local_media_path=media, **options
-    ) as made:
+    """Serve a graph as OpenVINO Model Server writes it for such a model."""
+    properties = f"plugin_config: '{json.dumps(EXACT)}',"
+    graph = llm_graph("pipeline_type: VLM_CB,", properties, "enable_prefix_caching: true, cache_size: 1")
+    (folder / "graph.pbtxt").write_text(graph)
+    with serving_in_thread(model_path=str(folder), model_name="eyes", allowed_local_media_path=media) as made:
         yield made
 
 

@@ -471,6 +471,10 @@ def test_a_model_is_a_folder_or_a_file_with_the_task_text_generation_by_default(
 
 
 _TEXT_FILES: Final = ("openvino_model.xml", "openvino_tokenizer.xml")
+_IMAGE_MODEL_FILES: Final = (
+    *("openvino_language_model.xml", "openvino_text_embeddings_model.xml", "openvino_vision_embeddings_model.xml"),
+    *("openvino_tokenizer.xml", "openvino_detokenizer.xml"),
+)
 _SPEECH_FILES: Final = ("openvino_encoder_model.xml", "openvino_decoder_model.xml", "openvino_tokenizer.xml")
 
 
@@ -488,6 +492,8 @@ _SPEECH_FILES: Final = ("openvino_encoder_model.xml", "openvino_decoder_model.xm
         (_TEXT_FILES, "BertForMaskedLM", Task.EMBEDDINGS),
         ((*_SPEECH_FILES, "openvino_detokenizer.xml"), "WhisperForConditionalGeneration", Task.SPEECH_TO_TEXT),
         ((*_SPEECH_FILES, "openvino_postnet.xml"), "SpeechT5ForTextToSpeech", Task.TEXT_TO_SPEECH),
+        (_IMAGE_MODEL_FILES, "LlavaForConditionalGeneration", Task.TEXT_GENERATION),
+        (_IMAGE_MODEL_FILES, None, Task.TEXT_GENERATION),
     ],
 )
 def test_the_task_is_detected_from_the_files(
