@@ -20,6 +20,7 @@ from ovmstrio.protocols.openai.batches import BatchRunner, batch_rules, refused_
 from ovmstrio.protocols.openai.embeddings import embedding_rules
 from ovmstrio.protocols.openai.files import FileLimits, FileStorage, file_rules
 from ovmstrio.protocols.openai.graph_text_api import RESPONSES_PATH, TEXT_ENDPOINTS
+from ovmstrio.protocols.openai.lora_adapters import lora_adapter_rules
 from ovmstrio.protocols.openai.models import model_rules
 from ovmstrio.protocols.openai.raw_http_routes import answer_raw_request
 from ovmstrio.protocols.openai.rerank import rerank_rules
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ovmstrio.core.http_messages import HttpAnswer, HttpRequest
+    from ovmstrio.protocols.admin.changes import AdminChanges
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.transport.http.router import Rule
 
@@ -115,6 +117,7 @@ _ENDPOINTS: Final[tuple[Callable[[OpenAIApi], list[Rule]], ...]] = (
 def openai_rules(
     plane: DataPlane,
     max_body_bytes: int,
+    changes: AdminChanges,
     errors: str = "openai",
     *,
     background: BackgroundTasks | None = None,
@@ -126,6 +129,7 @@ def openai_rules(
     Args:
         plane: data plane.
         max_body_bytes: size limit of decoded bodies.
+        changes: checks and logs administrative changes.
         errors: a key of ``ERROR_FORMATS``.
         background: runs tasks that outlive their requests.
         responses: limits of stored responses.
@@ -134,7 +138,7 @@ def openai_rules(
     api = OpenAIApi(plane, max_body_bytes, ERROR_FORMATS[errors])
     background = background or BackgroundTasks()
     store = ResponseStore(responses or StoreLimits(), plane.peers)
-    rules = [rule for endpoint in _ENDPOINTS for rule in endpoint(api)]
+    rules = [rule for endpoint in _ENDPOINTS for rule in endpoint(api)] + lora_adapter_rules(api, changes)
     rules += response_rules(api, store, background)
     if files is None:
         rules += refused_rules(api)
