@@ -28,7 +28,7 @@ from ovmstrio.auth.revocable_streams import cancel_on_revocation
 from ovmstrio.core.errors import InvalidField, NotFound, Overloaded, ServerError
 from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.models.sequences.requests import owner_index
-from ovmstrio.protocols.openai.api import caller_key, page_of, query_number
+from ovmstrio.protocols.openai.api import DONE, caller_key, page_of, query_number
 from ovmstrio.protocols.openai.fields import shown, type_of
 from ovmstrio.protocols.openai.known_fields import RESPONSES
 from ovmstrio.protocols.openai.raw_http_routes import accepts_raw_requests, answer_raw_request
@@ -411,6 +411,7 @@ class _ResponseRoutes:
             data, begin, is_over = await self._store.ask("events", response, begin)
             if data:
                 await events.send(data)
+        await events.send(DONE)
 
     async def delete(self, _: HttpRequest, response: str) -> HttpAnswer:
         await self._store.ask("delete", response)
