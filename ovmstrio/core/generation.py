@@ -234,7 +234,7 @@ class GenerationChunk:
     """Output of completion ``index`` since the previous piece; the last piece has a ``finish``.
 
     ``tokens`` is the number of generated tokens, ``reasoning_tokens`` the part of them within reasoning markers
-    (inclusive).
+    (inclusive), ``stop`` the stop string that ended the text, if one did.
     """
 
     index: int = 0
@@ -245,6 +245,7 @@ class GenerationChunk:
     logprobs: tuple[TokenLogprob, ...] = ()
     finish: Finish | None = None
     reasoning_tokens: int = 0
+    stop: str = ""
 
 
 class Generation(Protocol):
@@ -404,20 +405,20 @@ class StopStrings:
         keeps: whether the output includes the stop string.
 
     Attributes:
-        has_stopped: whether a stop string was found; later input is dropped.
+        found: the stop string that was found, or an empty text; later input is dropped.
     """
 
-    __slots__ = ("_held", "_keeps", "_matchers", "has_stopped")
+    __slots__ = ("_held", "_keeps", "_matchers", "found")
 
     def __init__(self, strings: Iterable[str], *, keeps: bool = False) -> None:
-        self.has_stopped = False
+        self.found = ""
         self._matchers = [_Matcher(string) for string in strings if string]
         self._keeps = keeps
         self._held = ""
 
     def feed(self, text: str) -> str:
         """Add text and return the output that is certain."""
-        if self.has_stopped:
+        if self.found:
             return ""
         if not self._matchers:
             return text
@@ -425,7 +426,7 @@ class StopStrings:
         for position, letter in enumerate(text, len(held) - len(text) + 1):
             found = max([matcher.length for matcher in self._matchers if matcher.step(letter)], default=0)
             if found:
-                self.has_stopped = True
+                self.found = held[position - found : position]
                 self._held = ""
                 return held[: position if self._keeps else position - found]
         certain = len(held) - max(matcher.matched for matcher in self._matchers)

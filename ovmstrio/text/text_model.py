@@ -74,6 +74,7 @@ class OutputParsing:
             known = (parser for prefix, parser in _PARSERS if any(each.startswith(prefix) for each in architectures))
             self._tools, self._reasoning = select_parsers(next(known, _AUTO), reasoning, template)
         self._guided = spec.enable_tool_guided_generation
+        self.has_reasoning = self._reasoning != _NONE
 
     def is_slow(self, asked: GenerationRequest) -> bool:
         """Return True if :meth:`prepare` takes more than a few milliseconds."""
@@ -171,6 +172,7 @@ class OutputReader:
                     reasoning_tokens=0 if position else reasoning_tokens,
                     logprobs=() if position else tuple(made.logprobs),
                     finish=self._finish(made) if position == last else None,
+                    stop=made.stop if position == last else "",
                 )
             )
 
@@ -343,9 +345,30 @@ class TextModel(HostedService):
         return frozenset({Task.TEXT_GENERATION})
 
     @property
+    def parent(self) -> str:
+        """Name of the model that this one is a LoRA adapter of; empty without adapter."""
+        return self._spec.parent
+
+    @property
     def limits(self) -> GenerationLimits:
         """Request limits."""
         return self._limits
+
+    @property
+    def chat_template(self) -> str:
+        """Source of the chat template."""
+        template: str = self._process.facts["chat_template"]
+        return template
+
+    @property
+    def architecture(self) -> str:
+        """First architecture of ``config.json``; empty if unknown."""
+        return next(iter(self._process.facts["architectures"]), "")
+
+    @property
+    def has_reasoning(self) -> bool:
+        """Whether the model's reasoning is parsed."""
+        return self._reading.has_reasoning
 
     @property
     def unready_reason(self) -> str:

@@ -203,7 +203,7 @@ class _Output:
 
 
 class OutputRows:
-    """Builds output rows: id, index, text, token count, log-probabilities and finish reason."""
+    """Builds output rows: id, index, text, token count, log-probabilities, and finish reason or stop string."""
 
     def __init__(self, decode: Callable[[list[list[int]], bool], list[str]], token_bytes: TokenBytes) -> None:
         self._decode = decode
@@ -254,9 +254,7 @@ class OutputRows:
     def _row(self, new: SequenceOutput, decoded: str) -> list[Any]:
         output, request, finish = self._output(new), new.asked.request, new.finish
         text = output.stops.feed(decoded)
-        if output.stops.has_stopped:
-            finish = Finish.STOP
-        elif finish is not None:
+        if not output.stops.found and finish is not None:
             text += output.stops.finish()
         logprobs: list[list[Any]] = []
         if output.echoes:
@@ -271,8 +269,8 @@ class OutputRows:
         if request.logprobs:
             logprobs += self._logprobs(decoded, output.characters, _output_tokens(new), new.logprobs)
             output.characters += len(decoded)
-        position = None if finish is None else FINISH_REASONS.index(finish)
-        return [new.asked.id, new.index, text, len(new.tokens), logprobs or None, position]
+        end = output.stops.found or (None if finish is None else FINISH_REASONS.index(finish))
+        return [new.asked.id, new.index, text, len(new.tokens), logprobs or None, end]
 
     def _logprobs(
         self, text: str, start: int, tokens: Sequence[int], values: Sequence[float | None]
@@ -342,7 +340,9 @@ class Engine:
         self._prompts = prompts
         self._limits = limits
         self._answer = send_answer
-        room = BlockCapacity(pipeline.blocks, pipeline.block_tokens, limits.texts, limits.overcommit, caches_prefixes)
+        # The library continues a suspended sequence with wrong tokens if some were proposed: each has room to its end.
+        overcommit = min(1.0, limits.overcommit) if pipeline.proposes else limits.overcommit
+        room = BlockCapacity(pipeline.blocks, pipeline.block_tokens, limits.texts, overcommit, caches_prefixes)
         self._admission: BlockAdmission[QueuedRequest] = BlockAdmission(room, limits.waiting)
         self._batch = Batch(pipeline)
         self._grammars = GrammarQueue(grammars)
@@ -489,7 +489,9 @@ class Engine:
 
     def _take(self, queued: QueuedRequest) -> None:
         texts = max(queued.request.n, queued.request.sampling.best_of)
-        need = BlockDemand(len(queued.prompt), queued.most, texts, queued.is_open)
+        proposed = self._pipeline.draft_tokens(queued.request.sampling)
+        is_open = queued.is_open and not self._pipeline.proposes
+        need = BlockDemand(len(queued.prompt), queued.most + proposed, texts, is_open)
         if self._admission.is_full and (self._admission.waiting or not self._admission.fits_now(need)):
             raise self._overloaded()
         self._requests[queued.id] = queued
@@ -786,7 +788,7 @@ class EngineProgram:
 def _load(options: dict[str, Any], answer: Callable[[int, Any], None]) -> tuple[Engine, TokenizeQueue, dict[str, Any]]:
     pipeline = Pipeline(PipelineOptions(**options["pipeline"]))
     folder = Path(options["pipeline"]["folder"])
-    room = pipeline.blocks * pipeline.block_tokens
+    room = (pipeline.blocks - pipeline.proposes) * pipeline.block_tokens
     context = context_length(folder)
     limits = Limits(min(room, context or room), **options["limits"])
     renderer = choose_renderer(pipeline, folder, options["template_mode"])

@@ -267,6 +267,10 @@ class Fields:
             return None
         return value
 
+    def translated(self, document: Mapping[str, Any], prompt: PromptSize) -> Fields:
+        """Return the reader of an object that has the meaning of this one in another API; its path is the same."""
+        return Fields(document, self._errors, self._at, prompt)
+
     def within(self, name: str, message: str = "") -> Fields | None:
         """Return the reader of a nested object."""
         value = self._typed(name, dict, message or f"{self.path(name)} is not an object")
@@ -370,26 +374,27 @@ def _read_n(fields: Fields, limits: GenerationLimits, best_of: int) -> int:
     return n
 
 
-def _read_stop(fields: Fields) -> tuple[str, ...]:
-    value = fields.get("stop")
+def read_stop(fields: Fields, name: str = "stop") -> tuple[str, ...]:
+    """Return the stop strings."""
+    value = fields.get(name)
     if value is None:
         return ()
     if not isinstance(value, str | list):
-        fields.refuse("stop", "stop is not a string or array of strings")
+        fields.refuse(name, f"{name} is not a string or array of strings")
         return ()
     texts = [value] if isinstance(value, str) else value
     if len(texts) > _MAX_STOPS:
-        fields.refuse("stop", f"stop array must have no more than {_MAX_STOPS} strings", got=str(len(texts)))
+        fields.refuse(name, f"{name} array must have no more than {_MAX_STOPS} strings", got=str(len(texts)))
         return ()
     if not all(isinstance(text, str) for text in texts):
-        fields.refuse("stop", "stop array contains non string element")
+        fields.refuse(name, f"{name} array contains non string element")
         return ()
     if any(len(text) > _MAX_STOP_CHARACTERS for text in texts):
         longest = max(map(len, texts))
-        fields.refuse("stop", f"stop: expected at most {_MAX_STOP_CHARACTERS} characters each", got=str(longest))
+        fields.refuse(name, f"{name}: expected at most {_MAX_STOP_CHARACTERS} characters each", got=str(longest))
         return ()
     if not all(texts):
-        fields.refuse("stop", "stop array contains an empty string")
+        fields.refuse(name, f"{name} array contains an empty string")
         return ()
     return tuple(dict.fromkeys(texts))
 
@@ -670,7 +675,7 @@ def read_messages(fields: Fields) -> tuple[Mapping[str, Any], ...]:
     if fields.get("messages") == []:
         fields.refuse("messages", "Messages array cannot be empty")
     objects = fields.objects("messages", "Messages are not an array", "Message is not a JSON object")
-    return tuple(_read_chat_message(each) for each in objects)
+    return tuple(read_chat_message(each) for each in objects)
 
 
 def read_role(fields: Fields) -> str:
@@ -685,7 +690,8 @@ def read_role(fields: Fields) -> str:
     return _ROLE_ALIASES.get(role, role)
 
 
-def _read_chat_message(fields: Fields) -> dict[str, Any]:
+def read_chat_message(fields: Fields) -> dict[str, Any]:
+    """Return a message of a chat, in the form that chat templates expect."""
     message: dict[str, Any] = {"role": read_role(fields), "content": content_text(fields, "content")}
     for name in _PASSED_FIELDS:
         text = fields.prompt_text(name, "Invalid message structure")
@@ -832,7 +838,7 @@ def make_request(
     return GenerationRequest(
         prompt,
         sampling,
-        stop=_read_stop(fields),
+        stop=read_stop(fields),
         includes_stop=bool(fields.flag("include_stop_str_in_output")),
         n=_read_n(fields, limits, sampling.best_of),
         logprobs=logprobs,

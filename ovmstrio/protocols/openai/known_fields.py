@@ -22,6 +22,9 @@ class _Refused(NamedTuple):
     neutral: Any = None
 
 
+Refused = _Refused
+
+
 class KnownFields(NamedTuple):
     """Fields of an endpoint; ``ignored`` has the check of each value that has no effect on the answer."""
 
@@ -49,7 +52,7 @@ class KnownFields(NamedTuple):
 
     def _changes(self, name: str, value: Any) -> bool:
         neutral = self.refused[name].neutral
-        return type(value) is not type(neutral) or bool(value != neutral)
+        return isinstance(value, bool) != isinstance(neutral, bool) or bool(value != neutral)
 
     def _refuse_unknown(self, fields: Fields, name: str) -> None:
         hint = did_you_mean(name, self.used, otherwise="remove it")
@@ -81,6 +84,7 @@ _NO_TRUNCATION: Final = _Refused("prompts are not truncated; shorten the prompt"
 _NO_TOKEN_IDS: Final = _Refused("answers have no token ids; use /tokenize")
 _NO_MEDIA: Final = _Refused("this model accepts text only")
 _ONE_ENGINE: Final = _Refused("a model has one engine")
+_NAME_OF_ADAPTER: Final = _Refused("an adapter is fixed when its model is loaded; set model to the adapter's name")
 _NOT_STORED: Final = "responses are not stored"
 _SHARED_CACHE: Final = _Refused("all callers share cached prefixes; serve the model with enable_prefix_caching false")
 _REFUSED: Final[Mapping[str, _Refused]] = {
@@ -93,6 +97,7 @@ _REFUSED: Final[Mapping[str, _Refused]] = {
     **dict.fromkeys(("return_token_ids", "return_tokens_as_token_ids", "return_token_offsets"), _NO_TOKEN_IDS),
     **dict.fromkeys(("mm_processor_kwargs", "media_io_kwargs"), _NO_MEDIA),
     **dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "routed_experts_prompt_start"), _ONE_ENGINE),
+    **dict.fromkeys(("adapter_id", "lora", "lora_adapters", "lora_path", "lora_request"), _NAME_OF_ADAPTER),
     "return_mm_kwargs": _Refused("this model accepts text only", neutral=True),
     "cache_salt": _SHARED_CACHE,
     "guided_decoding_backend": _Refused("the server has one grammar compiler; omit it"),

@@ -331,7 +331,8 @@ class _ResponseStream:
         self._status = "completed"
         self._number = 0
 
-    def begin(self) -> bytes:
+    def begin(self, usage: Usage) -> bytes:
+        del usage
         document = {"response": self._response.document("in_progress", (), None)}
         return self._encode((_Event("created", document), _Event("in_progress", document)))
 
