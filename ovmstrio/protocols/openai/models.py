@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from ovmstrio.core.errors import ServerError
 from ovmstrio.core.generation import Task
 from ovmstrio.protocols.openai.api import tasks_of
 from ovmstrio.transport.http.responses import json_response
