@@ -16,7 +16,7 @@ from __future__ import annotations
 import fcntl
 import re
 import time
-from collections import Counter
+from collections import Counter, deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -47,7 +47,7 @@ from ovmstrio.serving.ovms_errors import decompressed_body
 from ovmstrio.transport.http.responses import json_response
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
     from pathlib import Path
 
     from ovmstrio.protocols.openai.api import OpenAIApi
@@ -319,7 +319,7 @@ class BatchRunner:
         await self._end(batch, status, problems)
 
     async def _answer_lines(self, batch: _Batch) -> None:
-        pending = iter(list(batch.left.values()))
+        pending = deque(batch.left.values())
         failures: list[ServerError] = []
         async with trio.open_nursery() as nursery:
 
@@ -346,11 +346,13 @@ class BatchRunner:
             await trio.sleep(_SAVE_SECONDS)
         batch.cancel.cancel()
 
-    async def _answer_some(self, batch: _Batch, pending: Iterator[_Line], tasks: trio.Nursery, *, waits: bool) -> None:
-        for line in pending:
-            model = str(line.body.get("model"))
-            while waits and self._is_busy(model):  # noqa: ASYNC110 - engines report no ends of requests
+    async def _answer_some(self, batch: _Batch, pending: deque[_Line], tasks: trio.Nursery, *, waits: bool) -> None:
+        while pending:
+            model = str(pending[0].body.get("model"))
+            if waits and self._is_busy(model):
                 await trio.sleep(_BUSY_SECONDS)
+                continue
+            line = pending.popleft()
             async with self._requests:
                 self._own[model] += 1
                 try:

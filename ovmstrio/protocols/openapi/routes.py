@@ -104,9 +104,12 @@ _EXAMPLES: Final[Mapping[Task, Mapping[str, Mapping[str, Any]]]] = {
         "/api/chat": {"messages": [{"role": "user", "content": _HELLO}], "options": {"num_predict": 16}},
         "/api/generate": {"prompt": _HELLO, "options": {"num_predict": 16}},
     },
-    Task.EMBEDDINGS: {"/v3/embeddings": {"input": [_HELLO]}, "/api/embed": {"input": [_HELLO]}},
+    Task.EMBEDDINGS: dict.fromkeys(("/v3/embeddings", "/v3/pooling", "/api/embed"), {"input": [_HELLO]}),
     Task.TEXT_TO_SPEECH: {"/v3/audio/speech": {"input": _HELLO}},
-    Task.RERANK: {"/v3/rerank": {"query": _HELLO, "documents": ["hello", "goodbye"]}},
+    Task.RERANK: {
+        "/v3/rerank": {"query": _HELLO, "documents": ["hello", "goodbye"]},
+        "/v3/score": {"text_1": _HELLO, "text_2": ["hello", "goodbye"]},
+    },
 }
 
 

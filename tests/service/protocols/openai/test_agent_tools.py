@@ -148,6 +148,24 @@ async def test_the_grammar_of_a_custom_tool_is_described_to_the_model(serving: S
     assert (prompt.tool_choice, prompt.tool_name) == ("function", "note")
 
 
+async def test_tools_of_an_input_item_are_tools_of_the_request(serving: Serving) -> None:
+    service_of(serving).script = lambda _: _calls("work__note", {"input": "x"})
+    space = {"type": "namespace", "name": "work", "tools": [TOOLS["note"]]}
+    items = [
+        {"type": "additional_tools", "role": "developer", "tools": [space, {"type": "web_search"}]},
+        {"role": "user", "content": "go"},
+    ]
+    document = (await _post(serving, input=items, tools=[TOOLS["shell"]])).json()
+    prompt = _prompt(serving)
+    assert [tool["function"]["name"] for tool in prompt.tools] == ["shell", "work__note"]
+    assert [message["content"] for message in prompt.messages] == ["go"]
+    (item,) = document["output"]
+    assert (item["type"], item["name"], item["namespace"], item["input"]) == ("custom_tool_call", "note", "work", "x")
+    await _post(serving, input=[*items, item])
+    (call,) = _prompt(serving).messages[-1]["tool_calls"]
+    assert call["function"] == {"name": "work__note", "arguments": '{"input": "x"}'}
+
+
 async def test_a_choice_may_name_a_built_in_tool(serving: Serving) -> None:
     document = (await _post(serving, tools=[TOOLS["shell"]], tool_choice={"type": "shell"})).json()
     assert (_prompt(serving).tool_choice, _prompt(serving).tool_name) == ("function", "shell")

@@ -180,6 +180,30 @@ async def test_a_request_is_repeated_while_the_server_is_overloaded(storing: Ser
     assert len(service.requests) > 1
 
 
+async def test_a_batch_runs_one_request_at_a_time_beside_other_requests(storing: Serving) -> None:
+    service, go_on = service_of(storing), trio.Event()
+    most = 0
+
+    def script(request: Any) -> Any:
+        nonlocal most
+        if "interactive" in str(request.prompt):
+            yield go_on
+        else:
+            most = max(most, service.running)
+        yield GenerationChunk(text="done", finish=Finish.STOP)
+
+    service.script = script
+    body = {"model": CHAT, "messages": [{"role": "user", "content": "interactive"}]}
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(storing.post, CHATS, json=body))
+        with trio.fail_after(WAIT_SECONDS):
+            await service.waiting.wait()
+        made = await with_client(storing, partial(create, lines=[line(str(number)) for number in range(20)]))
+        batch = await ended(storing, made.id)
+        assert (batch.request_counts.completed, most) == (20, 2)
+        go_on.set()
+
+
 async def test_a_cancelled_batch_keeps_its_answers(storing: Serving) -> None:
     def script(request: Any) -> Any:
         if "wait" in str(request.prompt):
