@@ -41,7 +41,7 @@ from ovmstrio.core.errors import (
 from ovmstrio.core.http_messages import HttpAnswer, HttpRequest
 from ovmstrio.protocols.openai.api import PREFIXES, caller_key, page_of, read_document
 from ovmstrio.protocols.openai.fields import Fields, shown
-from ovmstrio.protocols.openai.files import in_storage
+from ovmstrio.protocols.openai.files import in_storage, open_file
 from ovmstrio.protocols.openai.raw_http_routes import answer_raw_request
 from ovmstrio.serving.ovms_errors import decompressed_body
 from ovmstrio.transport.http.responses import json_response
@@ -65,6 +65,7 @@ _MAX_METADATA: Final = 16
 _MAX_ERRORS: Final = 100
 _CONCURRENT_REQUESTS: Final = 8
 _SAVE_SECONDS: Final = 1.0
+_CHECK_SECONDS: Final = 30.0  # interval of checks of the storage's limits, which visit all files
 _BUSY_SECONDS: Final = 0.1  # pause of all but one request of a batch while a model has other requests
 _RETRIED: Final = frozenset({429, 503})
 _RETRY_SECONDS: Final = 1.0
@@ -93,6 +94,7 @@ class _Batch:
     counts: Counter[str] = field(default_factory=Counter)
     cancel: trio.CancelScope = field(default_factory=trio.CancelScope)
     saved: float = 0.0
+    checked: float = 0.0
 
     @property
     def id(self) -> str:
@@ -172,14 +174,16 @@ def _read_line(text: bytes, endpoint: str) -> _Line:
 
 def _answered(path: Path) -> set[str]:
     """Return the custom ids of the answers so far; an incomplete last line is removed."""
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return set()
-    whole = data[: data.rfind(b"\n") + 1]
-    if whole != data:
-        path.write_bytes(whole)
-    return {orjson.loads(line)["custom_id"] for line in whole.splitlines()}
+    found = set()
+    with path.open("a+b") as file:
+        file.seek(0)
+        end = 0
+        for line in file:
+            if line.endswith(b"\n"):
+                end += len(line)
+                found.add(orjson.loads(line)["custom_id"])
+        file.truncate(end)
+    return found
 
 
 def _write_result(line: _Line, answer: HttpAnswer) -> bytes:
@@ -264,7 +268,7 @@ class BatchRunner:
         task_status.started()
         path = self.storage.path(owner, identity, ".lock")
         try:
-            with await in_storage(path.open, "ab") as lock:
+            with await in_storage(open_file, path, "ab") as lock:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
@@ -283,7 +287,10 @@ class BatchRunner:
         if document["status"] not in _ENDED:
             paths = [self.storage.path(owner, identity, suffix) for suffix in _RESULTS]
             done = [await in_storage(_answered, path) for path in paths]
-            with await in_storage(_opened, paths[0]) as answers, await in_storage(_opened, paths[1]) as failures:
+            with (
+                await in_storage(open_file, paths[0], "ab") as answers,
+                await in_storage(open_file, paths[1], "ab") as failures,
+            ):
                 batch = self._running[identity] = _Batch(owner, document, answers, failures)
                 batch.counts.update(completed=len(done[0]), failed=len(done[1]))
                 await self._answer_all(batch, done[0] | done[1], request)
@@ -365,9 +372,12 @@ class BatchRunner:
                 await in_storage(_append, batch.output if is_good else batch.errors, _write_result(line, answer))
                 del batch.left[line.custom_id]
                 batch.counts["completed" if is_good else "failed"] += 1
-                if time.monotonic() - batch.saved > _SAVE_SECONDS:
+                now = time.monotonic()
+                if now - batch.saved > _SAVE_SECONDS:
                     await self._save(batch)
-                    await in_storage(self.storage.check_room)
+                if now - batch.checked > _CHECK_SECONDS:
+                    batch.checked = now
+                    await in_storage(self.storage.check_room, 0, 0)
 
     def _is_busy(self, model: str) -> bool:
         """Return whether a model has requests of others in this worker."""
@@ -438,10 +448,6 @@ def _write_expired(batch: _Batch) -> None:
     for line in batch.left.values():
         _append(batch.errors, _write(line.custom_id, None, error))
         batch.counts["failed"] += 1
-
-
-def _opened(path: Path) -> IO[bytes]:
-    return path.open("ab")
 
 
 def _append(file: IO[bytes], data: bytes) -> None:

@@ -25,7 +25,8 @@ import structlog
 import trio
 
 from ovmstrio.auth.revocable_streams import cancel_on_revocation
-from ovmstrio.core.errors import InvalidField, NotFound, Overloaded, ServerError
+from ovmstrio.core.errors import InvalidField, NotFound, NotSupported, Overloaded, ServerError
+from ovmstrio.core.generation import PromptTokenizer, Task
 from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.models.sequences.requests import owner_index
 from ovmstrio.protocols.openai.api import DONE, caller_key, page_of, query_number
@@ -33,9 +34,10 @@ from ovmstrio.protocols.openai.fields import shown, type_of
 from ovmstrio.protocols.openai.known_fields import RESPONSES
 from ovmstrio.protocols.openai.raw_http_routes import accepts_raw_requests, answer_raw_request
 from ovmstrio.protocols.openai.responses import Responses
-from ovmstrio.protocols.openai.text_endpoint import TextEventStream, answer_text, is_stream
-from ovmstrio.transport.http.responses import JSON_TYPE, json_response
+from ovmstrio.protocols.openai.text_endpoint import TextEventStream, answer_text, is_stream, parse_off_loop
+from ovmstrio.transport.http.responses import JSON_TYPE, json_response, request_deadline
 from ovmstrio.transport.http.sse import stream_events
+from ovmstrio.util.truncation import cut
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -420,6 +422,24 @@ class _ResponseRoutes:
     async def cancel(self, _: HttpRequest, response: str) -> HttpAnswer:
         return HttpAnswer(200, JSON_TYPE, await self._store.ask("cancel", response))
 
+    async def count_tokens(self, request: HttpRequest) -> HttpAnswer:
+        """Return the number of prompt tokens of a body, without an answer."""
+        body = await self._api.body(request, RESPONSES)
+        slot, body = await self._open_slot(body)
+        deadline = request_deadline(request)
+        with await self._api.call(request, body.model, Task.TEXT_GENERATION) as call:
+            service: Any = call.service
+            if not isinstance(service, PromptTokenizer):
+                raise NotSupported(f'the service "{cut(body.model, 80)}" has no tokenizer')
+            read = partial(Responses(slot).read, body.document, service.limits, is_stream=False, deadline=deadline)
+            parsed = await parse_off_loop(read, body)
+            # The endpoint makes no other prompts.
+            conversation: Any = parsed.requests[0].prompt
+            count = len(await service.tokenize_conversation(conversation))
+            answer = json_response({"object": "response.input_tokens", "input_tokens": count})
+            call.event.sent = len(answer.content)
+        return answer
+
     async def input_items(self, request: HttpRequest, response: str) -> HttpAnswer:
         items = orjson.loads(await self._store.ask("items", response))
         return json_response(page_of(items, request.query))
@@ -430,6 +450,7 @@ def response_rules(api: OpenAIApi, store: ResponseStore, background: BackgroundT
     routes = _ResponseRoutes(api, store, background)
     return [
         *api.rules("/responses", "POST", routes.create, has_tasks=True),
+        *api.rules("/responses/input_tokens", "POST", routes.count_tokens),
         *api.rules("/responses/<response>", "GET", routes.read, has_tasks=True),
         *api.rules("/responses/<response>", "DELETE", routes.delete),
         *api.rules("/responses/<response>/cancel", "POST", routes.cancel),

@@ -84,6 +84,8 @@ def test_responses_and_batches_of_one_worker_are_served_by_the_other(servers: Sy
             stream = first.post("/v1/responses", json={**body, "background": True, "stream": True}).text
             identity = json.loads(stream.partition("data: ")[2].partition("\n")[0])["response"]["id"]
             assert second.get(f"/v1/responses/{identity}?stream=true").text == stream
+            counts = [each.post("/v1/responses/input_tokens", json=follow).json()["input_tokens"] for each in clients]
+            assert counts == [answers[0]["usage"]["input_tokens"]] * 2
             assert second.delete(f"/v1/responses/{made['id']}").json()["deleted"]
             assert first.get(f"/v1/responses/{made['id']}").status_code == 404
             tokens = [each.post("/tokenize", json={"messages": _body()["messages"]}).json() for each in clients]
