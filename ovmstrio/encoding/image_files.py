@@ -9,10 +9,6 @@ from typing import Final
 
 from PIL import Image, UnidentifiedImageError
 
-from ovmstrio.core.errors import InvalidRequest
-from ovmstrio.core.tensor import TensorSpec
-from ovmstrio.models.request_errors import invalid_request
-
 _DECODED_MODES: Final = {
     "P": "RGB",
     "CMYK": "RGB",
@@ -49,32 +45,33 @@ _UNREADABLE: Final = (
 """Exceptions of Pillow's decoders for damaged files."""
 
 
-def decoded(encoded: bytes, spec: TensorSpec) -> Image.Image:
+class InvalidImage(ValueError):
+    """An image file cannot be decoded; the message gives the reason."""
+
+
+def decode_image(encoded: bytes, *, max_pixels: int | None = None) -> Image.Image:
     """Decode an image file; palettes and other colour spaces become RGB, RGBA or grey.
 
+    ``max_pixels`` is :data:`MAX_PIXELS` by default.
+
     Raises:
-        InvalidRequest: the format is unknown, or the image is damaged or too large.
+        InvalidImage: the format is unknown, or the image is damaged or too large.
     """
+    limit = MAX_PIXELS if max_pixels is None else max_pixels
     try:
         image = Image.open(io.BytesIO(encoded), formats=_FORMATS)
-        if image.width * image.height > MAX_PIXELS:
-            raise _unreadable(spec, f"{image.width} x {image.height} pixels exceed the limit of {MAX_PIXELS}")
-        if image.mode in _DECODED_MODES:
-            return image.convert(_DECODED_MODES[image.mode])
-        image.load()
-    except InvalidRequest:
-        raise
+        if image.width * image.height <= limit:
+            if image.mode in _DECODED_MODES:
+                return image.convert(_DECODED_MODES[image.mode])
+            image.load()
+            return image
     except UnidentifiedImageError:
         # Pillow's message contains only a memory address.
-        detail = f"its {len(encoded)} bytes are not an image of a known format ({', '.join(_FORMATS)})"
-        raise _unreadable(spec, detail) from None
+        formats = ", ".join(_FORMATS)
+        raise InvalidImage(f"its {len(encoded)} bytes are not an image of a known format ({formats})") from None
     except _UNREADABLE as error:
-        raise _unreadable(spec, str(error) or type(error).__name__) from None
-    return image
-
-
-def _unreadable(spec: TensorSpec, detail: str) -> InvalidRequest:
-    return invalid_request("Image parsing failed", f"{detail}; input name: {spec.name}")
+        raise InvalidImage(str(error) or type(error).__name__) from None
+    raise InvalidImage(f"{image.width} x {image.height} pixels exceed the limit of {limit}")
 
 
 def resized(image: Image.Image, size: tuple[int, int]) -> Image.Image:
