@@ -45,7 +45,7 @@ _OTHER_MODEL_FILES: Final = {
         "multimodal models are not supported",
         "use a text-only model",
     ),
-    "model_index.json": ("image generation models are not supported", "use a text model"),
+    "model_index.json": ("an image model cannot generate text", "set the task to image_generation"),
     "openvino_encoder_model.xml": (
         "a speech model cannot generate text",
         "set the task to speech2text or text2speech",

@@ -103,6 +103,7 @@ _EXAMPLES: Final[Mapping[Task, Mapping[str, Mapping[str, Any]]]] = {
     },
     Task.EMBEDDINGS: {"/embeddings": {"input": [_HELLO]}},
     Task.TEXT_TO_SPEECH: {"/audio/speech": {"input": _HELLO}},
+    Task.IMAGE_GENERATION: {"/images/generations": {"prompt": "a cat"}},
     Task.RERANK: {"/rerank": {"query": _HELLO, "documents": ["hello", "goodbye"]}},
 }
 

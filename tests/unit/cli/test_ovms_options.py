@@ -51,6 +51,10 @@ SERVED = [
     "--model_path /m --model_name m --task text_generation --enable_tool_guided_generation=true --tool_parser hermes3",
     "--model_path /m --model_name m --task embeddings --pooling LAST --normalize false --truncate true",
     "--model_path /m --model_name m --task rerank --max_allowed_chunks 100",
+    "--model_path /m --model_name m --task image_generation --max_resolution 1024x1024 --default_resolution 512x512",
+    "--model_path /m --model_name m --task image_generation --resolution '512x512 768x768' --max_num_inference_steps 60",
+    "--model_path /m --model_name m --task image_generation --resolution 512x512 --num_images_per_prompt 1 "
+    "--guidance_scale 7.5 --default_num_inference_steps 20 --max_num_images_per_prompt 4",
     "--model_path /m --model_name m --task embeddings --max_inputs 4096",
     "--model_path /m --model_name m --task speech2text --target_device CPU",
     """--model_path /m --model_name m --model_version_policy '{"latest": {"num_versions": 2}}'""",
@@ -82,7 +86,6 @@ REFUSED = {
     "--configure --model_path /models/m --task text_generation --max_num_seqs 128 --cache_size 8": [_FILE],
     "--rest_port 8000 --model_path /m --model_name m --max_prompt_len 8000 --task text_generation": ["--plugin-config"],
     "--rest_port 8000 --config_path /c.json --allowed_media_domains example.com": [_IMAGES],
-    "--model_path /m --model_name m --task image_generation --resolution 512x512": [_IMAGES],
     "--model_path /m --model_name m --task text_generation --pipeline_type VLM_CB": [
         "--pipeline-type: multimodal models"
     ],
