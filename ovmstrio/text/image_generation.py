@@ -149,7 +149,11 @@ class ImageModel(ChunkedModel[ImageScheduler]):
         spec = self.spec
         allowed = (spec.resolution or "").split()
         fixed = _static_options(spec) if len(allowed) == 1 else {}
-        options = {"rng_seed": secrets.randbelow(_MAX_SEED), _STEPS: spec.default_num_inference_steps, **fixed}
+        options: dict[str, Any] = {
+            "rng_seed": secrets.randbelow(_MAX_SEED),
+            _STEPS: spec.default_num_inference_steps,
+            **fixed,
+        }
         if default := spec.default_resolution or next(iter(allowed), ""):
             options |= zip(_SIDES, parse_resolution(default), strict=True)
         options |= request.options

@@ -1,7 +1,7 @@
 """The package's extras, and the command that installs an extra from the source of the installed package.
 
-A command never contains just the name of this package: the package is on no index, so an index would install a package
-that a stranger has registered under that name.
+A command never contains just the name of this package, because the package is on no index. An index could install a
+foreign package of that name (dependency confusion).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Extra(StrEnum):
     VISION = "vision"
 
 
-def way_to_install(extra: Extra, installed: Callable[[str], Distribution] = distribution) -> str:
+def install_command(extra: Extra, installed: Callable[[str], Distribution] = distribution) -> str:
     """Return the command that installs an extra into this environment.
 
     The command installs from the folder, file or URL that the package was installed from.  If that source is unknown or
@@ -68,8 +68,8 @@ def way_to_install(extra: Extra, installed: Callable[[str], Distribution] = dist
 
 
 def missing_extra(module: str, extra: Extra) -> str:
-    """Return that a module of an extra is not installed, with the command to install it; empty if it is installed."""
-    return "" if find_spec(module) is not None else f"{module} is not installed: {way_to_install(extra)}"
+    """Return an error text with the install command if a module of an extra is missing, or an empty text."""
+    return "" if find_spec(module) is not None else f"{module} is not installed: {install_command(extra)}"
 
 
 def _origin(package: Distribution) -> dict[str, Any]:

@@ -117,8 +117,8 @@ def _write_part(folder: Path, model: ov.Model, config: dict[str, Any]) -> None:
     ov.save_model(model, folder / "openvino_model.xml", compress_to_fp16=False)
 
 
-def _weights(random: np.random.Generator, *shape: int) -> Numbers:
-    return random.standard_normal(shape).astype(np.float32)
+def _weights(random: np.random.Generator, *shape: int, scale: float = 1.0) -> Numbers:
+    return (random.standard_normal(shape) * scale).astype(np.float32)
 
 
 def _text_encoder(random: np.random.Generator) -> ov.Model:
@@ -134,7 +134,7 @@ def _unet(random: np.random.Generator) -> ov.Model:
     sample = ir.parameter("sample", [-1, _LATENTS, -1, -1])
     time = ir.parameter("timestep", [-1], "INT64")
     states = ir.parameter("encoder_hidden_states", [-1, -1, _HIDDEN])
-    mixed = _convolution(sample, _weights(random, _LATENTS, _LATENTS, 3, 3) / 6, padding=1)
+    mixed = _convolution(sample, _weights(random, _LATENTS, _LATENTS, 3, 3, scale=1 / 6), padding=1)
     words = op.matmul(
         op.reduce_mean(states, np.array([1])), op.constant(_weights(random, _HIDDEN, _LATENTS)), False, False
     )
@@ -146,7 +146,7 @@ def _unet(random: np.random.Generator) -> ov.Model:
 
 def _decoder(random: np.random.Generator) -> ov.Model:
     latents = ir.parameter("latent_sample", [-1, _LATENTS, -1, -1])
-    colours = op.tanh(_convolution(latents, _weights(random, 3, _LATENTS, 1, 1) / 16))
+    colours = op.tanh(_convolution(latents, _weights(random, 3, _LATENTS, 1, 1, scale=1 / 16)))
     picture = op.interpolate(
         colours, np.array([FACTOR, FACTOR], np.float32), "nearest", "scales", axes=np.array([2, 3])
     )

@@ -22,7 +22,7 @@ from ovmstrio.core.errors import InvalidField, ModelFailure, NotSupported
 from ovmstrio.inference.engine.chunk_worker import ChunkWorker, run_process
 from ovmstrio.inference.engine.messages import FAILED, LOADED
 from ovmstrio.inference.engine.pipeline import library_error_message
-from ovmstrio.util.extras import Extra, way_to_install
+from ovmstrio.util.extras import Extra, install_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -215,7 +215,7 @@ def serve(channel: BlockingChannel, number: int, options: dict[str, Any]) -> Non
         pipelines = _load(options)
     except ImportError as error:
         message = f"image generation requires {error.name or error}, which is not installed"
-        channel.send([number, [FAILED, f"{message}: {way_to_install(Extra.LLM)}"]])
+        channel.send([number, [FAILED, f"{message}: {install_command(Extra.LLM)}"]])
         return
     except Exception as error:  # noqa: BLE001 - the server reports any reason
         channel.send([number, [FAILED, library_error_message(error)]])

@@ -153,7 +153,7 @@ async def test_a_killed_process_fails_its_request_and_is_restarted(
                 os.kill(model.pid, signal.SIGKILL)
                 with pytest.raises(ModelFailure, match="SIGKILL"):
                     await anext(aiter(images))
-            while model.obstacle:  # noqa: ASYNC110 - there is no event
+            while model.unready_reason:  # noqa: ASYNC110 - there is no event
                 await trio.sleep(0.05)
         assert len(await generated(model)) == 1
 
