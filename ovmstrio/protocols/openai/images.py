@@ -62,7 +62,7 @@ class _Endpoint(NamedTuple):
 
 def _form_endpoint(path: str, known: KnownFields) -> _Endpoint:
     numbers: dict[str, Callable[[str], float]] = {**dict.fromkeys(_INTEGERS, int), **dict.fromkeys(_FRACTIONS, float)}
-    texts = known.used - numbers.keys() - {"stream"}
+    texts = (known.used | known.ignored.keys()) - numbers.keys() - {"stream"}
     return _Endpoint(path, known, "image_edit", FormReader(known, "image", "image", texts, numbers))
 
 
