@@ -71,21 +71,22 @@ async def test_images_are_changed_varied_and_repainted(serving: Serving, prefix:
 
 
 async def test_fields_of_ovms_and_openai_reach_the_service(serving: Serving) -> None:
-    texts = {
+    texts: dict[str, Any] = {
         "prompt_2": "b",
         "prompt_3": "c",
         "negative_prompt": "d",
         "negative_prompt_2": "e",
         "negative_prompt_3": "f",
     }
-    numbers = {"num_inference_steps": 3, "guidance_scale": 2, "max_sequence_length": 64, "rng_seed": 2**40}
-    sizes = {"width": 512, "height": 256}
-    files = {"output_format": "webp", "output_compression": 40}
-    neutral = {"quality": "auto", "moderation": "low", "style": None, "lora_alphas": {}, "strength": 1}
+    numbers: dict[str, Any] = {"num_inference_steps": 3, "guidance_scale": 2, "max_sequence_length": 64}
+    numbers["rng_seed"] = 2**40
+    sizes: dict[str, Any] = {"width": 512, "height": 256}
+    files: dict[str, Any] = {"output_format": "webp", "output_compression": 40}
+    neutral: dict[str, Any] = {"quality": "auto", "moderation": "low", "style": None, "lora_alphas": {}, "strength": 1}
     await _generate(serving, **texts, **numbers, **sizes, **files, **neutral, num_images_per_prompt=2)
     await _generate(serving, size="auto", n=2, seed=3, rng_seed=3)
     await _generate(serving, size="512x256", width=512)
-    expected = {**texts, **numbers, **sizes, "num_images_per_prompt": 2, "strength": 1.0}
+    expected: dict[str, Any] = {**texts, **numbers, **sizes, "num_images_per_prompt": 2, "strength": 1.0}
     assert service_of(serving, BRUSH).requests == [
         ImageRequest(PROMPT, options=expected, form=ImageFormat.WEBP, compression=40),
         ImageRequest(PROMPT, options={"num_images_per_prompt": 2, "rng_seed": 3}),
