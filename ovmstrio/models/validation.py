@@ -84,8 +84,8 @@ def _is_channels_last(layout: str) -> bool:
 def _decode(encoded: bytes, spec: TensorSpec) -> Array:
     try:
         from ovmstrio.encoding.image_files import (  # noqa: PLC0415 - imported when first needed
-            InvalidImage,
-            decode_image,
+            ImageFileError,
+            decoded,
             resized,
         )
     except ModuleNotFoundError as error:
@@ -97,8 +97,8 @@ def _decode(encoded: bytes, spec: TensorSpec) -> Array:
         raise invalid_request("Bytes contents empty", f"expected an encoded image; input name: {spec.name}")
     _, height, width, channels = spec.shape
     try:
-        image = decode_image(encoded)
-    except InvalidImage as error:
+        image = decoded(encoded)
+    except ImageFileError as error:
         raise invalid_request("Image parsing failed", f"{error}; input name: {spec.name}") from None
     depth = len(image.getbands())
     if not channels.accepts(depth):

@@ -91,11 +91,11 @@ _ALPHA: Final = "A"
 
 
 def _decoded(data: bytes, field: str, max_pixels: int) -> Image.Image:
-    from ovmstrio.encoding.image_files import InvalidImage, decode_image  # noqa: PLC0415 - import errors are reported
+    from ovmstrio.encoding.image_files import ImageFileError, decoded  # noqa: PLC0415 - import errors are reported
 
     try:
-        return decode_image(data, max_pixels=max_pixels)
-    except InvalidImage as error:
+        return decoded(data, max_pixels)
+    except ImageFileError as error:
         raise InvalidField(f"Image parsing failed: {error}", field=field) from None
 
 
