@@ -1,12 +1,9 @@
 from __future__ import annotations
 
 import io
-import json
-import os
 import shutil
-import signal
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -16,16 +13,17 @@ import pytest
 import trio
 from PIL import Image
 
-from ovmstrio.core.errors import ConfigError, InvalidField, ModelFailure, NotSupported
+from ovmstrio.core.errors import ConfigError, InvalidField, NotSupported
 from ovmstrio.core.generation import Task
 from ovmstrio.core.images import ImageFormat, ImagePart, ImageRequest
 from ovmstrio.text.image_generation import ImageModel
-from tests.support.served_text_models import server_of
+from tests.support.served_text_models import ModelHost, hosts_of, on_model_loop, server_of
 from tests.support.tiny_diffusion import SIZE, library_images, write_tiny_diffusion
 
 ServeImages = Callable[..., AbstractAsyncContextManager[ImageModel]]
 Pixels = Any
 FAST = {"num_inference_steps": 4, "rng_seed": 7}
+STEPS = 1000
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +35,14 @@ def diffusion_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def serve_images(diffusion_folder: Path) -> ServeImages:
     """Return a function that serves a Stable Diffusion pipeline with settings while a block lasts."""
     return server_of(name="painter", path=diffusion_folder, task=Task.IMAGE_GENERATION)
+
+
+@pytest.fixture(scope="module")
+def painter(diffusion_folder: Path) -> Iterator[ModelHost]:
+    """Serve a pipeline for all tests of the module."""
+    settings = {"max_resolution": "1024x1024", "max_num_inference_steps": STEPS, "default_num_inference_steps": 2}
+    with hosts_of(server_of(name="painter", path=diffusion_folder, task=Task.IMAGE_GENERATION)) as host_of:
+        yield host_of(**settings)
 
 
 def noise(width: int = SIZE, height: int = SIZE) -> Pixels:
@@ -67,22 +73,22 @@ async def generated(model: ImageModel, prompt: str = "a cat", **fields: Any) -> 
             return [part async for part in images]
 
 
+@on_model_loop
 async def test_pictures_are_those_of_the_library_with_the_same_seed(
-    serve_images: ServeImages, diffusion_folder: Path, tmp_path: Path
+    painter: ImageModel, diffusion_folder: Path, tmp_path: Path
 ) -> None:
     several = {**FAST, "num_images_per_prompt": 2, "width": 96, "height": 48, "negative_prompt": "dogs"}
     weak = {**FAST, "strength": 0.5, "guidance_scale": 3.0}
     image, mask = noise(), half_mask()
     # OpenAI's clients mark the area with transparent pixels.
     transparent = np.concatenate([image, 255 - mask[..., :1]], 2)
-    async with serve_images() as model:
-        parts = [
-            *await generated(model, options=several),
-            *await generated(model, options=weak, image=file_of(image)),
-            *await generated(model, options=weak, image=file_of(image), mask=file_of(mask)),
-            *await generated(model, options=weak, image=file_of(image), mask=file_of(transparent)),
-            *await generated(model, options=several),
-        ]
+    parts = [
+        *await generated(painter, options=several),
+        *await generated(painter, options=weak, image=file_of(image)),
+        *await generated(painter, options=weak, image=file_of(image), mask=file_of(mask)),
+        *await generated(painter, options=weak, image=file_of(image), mask=file_of(transparent)),
+        *await generated(painter, options=several),
+    ]
     calls = [
         {"prompt": "a cat", **several},
         {"prompt": "a cat", **weak, "inputs": [image[None]]},
@@ -94,68 +100,37 @@ async def test_pictures_are_those_of_the_library_with_the_same_seed(
     assert len({each.tobytes() for each in expected}) == 3
 
 
-async def test_requests_without_a_seed_get_different_pictures(serve_images: ServeImages) -> None:
-    async with serve_images(default_num_inference_steps=2) as model:
-        files = [part.files for _ in range(2) for part in await generated(model, options={})]
+@on_model_loop
+async def test_requests_without_a_seed_get_different_pictures(painter: ImageModel) -> None:
+    files = [part.files for _ in range(2) for part in await generated(painter, options={})]
     assert files[0] != files[1]
 
 
-async def test_partial_images_come_before_the_final_one(serve_images: ServeImages) -> None:
-    async with serve_images() as model:
-        # Steps last longer than the decoding of a partial image.
-        options = {"num_inference_steps": 40, "width": 1024, "height": 1024}
-        parts = await generated(model, options=options, partial_images=3, form=ImageFormat.WEBP, compression=10)
-        without = await generated(model)
+@on_model_loop
+async def test_partial_images_come_before_the_final_one(painter: ImageModel) -> None:
+    # Steps last longer than the decoding of a partial image.
+    options = {"num_inference_steps": 40, "width": 1024, "height": 1024}
+    parts = await generated(painter, options=options, partial_images=3, form=ImageFormat.WEBP, compression=10)
+    without = await generated(painter)
     assert [part.is_partial for part in parts[-2:]] == [True, False]
     assert {Image.open(io.BytesIO(file)).format for part in parts for file in part.files} == {"WEBP"}
     assert len({part.files for part in parts}) == len(parts) <= 4
     assert [part.is_partial for part in without] == [False]
 
 
-STEPS = 10_000
-ENDLESS = ImageRequest(
-    "a cat", options={"num_inference_steps": STEPS, "num_images_per_prompt": 10, "width": 1024, "height": 1024}
-)
-
-
-@pytest.fixture
-def endless_folder(diffusion_folder: Path, tmp_path: Path) -> Path:
-    """Return the folder of a pipeline that takes ten thousand steps, which last minutes for large images."""
-    folder = tmp_path / "endless"
-    shutil.copytree(diffusion_folder, folder)
-    scheduler = folder / "scheduler" / "scheduler_config.json"
-    scheduler.write_text(json.dumps(json.loads(scheduler.read_text()) | {"num_train_timesteps": 20_000}))
-    return folder
-
-
-async def test_requests_that_are_left_stop_after_the_step(serve_images: ServeImages, endless_folder: Path) -> None:
-    async with serve_images(path=endless_folder, max_num_inference_steps=STEPS) as model:
-        for _ in range(2):
-            with trio.fail_after(60):
-                async with model.generate_images(ENDLESS) as running:
-                    while model.queue.progress[0] < 2:  # noqa: ASYNC110 - there is no event
-                        await trio.sleep(0.01)
-                    assert running.steps[1] == STEPS
-                    assert model.facts["denoising steps"].endswith(f"of {STEPS}")
-            assert len(await generated(model)) == 1
-        assert (model.open_requests, model.queue.progress) == (0, (0, 0))
-
-
-async def test_a_killed_process_fails_its_request_and_is_restarted(
-    serve_images: ServeImages, endless_folder: Path
-) -> None:
-    async with serve_images(path=endless_folder, max_num_inference_steps=STEPS) as model:
+@on_model_loop
+async def test_requests_that_are_left_stop_after_the_step(painter: ImageModel) -> None:
+    # Takes minutes.
+    options = {"num_inference_steps": STEPS, "num_images_per_prompt": 10, "width": 1024, "height": 1024}
+    for _ in range(2):
         with trio.fail_after(60):
-            async with model.generate_images(ENDLESS) as images:
-                while not model.queue.progress[0]:  # noqa: ASYNC110 - there is no event
+            async with painter.generate_images(ImageRequest("a cat", options=options)) as running:
+                while painter.queue.progress[0] < 2:  # noqa: ASYNC110 - there is no event
                     await trio.sleep(0.01)
-                assert model.pid is not None
-                os.kill(model.pid, signal.SIGKILL)
-                with pytest.raises(ModelFailure, match="SIGKILL"):
-                    await anext(aiter(images))
-            while model.unready_reason:  # noqa: ASYNC110 - there is no event
-                await trio.sleep(0.05)
-        assert len(await generated(model)) == 1
+                assert running.steps[1] == STEPS
+                assert painter.facts["denoising steps"].endswith(f" of {STEPS}")
+        assert len(await generated(painter)) == 1
+    assert (painter.open_requests, painter.queue.progress) == (0, (0, 0))
 
 
 def png_header(width: int, height: int) -> bytes:
@@ -169,7 +144,8 @@ def png_header(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size + b"\x08\x02\0\0\0") + chunk(b"IDAT", bomb) + chunk(b"IEND", b"")
 
 
-async def test_invalid_requests_are_refused_and_the_process_continues(serve_images: ServeImages) -> None:
+@on_model_loop
+async def test_invalid_requests_are_refused_and_the_process_continues(painter: ImageModel) -> None:
     image = file_of(noise())
     refusals: list[tuple[dict[str, Any], str, str]] = [
         ({"image": b"no picture"}, "image", "10 bytes are not an image of a known format"),
@@ -177,32 +153,34 @@ async def test_invalid_requests_are_refused_and_the_process_continues(serve_imag
         ({"image": png_header(50_000, 50_000)}, "image", "Image parsing failed: .*50000 x 50000 pixels|exceeds limit"),
         ({"image": image, "mask": b"no picture"}, "mask", "Image parsing failed"),
         ({"image": image, "mask": file_of(noise(32, 64))}, "mask", "expected the size of the image, 64x64; got 32x64"),
-        ({"options": {"num_images_per_prompt": 4}}, "n", r"n must be at most 3 \(max_num_images_per_prompt\); got 4"),
         (
-            {"options": {"num_inference_steps": 101}},
-            "num_inference_steps",
-            r"at most 100 \(max_num_inference_steps\); got 101",
+            {"options": {"num_images_per_prompt": 11}},
+            "n",
+            r"n must be at most 10 \(max_num_.*\); got 11",
         ),
-        ({"options": {"width": 264}}, "width", r"width must be at most 256 \(max_resolution\); got 264"),
+        (
+            {"options": {"num_inference_steps": 1001}},
+            "num_inference_steps",
+            r"at most 1000 \(max_num_inference_steps\); got 1001",
+        ),
+        ({"options": {"width": 1032}}, "width", r"width must be at most 1024 \(max_resolution\); got 1032"),
         ({"options": {"width": 100}}, "", "must be divisible by 8"),
         ({"options": {"prompt_2": "x"}}, "", "Prompt 2 is not used by Stable Diffusion"),
         ({"image": image, "options": {"strength": 0.01, "num_inference_steps": 2}}, "", "strength"),
     ]
-    async with serve_images(max_resolution="256x256", max_num_images_per_prompt=3) as model:
-        pid = model.pid
-        for fields, field, message in refusals:
-            with pytest.raises(InvalidField, match=message) as caught:
-                await generated(model, **fields)
-            assert caught.value.field == field
-        assert len(await generated(model)) == 1
-        assert (model.pid, model.open_requests) == (pid, 0)
+    pid = painter.pid
+    for fields, field, message in refusals:
+        with pytest.raises(InvalidField, match=message) as caught:
+            await generated(painter, **fields)
+        assert caught.value.field == field
+    assert len(await generated(painter)) == 1
+    assert (painter.pid, painter.open_requests) == (pid, 0)
 
 
-async def test_a_single_resolution_is_compiled_into_the_model(
+async def test_resolutions_are_compiled_into_the_model_or_chosen_by_requests(
     serve_images: ServeImages, diffusion_folder: Path, tmp_path: Path
 ) -> None:
-    settings = {"resolution": "96x64", "num_images_per_prompt": 2, "guidance_scale": 5.0}
-    async with serve_images(**settings) as model:
+    async with serve_images(resolution="96x64", num_images_per_prompt=2, guidance_scale=5.0) as model:
         (part,) = await generated(model)
         for options, message in (
             ({"width": 64, "height": 64}, "size must be 96x64; got 64x64"),
@@ -211,16 +189,13 @@ async def test_a_single_resolution_is_compiled_into_the_model(
         ):
             with pytest.raises(InvalidField, match=message):
                 await generated(model, options={**FAST, **options})
-    call = {"prompt": "a cat", **FAST, "num_images_per_prompt": 2, "guidance_scale": 5.0, "width": 96, "height": 64}
-    (expected,) = library_images(diffusion_folder, [call], tmp_path)
-    assert pixels_of(part).tolist() == expected.tolist()
-
-
-async def test_default_and_allowed_resolutions_apply_to_requests(serve_images: ServeImages) -> None:
     async with serve_images(resolution="64x64 96x64", default_resolution="96x64") as model:
         parts = [*await generated(model), *await generated(model, options={**FAST, "width": 64, "height": 64})]
         with pytest.raises(InvalidField, match="size must be 64x64 or 96x64; got 64x96"):
             await generated(model, options={**FAST, "width": 64, "height": 96})
+    call = {"prompt": "a cat", **FAST, "num_images_per_prompt": 2, "guidance_scale": 5.0, "width": 96, "height": 64}
+    (expected,) = library_images(diffusion_folder, [call], tmp_path)
+    assert pixels_of(part).tolist() == expected.tolist()
     assert [part.size for part in parts] == [(96, 64), (64, 64)]
 
 
