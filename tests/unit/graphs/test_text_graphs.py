@@ -177,7 +177,7 @@ def test_limits_of_an_image_graph(tmp_path: Path) -> None:
     ("option", "words"),
     [
         ('max_resolution: "wide"', "WIDTHxHEIGHT"),
-        ('lora_adapters { alias: "a" path: "a.safetensors" mode: FUSE }', "LoRA adapters of image models"),
+        ('lora_adapters { alias: "a" path: "a.safetensors" mode: FUSE }', "an option of models for text_generation"),
         ('composite_lora_adapters { alias: "b" components { adapter_alias: "a" alpha: 0.5 } }', "LoRA adapters"),
     ],
 )
