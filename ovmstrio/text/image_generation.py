@@ -128,7 +128,6 @@ class ImageModel(ChunkedModel[ImageScheduler]):
         """Generate images, as :meth:`ImageGenerator.generate_images`."""
         width, height = parse_resolution(self.spec.max_resolution)
         encoded = {
-            "prompt": request.prompt,
             "image": request.image,
             "mask": request.mask,
             "max_pixels": width * height,
@@ -137,7 +136,7 @@ class ImageModel(ChunkedModel[ImageScheduler]):
             "compression": request.compression,
             "partial_images": request.partial_images,
         }
-        async with self.queue.ask(self.process, encoded) as running:
+        async with self.queue.ask(self.process, request.prompt, encoded) as running:
             yield running
 
     def _options(self, request: ImageRequest) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 ::
 
     first                                     ["loaded", facts] or ["failed", reason]
-    ["open", number, request]                 see :mod:`.chunk_worker`
+    ["open", number, prompt, request]         see :mod:`.chunk_worker`
     ["part", number]                          ["part", images] or ["refused", error]
     number 0, after a denoising step          [number, steps so far, all steps, images or None]
 """
@@ -149,8 +149,8 @@ class _Program(ChunkWorker[_Request]):
         self._pipelines = pipelines
 
     def open(self, *arguments: Any) -> _Request:
-        (asked,) = arguments
-        inputs = [asked["prompt"]]
+        prompt, asked = arguments
+        inputs = [prompt]
         pipeline: Any = self._pipelines.text_to_image
         does = "generate images from text alone: send an image to change"
         if asked["image"]:
