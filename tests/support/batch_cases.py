@@ -125,16 +125,40 @@ def of_a_prompt_given_up(texts: Texts) -> int:
 
 
 def given_up(texts: Texts) -> list[int]:
-    """Cancel a request in prefill and one in decoding; count the batch at once, after a step, and at the end."""
+    """Cancel a request in prefill and one in decoding; count the batch at once, and the steps until it is idle."""
     writes = texts.begin(texts.words(10))
     texts.step(2)
-    reads = texts.begin(texts.words(600))
+    reads = texts.begin(texts.words(1500))
     texts.step()
     texts.batch.cancel(writes)
     texts.batch.cancel(reads)
-    counts = [texts.batch.running]
+    running, steps = texts.batch.running, 0
+    while texts.batch.is_busy:
+        texts.step()
+        steps += 1
+    return [running, steps, texts.come(reads)]
+
+
+def in_chunks(texts: Texts) -> int:
+    """Send long prompts one after the other, with a common beginning, while others run."""
+    base = texts.words(1000)
+    asked = [texts.begin(texts.words(10), tokens=60) for _ in range(7)]
+    for length in (700, 1000, 450, 64, 900):
+        asked.append(texts.begin(base[:length] + texts.words(20)))
+        texts.step(2)
     texts.finish()
-    return [*counts, texts.batch.running, texts.come(reads)]
+    return texts.wrong(*asked)
+
+
+def overtaken(texts: Texts) -> list[int]:
+    """Send short prompts while a long one is processed; return its tokens at that time and at the end, and theirs."""
+    long = texts.begin(texts.words(1500), tokens=4)
+    texts.step(2)
+    short = [texts.begin(texts.words(20), tokens=2) for _ in range(3)]
+    texts.step()
+    counts = [texts.come(long), *map(texts.come, short)]
+    texts.finish()
+    return [*counts, texts.come(long), texts.wrong(long, *short)]
 
 
 def that_go_on_from_beams(texts: Texts) -> int:
@@ -190,6 +214,8 @@ _CASES: Final[dict[str, Callable[[Texts], object]]] = {
         of_a_prompt_given_up,
         that_go_on_from_beams,
         that_begin_like_beams,
+        in_chunks,
+        overtaken,
         given_up,
         that_start_together,
     )
