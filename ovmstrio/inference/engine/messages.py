@@ -37,6 +37,9 @@ LANGUAGE_MODEL_FILE: Final = "openvino_language_model.xml"
 CONTEXT_FILE: Final = "ovmstrio.json"
 """File in a converted model folder: ``{"context_length": 2048}``."""
 
+ADAPTER_FILE: Final = "adapter_model.safetensors"
+"""File of a LoRA adapter in peft's format."""
+
 VOICE_FILES: Final = "*.onnx"
 """Pattern of the network of a Piper voice; its configuration has ``.json`` appended to the name."""
 
@@ -57,6 +60,9 @@ REJECTED: Final = "refused"
 
 TOKENS: Final = "tokens"
 """Answer to a tokenization request: tokens of all texts in one array, and the count per text."""
+
+TEXTS: Final = "texts"
+"""Answer to a detokenization request: texts."""
 
 CANCELLED: Final = ModelFailure("the request was cancelled")
 """Error of a request cancelled before it was answered."""
