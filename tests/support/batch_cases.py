@@ -206,6 +206,35 @@ def that_start_together(texts: Texts) -> list[int]:
     return counts
 
 
+def that_are_equal(texts: Texts) -> int:
+    """Send equal prompts together and while others of them run, and prompts that go on from them."""
+    dice, asked = random.Random(2), []
+    base = texts.words(400)
+    for length in (5, 31, 32, 33, 45, 64, 70, 200, 333):
+        prompt = base[:length] + texts.words(dice.choice([0, 3, 20]))
+        made = [texts.begin(prompt, tokens=dice.choice([1, 2, 3, 10, 40])) for _ in range(dice.randrange(2, 7))]
+        texts.step(dice.randrange(5))
+        made += [texts.begin(prompt), *(texts.begin(prompt + texts.made(made[-1])[:9]) for _ in range(3))]
+        texts.step(dice.randrange(5))
+        asked += made
+    texts.finish()
+    return texts.wrong(*asked)
+
+
+def equal_starts(texts: Texts) -> list[int]:
+    """Send 16 equal prompts at once; return the number of steps until all have a token, by length of the prompt."""
+    found = []
+    for length in (10, 45, 100):
+        asked = [texts.begin(prompt) for prompt in [texts.words(length)] * 16]
+        steps = 0
+        while not all(map(texts.come, asked)):
+            texts.step()
+            steps += 1
+        texts.finish()
+        found.append(steps)
+    return found
+
+
 _CASES: Final[dict[str, Callable[[Texts], object]]] = {
     case.__name__: case
     for case in (
@@ -215,6 +244,8 @@ _CASES: Final[dict[str, Callable[[Texts], object]]] = {
         that_go_on_from_beams,
         that_begin_like_beams,
         in_chunks,
+        that_are_equal,
+        equal_starts,
         overtaken,
         given_up,
         that_start_together,

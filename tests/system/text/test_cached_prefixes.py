@@ -210,6 +210,7 @@ def found(tiny_folder: Path) -> dict[str, Any]:
         "that_go_on_from_beams",
         "that_begin_like_beams",
         "in_chunks",
+        "that_are_equal",
     ],
 )
 def test_texts_of_a_batch_are_those_made_alone(found: dict[str, Any], case: str) -> None:
@@ -218,6 +219,10 @@ def test_texts_of_a_batch_are_those_made_alone(found: dict[str, Any], case: str)
 
 def test_only_new_texts_of_a_common_prefix_wait_for_each_other(found: dict[str, Any]) -> None:
     assert found["that_start_together"] == [4, 1, 4]
+
+
+def test_equal_prompts_start_together_once_their_beginning_is_cached(found: dict[str, Any]) -> None:
+    assert found["equal_starts"] == [1, 3, 3]
 
 
 def test_short_prompts_overtake_a_long_one(found: dict[str, Any]) -> None:
