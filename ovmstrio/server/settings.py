@@ -386,6 +386,26 @@ class ServerSettings(BaseModel):
         SERVER,
         "Error format of the OpenAI API: openai, or the texts and statuses of ovms, which ignores unknown fields.",
     )
+    response_store_bytes: Annotated[int, Field(ge=0)] = _setting(
+        64 * 2**20,
+        LIMITS,
+        "Memory in bytes of each worker for stored responses (previous_response_id, background); 0 stores none.",
+    )
+    response_store_seconds: Annotated[float, Field(gt=0)] = _setting(
+        86_400, LIMITS, "Time in seconds for which responses are stored."
+    )
+    file_store: Path | None = _setting(
+        None, SERVER, "Folder of files and batches of the OpenAI API; unset refuses both."
+    )
+    file_store_bytes: Annotated[int, Field(gt=0)] = _setting(
+        10 * 2**30, LIMITS, "Maximum bytes of all files and batches in --file-store."
+    )
+    file_store_files: Annotated[int, Field(gt=0)] = _setting(
+        10_000, LIMITS, "Maximum number of files and batches in --file-store."
+    )
+    file_store_seconds: Annotated[float, Field(gt=0)] = _setting(
+        30 * 86_400, LIMITS, "Time in seconds after which files and batches in --file-store are removed."
+    )
     allowed_media_domains: str | None = _setting(
         None,
         SECURITY,

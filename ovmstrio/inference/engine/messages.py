@@ -61,6 +61,9 @@ REJECTED: Final = "refused"
 TOKENS: Final = "tokens"
 """Answer to a tokenization request: tokens of all texts in one array, and the count per text."""
 
+TEXTS: Final = "texts"
+"""Answer to a detokenization request: texts."""
+
 CANCELLED: Final = ModelFailure("the request was cancelled")
 """Error of a request cancelled before it was answered."""
 

@@ -10,10 +10,10 @@ from ovmstrio.core.callers import Permission
 from ovmstrio.core.errors import ErrorList
 from ovmstrio.core.generation import GenerationLimits, Task
 from ovmstrio.protocols.ollama.api import resolve_name
-from ovmstrio.protocols.openai.api import read_document
+from ovmstrio.protocols.openai.api import read_document, tasks_of
 from ovmstrio.protocols.openai.fields import Fields
 from ovmstrio.protocols.openai.known_fields import KnownFields, Refused
-from ovmstrio.protocols.openai.models import STARTED, loaded_names, tasks_of
+from ovmstrio.protocols.openai.models import STARTED, loaded_names
 from ovmstrio.serving.ovms_errors import decompressed_body
 from ovmstrio.transport.http.responses import json_response
 from ovmstrio.transport.http.router import rule
