@@ -266,3 +266,48 @@ SPEECH: Final = KnownFields(
         "stream": _Refused("use stream_format"),
     },
 )
+
+
+def _one_of(*values: str) -> _Check:
+    return lambda fields, name: fields.choice(name, values)
+
+
+_IMAGE_OPTIONS: Final = frozenset(
+    {
+        *("model", "n", "size", "response_format", "output_format", "output_compression"),
+        *("num_images_per_prompt", "width", "height", "num_inference_steps", "guidance_scale", "strength"),
+        *("seed", "rng_seed", "negative_prompt", "negative_prompt_2", "negative_prompt_3", "max_sequence_length"),
+    }
+)
+_PROMPTS: Final = frozenset({"prompt", "prompt_2", "prompt_3"})
+_PARTIAL_IMAGES: Final = frozenset({"stream", "partial_images"})
+_IGNORED_OF_IMAGES: Final[Mapping[str, _Check]] = {
+    "user": Fields.text,
+    "safety_identifier": Fields.text,
+    "moderation": _one_of("auto", "low"),
+    "background": _one_of("auto", "opaque"),
+}
+_REFUSED_OF_IMAGES: Final = {
+    "lora_alphas": _Refused("image models have no LoRA adapters"),
+    "quality": _Refused("use num_inference_steps", neutral="auto"),
+    "style": _Refused("describe the style in the prompt"),
+}
+IMAGE_GENERATIONS: Final = KnownFields(
+    _IMAGE_OPTIONS | _PROMPTS | _PARTIAL_IMAGES,
+    _IGNORED_OF_IMAGES,
+    {**_REFUSED_OF_IMAGES, **dict.fromkeys(("image", "mask"), _Refused("use /images/edits"))},
+)
+IMAGE_EDITS: Final = KnownFields(
+    _IMAGE_OPTIONS | _PROMPTS | _PARTIAL_IMAGES | {"image", "mask"},
+    _IGNORED_OF_IMAGES,
+    {**_REFUSED_OF_IMAGES, "input_fidelity": _Refused("use strength")},
+)
+IMAGE_VARIATIONS: Final = KnownFields(
+    _IMAGE_OPTIONS | {"image"},
+    _IGNORED_OF_IMAGES,
+    {
+        **_REFUSED_OF_IMAGES,
+        **dict.fromkeys(("prompt", "mask"), _Refused("use /images/edits")),
+        "stream": _Refused("variations do not stream; use /images/edits"),
+    },
+)
