@@ -106,6 +106,7 @@ _EXAMPLES: Final[Mapping[Task, Mapping[str, Mapping[str, Any]]]] = {
     },
     Task.EMBEDDINGS: {path: {"input": [_HELLO]} for path in ("/v3/embeddings", "/v3/pooling", "/api/embed")},
     Task.TEXT_TO_SPEECH: {"/v3/audio/speech": {"input": _HELLO}},
+    Task.IMAGE_GENERATION: {"/v3/images/generations": {"prompt": "a cat"}},
     Task.RERANK: {
         "/v3/rerank": {"query": _HELLO, "documents": ["hello", "goodbye"]},
         "/v3/score": {"text_1": _HELLO, "text_2": ["hello", "goodbye"]},
