@@ -36,6 +36,7 @@ from ovmstrio.core.errors import (
     InvalidRequest,
     NotFound,
     NotReady,
+    Overloaded,
     ServerError,
 )
 from ovmstrio.core.http_messages import HttpAnswer, HttpRequest
@@ -64,6 +65,9 @@ _MAX_REQUESTS: Final = 50_000
 _MAX_METADATA: Final = 16
 _MAX_ERRORS: Final = 100
 _CONCURRENT_REQUESTS: Final = 8
+_CONCURRENT_BATCHES: Final = 4  # whose requests are in memory
+_MAX_UNFINISHED: Final = 100
+_RETRY_BATCH_SECONDS: Final = 60.0
 _SAVE_SECONDS: Final = 1.0
 _CHECK_SECONDS: Final = 30.0  # interval of checks of the storage's limits, which visit all files
 _BUSY_SECONDS: Final = 0.1  # pause of all but one request of a batch while a model has other requests
@@ -224,6 +228,7 @@ class BatchRunner:
         self._routes = _routes_of(rules)
         self._running: dict[str, _Batch | None] = {}
         self._requests = trio.CapacityLimiter(_CONCURRENT_REQUESTS)
+        self._turns = trio.CapacityLimiter(_CONCURRENT_BATCHES)
         self._own: Counter[str] = Counter()
         background.on_open(self._resume_open)
 
@@ -240,11 +245,12 @@ class BatchRunner:
 
     async def resume(self, owner: str, request: HttpRequest) -> None:
         """Start the batches of a caller that no worker runs."""
-        for identity in await in_storage(self._unfinished, owner):
+        for identity in await in_storage(self.unfinished, owner):
             if identity not in self._running:
                 await self.start(owner, identity, request)
 
-    def _unfinished(self, owner: str) -> list[str]:
+    def unfinished(self, owner: str) -> list[str]:
+        """Return the ids of a caller's batches that have not ended; blocks."""
         return [path.stem for path in self.storage.folder(owner, "batch").glob("*.lock")]
 
     async def start(self, owner: str, identity: str, request: HttpRequest) -> None:
@@ -293,8 +299,23 @@ class BatchRunner:
             ):
                 batch = self._running[identity] = _Batch(owner, document, answers, failures)
                 batch.counts.update(completed=len(done[0]), failed=len(done[1]))
-                await self._answer_all(batch, done[0] | done[1], request)
+                if not await self._takes_turn(batch):
+                    await self._end(batch, "cancelled")
+                else:
+                    try:
+                        await self._answer_all(batch, done[0] | done[1], request)
+                    finally:
+                        self._turns.release_on_behalf_of(identity)
         await in_storage(self._clean, owner, identity)
+
+    async def _takes_turn(self, batch: _Batch) -> bool:
+        """Wait until the batch may run; return False if it is cancelled before."""
+        path = self.storage.path(batch.owner, batch.id, ".cancel")
+        while not await in_storage(path.exists):
+            with trio.move_on_after(_SAVE_SECONDS):
+                await self._turns.acquire_on_behalf_of(batch.id)
+                return True
+        return False
 
     def _clean(self, owner: str, identity: str) -> None:
         for suffix in (*_RESULTS, ".cancel", ".lock"):
@@ -552,6 +573,10 @@ class _BatchRoutes:
         return json_response(document)
 
     def _add(self, owner: str, document: Mapping[str, Any]) -> None:
+        unfinished = len(self._runner.unfinished(owner))
+        if unfinished >= _MAX_UNFINISHED:
+            message = f"{unfinished} batches are unfinished, as many as may; try again later"
+            raise Overloaded(message, retry_after_seconds=_RETRY_BATCH_SECONDS)
         self._storage.check_room()
         self._storage.write(owner, document, document["created_at"] + self._storage.limits.max_seconds)
         self._storage.path(owner, document["id"], ".lock").touch()

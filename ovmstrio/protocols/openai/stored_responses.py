@@ -40,7 +40,7 @@ from ovmstrio.transport.http.sse import stream_events
 from ovmstrio.util.truncation import cut
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from ovmstrio.core.http_messages import HttpRequest
     from ovmstrio.core.worker_peers import WorkerPeers
@@ -264,10 +264,31 @@ class _Slot:
 
     def save(self, document: Mapping[str, Any]) -> None:
         stored = self.stored
+        # Readers of events run after the last events are added, because no task runs between.
         stored.document, stored.stream = json_response(document).content, None
         if self.store is not None:
             self.store.add(stored)
         stored.notify()
+
+
+class _JoinedInput(NamedTuple):
+    """Body with the conversation before its input; that conversation and the own input as JSON lists to be stored."""
+
+    document: dict[str, Any]
+    before: bytes
+    items: bytes
+
+
+def _join_input(document: dict[str, Any], parts: Sequence[bytes], *, is_stored: bool) -> _JoinedInput:
+    """Put the conversation in ``parts`` before the input of a body."""
+    given = document.get("input")
+    earlier = [item for part in parts for item in orjson.loads(part)]
+    items = _items_of(given)
+    if earlier and isinstance(given, str | list | None):
+        document = {**document, "input": [*earlier, *items]}
+    if not is_stored:
+        return _JoinedInput(document, b"", b"")
+    return _JoinedInput(document, json_response(earlier).content, json_response(list(map(_with_id, items))).content)
 
 
 def _with_id(item: Any) -> Any:
@@ -337,22 +358,16 @@ class _ResponseRoutes:
         is_stored, is_background = has_store and document.get("store") is not False, bool(document.get(_BACKGROUND))
         if is_background and not is_stored:
             raise InvalidField(f"{_BACKGROUND} requires store", field=_BACKGROUND)
-        before = b"[]"
-        items = _items_of(document.get("input"))
-        if previous:
-            parts = [orjson.loads(part) for part in await self._previous(previous)]
-            earlier = [item for part in parts for item in part]
-            before = json_response(earlier).content
-            if isinstance(document.get("input"), str | list | None):
-                document = {**document, "input": [*earlier, *items]}
-            body = body._replace(document=document, size=body.size + len(before))
-        head = {_PREVIOUS: previous, "store": is_stored, _BACKGROUND: is_background}
+        parts = await self._previous(previous) if previous else []
+        body = body._replace(size=body.size + sum(map(len, parts)))
+        joined = await parse_off_loop(partial(_join_input, document, parts, is_stored=is_stored), body)
         identity = self._store.new_id()
-        own = json_response(list(map(_with_id, items))).content if is_stored else b""
-        stored = StoredResponse(identity, caller_key(), own, before, time.time())
+        stored = StoredResponse(identity, caller_key(), joined.items, joined.before, time.time())
         if is_background and is_stream(body):
             stored.events = []
-        return _Slot({"id": identity, **head}, stored, self._store if is_stored else None), body
+        head = {"id": identity, _PREVIOUS: previous, "store": is_stored, _BACKGROUND: is_background}
+        slot = _Slot(head, stored, self._store if is_stored else None)
+        return slot, body._replace(document=joined.document)
 
     async def _previous(self, identity: str) -> list[bytes]:
         try:
