@@ -97,6 +97,9 @@ def read_agent_tool(fields: Fields) -> list[Mapping[str, Any]]:
         return [] if isinstance(kind, str) else [read_function_tool(fields)]
     if kind in IGNORED_TOOLS:
         return []
+    if kind != "function":
+        # The response repeats the tool.
+        fields.check_levels()
     if kind in _BUILT_IN:
         return [_BUILT_IN[kind]]
     if kind == _CUSTOM:

@@ -288,7 +288,10 @@ def _join_input(document: dict[str, Any], parts: Sequence[bytes], *, is_stored: 
         document = {**document, "input": [*earlier, *items]}
     if not is_stored:
         return _JoinedInput(document, b"", b"")
-    return _JoinedInput(document, json_response(earlier).content, json_response(list(map(_with_id, items))).content)
+    try:
+        return _JoinedInput(document, json_response(earlier).content, json_response(list(map(_with_id, items))).content)
+    except RecursionError:
+        raise InvalidField("input is nested too deeply", field="input") from None
 
 
 def _with_id(item: Any) -> Any:
