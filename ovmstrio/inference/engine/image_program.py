@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import re
+import sys
 import traceback
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -61,6 +62,7 @@ def _load(options: dict[str, Any]) -> _Pipelines:
                 return make()
             except (RuntimeError, TypeError) as error:
                 failures.append(error)
+        sys.stderr.write(f"pipeline not available: {library_error_message(failures[-1])}\n")
         return None
 
     def compiled(kind: Any) -> Any:
