@@ -31,7 +31,7 @@ from ovmstrio.core.errors import (
     QueueTimeExceeded,
     QueueTimeout,
 )
-from ovmstrio.core.generation import Embeddings, Padding, Task, TokenIds
+from ovmstrio.core.generation import Embeddings, GenerationLimits, Padding, Task, TokenIds
 from ovmstrio.core.hooks import NULL_BATCH_HOOKS, BatchHooks
 from ovmstrio.core.request import ServableMetadata
 from ovmstrio.core.tensor import Array
@@ -640,6 +640,7 @@ class TextEncoderService:
     def __init__(self, spec: TextModelSpec, texts: RowBuilder, rows: RowEncoder) -> None:
         self.tasks: frozenset[Task] = frozenset({spec.task})
         self.metadata = ServableMetadata(spec.name, "OpenVINO", (), ())
+        self.limits = GenerationLimits(context_length=texts.max_length)
         self._texts = texts
         self._rows = rows
         self._max_inputs = spec.max_inputs

@@ -55,6 +55,7 @@ from ovmstrio.inference.engine.prompts import (
     context_length,
     read_architectures,
 )
+from ovmstrio.inference.engine.tokenizer import find_token_bound
 from ovmstrio.util.truncation import encode_text
 
 if TYPE_CHECKING:
@@ -744,8 +745,10 @@ def _load(options: dict[str, Any], answer: Callable[[int, Any], None]) -> tuple[
     pipeline = Pipeline(PipelineOptions(**options["pipeline"]))
     folder = Path(options["pipeline"]["folder"])
     room = pipeline.blocks * pipeline.block_tokens
-    context = context_length(folder)
-    limits = Limits(min(room, context or room), **options["limits"])
+    most = min(room, context_length(folder) or room)
+    # A prompt that fills the bound may have been cut.
+    bound = find_token_bound(pipeline.tokenizer, most)
+    limits = Limits(most if bound is None else bound - 1, **options["limits"])
     renderer = choose_renderer(pipeline.tokenizer, folder, options["template_mode"])
     prompts = PromptTokenizer(pipeline.tokenizer, renderer.render, limits.tokens)
     engine = Engine(
@@ -759,6 +762,7 @@ def _load(options: dict[str, Any], answer: Callable[[int, Any], None]) -> tuple[
     )
     facts = {
         "context_length": limits.tokens,
+        "token_bound": bound,
         "vocabulary_size": prompts.vocabulary_size,
         "longest_token": prompts.longest_token,
         "blocks": pipeline.blocks,

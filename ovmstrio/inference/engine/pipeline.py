@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -11,6 +12,7 @@ import openvino as ov
 import openvino_genai as genai
 
 from ovmstrio.core.generation import Grammar, GrammarKind, Sampling
+from ovmstrio.inference.engine.tokenizer import load_tokenizer
 
 # ----------------------------------------------------------------------
 # Generation settings of a request
@@ -114,7 +116,6 @@ _DRAFT: Final = "draft_model"
 _LOOKUP: Final = "prompt_lookup"
 _DRAFT_TOKENS: Final = 5  # default number of draft tokens
 _LOOKUP_NGRAM: Final = 3  # default n-gram size of prompt lookup
-_TOKENIZER: Final = {"INFERENCE_NUM_THREADS": 1}  # its work is shorter than a thread switch
 _WARMING: Final = Grammar(GrammarKind.JSON_SCHEMA, '{"type": "boolean"}')
 _WARMING_STEPS: Final = 8
 
@@ -143,12 +144,12 @@ class Pipeline:
         RuntimeError: the model cannot be loaded.
     """
 
-    def __init__(self, options: PipelineOptions) -> None:
+    def __init__(self, options: PipelineOptions, tokenizer: Any = None) -> None:
         self._options = options
-        self.tokenizer: Any = None  # the library's tokenizer
+        # The library's tokenizer, which holds the compiled grammars.
+        self.tokenizer = load_tokenizer(Path(options.folder)) if tokenizer is None else tokenizer
         self.block_tokens = _GPU_BLOCK_TOKENS if "GPU" in options.device else _BLOCK_TOKENS  # tokens per block
         self._batch = self._make()
-        self.tokenizer = self._batch.get_tokenizer()
         self.blocks = self._count_blocks()  # number of KV-cache blocks
         rounded_bytes = -(-options.cache_bytes // GIB) * GIB
         if rounded_bytes != options.cache_bytes:
@@ -172,7 +173,7 @@ class Pipeline:
         bytes_of_block = -(-self._options.cache_bytes // self.blocks)
         cache_bytes = -(-tokens // self.block_tokens) * bytes_of_block
         options = replace(self._options, caches_prefixes=False, draft_folder="", looks_up=False)
-        return Pipeline(replace(options, cache_bytes=cache_bytes))
+        return Pipeline(replace(options, cache_bytes=cache_bytes), self.tokenizer)
 
     def rebuild(self) -> None:
         """Recreate the pipeline; no handle of the old one may be in use."""
@@ -200,9 +201,6 @@ class Pipeline:
             properties[_LOOKUP] = True
         if options.draft_folder:
             properties[_DRAFT] = genai.draft_model(options.draft_folder, options.draft_device or options.device)
-        if self.tokenizer is None:
-            return genai.ContinuousBatchingPipeline(options.folder, scheduler, options.device, properties, _TOKENIZER)
-        # The tokenizer holds the compiled grammars.
         return genai.ContinuousBatchingPipeline(options.folder, self.tokenizer, scheduler, options.device, **properties)
 
     def _count_blocks(self) -> int:

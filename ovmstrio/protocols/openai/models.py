@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from ovmstrio.core.errors import ServerError
-from ovmstrio.core.generation import Task
+from ovmstrio.core.generation import GenerationLimits, Task
 from ovmstrio.serving.kind import Takes
 from ovmstrio.transport.http.responses import json_response
 
@@ -29,12 +29,12 @@ def model_rules(api: OpenAIApi) -> list[Rule]:
     async def every(_: HttpRequest) -> HttpAnswer:
         # Text models come first, for clients that use the first model.
         names = sorted(_loaded(api.plane), key=lambda name: (_rank(_tasks(api.plane, name)), name))
-        return json_response({"object": "list", "data": [model_document(name) for name in names]})
+        return json_response({"object": "list", "data": [_document(api.plane, name) for name in names]})
 
     async def one(_: HttpRequest, name: str) -> HttpAnswer:
         if name not in _loaded(api.plane):
             raise api.missing(name)
-        return json_response(model_document(name))
+        return json_response(_document(api.plane, name))
 
     return [
         *api.rules("/models", "GET", every),
@@ -43,14 +43,18 @@ def model_rules(api: OpenAIApi) -> list[Rule]:
     ]
 
 
-def model_document(name: str) -> dict[str, Any]:
-    """Return the document of a model; ``created`` is the server's start time."""
-    return {"id": name, "object": "model", "created": _STARTED, "owned_by": _OWNER}
+def _document(plane: DataPlane, name: str) -> dict[str, Any]:
+    """Return the document of a model; ``created`` is the server's start time, ``max_model_len`` vLLM's addition."""
+    document = {"id": name, "object": "model", "created": _STARTED, "owned_by": _OWNER}
+    limits = getattr(plane.registry.peek(name), "limits", None) if _tasks(plane, name) else None
+    if isinstance(limits, GenerationLimits) and limits.context_length is not None:
+        document["max_model_len"] = limits.context_length
+    return document
 
 
 def openai_status_fields(plane: DataPlane, name: str) -> Mapping[str, Any]:
     """Return the OpenAI fields to add to TensorFlow Serving's model status; empty for other models."""
-    return model_document(name) if _tasks(plane, name) else {}
+    return _document(plane, name) if _tasks(plane, name) else {}
 
 
 def _loaded(plane: DataPlane) -> list[str]:

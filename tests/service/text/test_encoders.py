@@ -320,6 +320,7 @@ async def test_context_length_is_the_least_of_the_files(
     (copied_folder / "config.json").write_text(json.dumps(config))
     (copied_folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
     async with load(copied_folder) as service:
+        assert service.limits.context_length == longest
         assert (await service.embed([(5,) * longest])).tokens == longest
         with pytest.raises(ContextExceeded):
             await service.embed([(5,) * (longest + 1)])

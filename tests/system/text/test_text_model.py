@@ -40,7 +40,7 @@ from tests.support.served_text_models import (
     text_of,
     with_settings,
 )
-from tests.support.tiny_llm import CHAT_TEMPLATE, CONTEXT, VOCABULARY
+from tests.support.tiny_llm import CHAT_TEMPLATE, CONTEXT, VOCABULARY, bound_tokenizer
 from tests.system.text.conftest import ServeTiny
 
 _BARE: Final = """
@@ -146,6 +146,36 @@ async def test_prompt_that_leaves_no_room_is_refused_with_the_numbers(model: Tex
     assert sum(piece.tokens for piece in pieces) == 3
     with pytest.raises(ContextExceeded, match=f"length is {CONTEXT} tokens, and prompt has at least 40000000"):
         await made(model, greedy("the " * 10_000_000, 1))
+
+
+async def test_prompts_are_read_beyond_the_bound_of_the_tokenizer(
+    serve_tiny: ServeTiny, tiny_folder: Path, tmp_path: Path
+) -> None:
+    folder = bound_tokenizer(Path(shutil.copytree(tiny_folder, tmp_path / "bound")), 64)
+    prompt = "the " * 137
+    async with serve_tiny(path=folder) as model:
+        assert model.limits.context_length == CONTEXT
+        (tokens,) = await model.tokenize([prompt])
+        assert len(tokens) == 2 * 137
+        async with model.generate(greedy(prompt, 8)) as generation:
+            assert generation.prompt_tokens == 2 * 137
+        text = text_of(await made(model, greedy(prompt, 8)))
+        assert text == text_of(await made(model, greedy(tuple(map(int, tokens)), 8)))
+        with pytest.raises(ContextExceeded, match=f"maximum context length is {CONTEXT} tokens"):
+            await made(model, greedy("the " * CONTEXT, 1))
+
+
+async def test_prompts_that_the_tokenizer_cuts_are_refused(
+    serve_tiny: ServeTiny, tiny_folder: Path, tmp_path: Path
+) -> None:
+    folder = bound_tokenizer(Path(shutil.copytree(tiny_folder, tmp_path / "bound")), 64, by_minimum=False)
+    async with serve_tiny(path=folder) as model:
+        assert model.limits.context_length == 63
+        async with model.generate(greedy("the " * 31, 1)) as generation:
+            assert generation.prompt_tokens == 62
+        for count in (32, 137):
+            with pytest.raises(ContextExceeded, match="maximum context length is 63 tokens"):
+                await made(model, greedy("the " * count, 1))
 
 
 @pytest.mark.parametrize("tokens", [(-1, 4), (3, 100_000), ()])
