@@ -34,7 +34,8 @@ COMMON: Final = {
 _METAVARS: Final = {
     "access_log": "", "allowed_headers": "NAMES", "allowed_methods": "METHODS", "allowed_origins": "ORIGINS",
     "batch_size": "SIZE", "batching": "JSON", "cache_size": "GB", "chat_template_mode": "JINJA|MINJA",
-    "color_format": "FORMAT", "draft_device": "DEVICE", "draft_models_path": "PATH", "grpc_bind_address": "HOSTS",
+    "color_format": "FORMAT", "default_prompt_name": "NAME", "draft_device": "DEVICE", "draft_models_path": "PATH",
+    "grpc_bind_address": "HOSTS",
     "jwt_audience": "AUDIENCE", "kv_cache_precision": "u8|f16|bf16", "kv_overcommit": "FACTOR", "layout": "LAYOUT",
     "load_model": "NAMES", "log_levels": "LOGGER=LEVEL,...", "log_path": "FILE", "mean": "VALUES",
     "metrics_families": "NAMES", "metrics_list": "NAMES", "model_name": "NAME", "model_version_policy": "JSON",

@@ -340,11 +340,15 @@ class Embeddings:
 class Embedder(GenerativeService, Protocol):
     """A service with ``Task.EMBEDDINGS``."""
 
-    async def embed(self, inputs: Sequence[str | TokenIds]) -> Embeddings:
+    async def embed(self, inputs: Sequence[str | TokenIds], prompt_name: str | None = None) -> Embeddings:
         """Return one vector per input, in order.
 
+        Args:
+            inputs: texts or tokens.
+            prompt_name: prompt of the model that precedes texts; empty for none, None for the default one.
+
         Raises:
-            InvalidRequest: an input is too long, or there are too many.
+            InvalidRequest: an input is too long, there are too many, or the prompt is unknown.
             ServerError: inference failed.
         """
 

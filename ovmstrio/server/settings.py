@@ -237,6 +237,9 @@ class ServerSettings(BaseModel):
     max_tokens_limit: int | None = _setting(
         None, TEXT, "Maximum completion tokens of a request; by default limited by the context length."
     )
+    max_model_len: int | None = _setting(
+        None, TEXT, "Maximum tokens of prompt and completion; by default detected from the model's files."
+    )
     tool_parser: str | None = _setting(
         None, TEXT, "Tool-call parser, such as hermes3, or none; by default detected from the chat template."
     )
@@ -266,7 +269,12 @@ class ServerSettings(BaseModel):
     pooling: str | None = _setting(
         None, TEXT, "Embedding pooling: CLS, LAST or MEAN; by default detected from the model's files."
     )
-    normalize: bool | None = _setting(None, TEXT, "Normalize embeddings to unit length; default on.")
+    normalize: bool | None = _setting(
+        None, TEXT, "Normalize embeddings to unit length; by default detected from the model's files."
+    )
+    default_prompt_name: str | None = _setting(
+        None, TEXT, "Prompt that precedes texts to embed, by its name in config_sentence_transformers.json."
+    )
     truncate: bool | None = _setting(None, TEXT, "Truncate over-long embedding inputs instead of rejecting them.")
     max_inputs: int | None = _setting(
         None, TEXT, "Maximum texts of an embedding request, or documents of a rerank request; default 2048."

@@ -221,6 +221,7 @@ async def _open(
             else:
                 await nursery.start(process.run)
                 model = TextModel(spec, process, link, swap)
+            model.report_detections(context)
             running.begins(spec.name, swap)
             if spec.idle_unload_seconds and isinstance(process, EngineProcess):
                 nursery.start_soon(sleep_when_idle, process, link, spec)
@@ -265,6 +266,7 @@ def _options(spec: TextModelSpec, folder: Path, draft: Path | None) -> dict[str,
             "looks_up": spec.looks_up,
         },
         "template_mode": spec.chat_template_mode,
+        "max_model_len": spec.max_model_len,
         "limits": {
             "answer": spec.max_tokens_limit,
             "texts": spec.max_num_seqs,

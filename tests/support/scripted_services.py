@@ -150,7 +150,7 @@ class LetterEncoder(ScriptedService):
     width: int = 4
     tasks: frozenset[Task] = frozenset({Task.EMBEDDINGS, Task.RERANK})
 
-    async def embed(self, inputs: Sequence[str | TokenIds]) -> Embeddings:
+    async def embed(self, inputs: Sequence[str | TokenIds], prompt_name: str | None = None) -> Embeddings:
         await self._note(inputs)
         vectors = np.zeros((len(inputs), self.width), np.float32)
         for row, each in zip(vectors, inputs, strict=True):

@@ -41,6 +41,7 @@ from ovmstrio.inference.engine.messages import (
     FINISH_REASONS,
     LOADED,
     REJECTED,
+    TOKENIZER_FILE,
     TOKENS,
     decode_request,
     decode_texts,
@@ -745,10 +746,15 @@ def _load(options: dict[str, Any], answer: Callable[[int, Any], None]) -> tuple[
     pipeline = Pipeline(PipelineOptions(**options["pipeline"]))
     folder = Path(options["pipeline"]["folder"])
     room = pipeline.blocks * pipeline.block_tokens
-    most = min(room, context_length(folder) or room)
-    # A prompt that fills the bound may have been cut.
+    known, source = context_length(folder)
+    if options["max_model_len"] is not None:
+        known, source = options["max_model_len"], "option"
+    most, source = (room, "cache_size") if known is None or known > room else (known, source)
     bound = find_token_bound(pipeline.tokenizer, most)
-    limits = Limits(most if bound is None else bound - 1, **options["limits"])
+    if bound is not None:
+        # A prompt that fills the bound may have been cut.
+        most, source = bound - 1, TOKENIZER_FILE
+    limits = Limits(most, **options["limits"])
     renderer = choose_renderer(pipeline.tokenizer, folder, options["template_mode"])
     prompts = PromptTokenizer(pipeline.tokenizer, renderer.render, limits.tokens)
     engine = Engine(
@@ -762,12 +768,14 @@ def _load(options: dict[str, Any], answer: Callable[[int, Any], None]) -> tuple[
     )
     facts = {
         "context_length": limits.tokens,
+        "context_source": source,
         "token_bound": bound,
         "vocabulary_size": prompts.vocabulary_size,
         "longest_token": prompts.longest_token,
         "blocks": pipeline.blocks,
         "block_tokens": pipeline.block_tokens,
         "chat_template": renderer.source,
+        "chat_template_file": renderer.file,
         "architectures": read_architectures(folder),
     }
     return engine, TokenizeQueue(prompts.tokenize_all, answer), facts

@@ -22,8 +22,14 @@ from ovmstrio.core.errors import (
 from ovmstrio.core.generation import Conversation, Finish, GenerationRequest, Grammar, GrammarKind, Prompt, Sampling
 from ovmstrio.util.truncation import encode_text
 
+CONFIG: Final = "config.json"
+"""File in a model folder with architectures and context length."""
+
 CONTEXT_FILE: Final = "ovmstrio.json"
 """File in a converted model folder: ``{"context_length": 2048}``."""
+
+TOKENIZER_FILE: Final = "openvino_tokenizer.xml"
+"""File of the tokenizer in a model folder, which may contain a chat template."""
 
 VOICE_FILES: Final = "*.onnx"
 """Pattern of the network of a Piper voice; its configuration has ``.json`` appended to the name."""

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from ovmstrio.core.errors import ContextExceeded, InvalidField, InvalidRequest, ModelFailure, ServerError
 from ovmstrio.core.generation import Conversation
 from ovmstrio.inference.engine.chat_template import TemplateFailure, read_template_source
-from ovmstrio.inference.engine.messages import CONTEXT_FILE
+from ovmstrio.inference.engine.messages import CONFIG, CONTEXT_FILE, TOKENIZER_FILE
 from ovmstrio.inference.engine.pipeline import library_error_message
 from ovmstrio.inference.engine.template_program import HEADER
 from ovmstrio.util.regular_files import read_regular_bytes
@@ -277,25 +277,24 @@ def _encode(value: Any) -> bytes:
 # Prompts
 # ----------------------------------------------------------------------
 
-_CONFIG: Final = "config.json"
 _CONTEXT_KEYS: Final = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "context_length")
 _DECODED_END_TOKENS: Final = 12
 _INNER_KEYS: Final = ("text_config", "llm_config", "language_config")
 
 
-def context_length(folder: Path) -> int | None:
-    """Return the context length from a model's folder; None if unknown."""
-    for file in (_CONFIG, CONTEXT_FILE):
+def context_length(folder: Path) -> tuple[int | None, str]:
+    """Return the context length from a model's folder, and its file; None if unknown."""
+    for file in (CONFIG, CONTEXT_FILE):
         settings = _read_object(folder / file)
         found = _positive(settings, *(settings.get(key) for key in _INNER_KEYS))
         if found is not None:
-            return found
-    return None
+            return found, file
+    return None, ""
 
 
 def read_architectures(folder: Path) -> list[str]:
     """Return the architectures in ``config.json``, such as ``LlamaForCausalLM``."""
-    named = _read_object(folder / _CONFIG).get("architectures")
+    named = _read_object(folder / CONFIG).get("architectures")
     return [each for each in named if isinstance(each, str)] if isinstance(named, list) else []
 
 
@@ -441,18 +440,23 @@ class PromptRenderer(NamedTuple):
     """Renders conversations to prompts.
 
     Attributes:
+        render: renders synchronously or raises.
+        source: template source, from which output parsers are detected.
+        file: file of the template; empty if there is none.
         process: process that renders in the background; None if rendering takes almost no time.
     """
 
-    render: Callable[[Conversation], str]  # renders synchronously or raises
-    source: str  # template source, from which output parsers are detected
+    render: Callable[[Conversation], str]
+    source: str
+    file: str = ""
     process: TemplateProcess | None = None
 
 
 def choose_renderer(tokenizer: Any, folder: Path, mode: str) -> PromptRenderer:
     """Return the renderer of a model, with ``mode`` MINJA the library's own; without a template it rejects all."""
     if mode == _LIBRARY:
-        return PromptRenderer(partial(_render_with_library, tokenizer), tokenizer.chat_template)
+        source = tokenizer.chat_template
+        return PromptRenderer(partial(_render_with_library, tokenizer), source, TOKENIZER_FILE if source else "")
     try:
         template = read_template_source(
             folder, tokenizer.chat_template, bos_token=tokenizer.get_bos_token(), eos_token=tokenizer.get_eos_token()
@@ -463,7 +467,7 @@ def choose_renderer(tokenizer: Any, folder: Path, mode: str) -> PromptRenderer:
         return PromptRenderer(partial(_reject, "the model has no chat template; send a prompt to /completions"), "")
     source = template.arguments["tool_source"] or template.arguments["source"]
     process = TemplateProcess(template.arguments, f"the chat template {template.file}".rstrip())
-    return PromptRenderer(process.render, source, process)
+    return PromptRenderer(process.render, source, template.file or TOKENIZER_FILE, process)
 
 
 def _reject(reason: str, _: Conversation) -> str:

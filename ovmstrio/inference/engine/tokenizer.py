@@ -14,9 +14,9 @@ from xml.etree import ElementTree as ET
 import numpy as np
 import openvino_genai as genai
 
+from ovmstrio.inference.engine.messages import TOKENIZER_FILE
 from ovmstrio.util.regular_files import read_regular_bytes
 
-_MODEL: Final = "openvino_tokenizer.xml"
 _WEIGHTS: Final = "openvino_tokenizer.bin"
 _THREADS: Final = {"INFERENCE_NUM_THREADS": 1}  # its work is shorter than a thread switch
 _TYPES: Final = {"i32": np.int32, "i64": np.int64}
@@ -61,7 +61,7 @@ def _count(tokenizer: Any, text: str) -> int:
 
 
 def _write(folder: Path, model: bytes, weights: bytes) -> None:
-    for name, data in ((_MODEL, model), (_WEIGHTS, weights)):
+    for name, data in ((TOKENIZER_FILE, model), (_WEIGHTS, weights)):
         (folder / name).unlink()
         (folder / name).write_bytes(data)
 
@@ -71,7 +71,7 @@ def _without_bound(folder: Path) -> tuple[bytes, bytes] | None:
 
     The bound is a constant: the number of tokens of a text is the minimum of it and the difference of end and begin.
     """
-    model = read_regular_bytes(folder / _MODEL)
+    model = read_regular_bytes(folder / TOKENIZER_FILE)
     if b'"Minimum"' not in model:
         return None
     root = ET.fromstring(model)  # noqa: S314 - expat limits the expansion of entities

@@ -40,9 +40,9 @@ def embedding_rules(api: OpenAIApi) -> list[Rule]:
 
     async def embed(request: HttpRequest) -> HttpAnswer:
         body = await api.body(request, EMBEDDINGS)
-        inputs, is_base64, dimensions = await parse_off_loop(partial(_read, body.document), body)
+        inputs, is_base64, dimensions, prompt_name = await parse_off_loop(partial(_read, body.document), body)
         with await api.call(request, body.model, Task.EMBEDDINGS) as call:
-            embeddings = await cast("Embedder", call.service).embed(inputs)
+            embeddings = await cast("Embedder", call.service).embed(inputs, prompt_name)
             charge_tokens(embeddings.tokens)
             if dimensions not in (None, embeddings.vectors.shape[1]):
                 message = f"this model supports only {embeddings.vectors.shape[1]} dimensions"
@@ -57,18 +57,19 @@ def embedding_rules(api: OpenAIApi) -> list[Rule]:
     return api.rules("/embeddings", "POST", embed)
 
 
-def _read(document: Mapping[str, Any]) -> tuple[Sequence[str | TokenIds], bool, int | None]:
-    """Return the inputs, whether base64 is requested, and the dimensions."""
+def _read(document: Mapping[str, Any]) -> tuple[Sequence[str | TokenIds], bool, int | None, str | None]:
+    """Return the inputs, whether base64 is requested, the dimensions, and the name of the prompt."""
     errors = ErrorList()
     fields = Fields(document, errors)
     form = fields.get("encoding_format")
     if form is not None and form not in _FORMATS:
         fields.refuse("encoding_format", _INVALID_FORMAT, got=shown(form))
     dimensions = fields.unsigned("dimensions", minimum=1)
+    prompt_name = fields.text("prompt_name")
     inputs = _read_inputs(fields)
     EMBEDDINGS.check(fields)
     errors.tell()
-    return inputs, form == "base64", dimensions
+    return inputs, form == "base64", dimensions, prompt_name
 
 
 def _read_inputs(fields: Fields) -> Sequence[str | TokenIds]:

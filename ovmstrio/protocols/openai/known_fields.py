@@ -178,18 +178,18 @@ _ENCODERS: Final[Mapping[str, _Refused]] = {
     "use_activation": _Refused("the options of the model decide"),
 }
 EMBEDDINGS: Final = KnownFields(
-    frozenset({"model", "input", "encoding_format", "dimensions"}),
+    frozenset({"model", "input", "encoding_format", "dimensions", "prompt_name"}),
     _IDENTITY,
     {
         **_ENCODERS,
         "add_special_tokens": _Refused("send tokens instead of a text", neutral=True),
         "embed_dtype": _Refused("numbers have 32 bits", neutral="float32"),
         "endianness": _Refused("numbers are little-endian", neutral="little"),
-        "input_type": _Refused("write the model's prefix into the texts"),
+        "input_type": _Refused("use prompt_name, or write the model's prefix into the texts"),
         "messages": _Refused("send texts as input"),
         "normalize": _Refused("the option normalize of the model decides"),
         "stream": _Refused("embeddings do not stream"),
-        "task": _Refused("write the model's prefix into the texts"),
+        "task": _Refused("use prompt_name, or write the model's prefix into the texts"),
     },
 )
 RERANK: Final = KnownFields(

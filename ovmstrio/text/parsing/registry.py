@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ovmstrio.config.documents import did_you_mean, invalid_value_error
 from ovmstrio.core.errors import ConfigError, Problem
@@ -76,6 +76,52 @@ _SIGNS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("hermes3", ("<tool_call>", "</tool_call>")),
 )
 _OWN_REASONING: Final = frozenset({"gptoss", "onyx", "gemma4", "minicpm5", "lfm2"})
+_ARCHITECTURES: Final = (
+    ("Gemma4", "gemma4"),
+    ("Qwen", "hermes3"),
+    ("Mistral", "mistral"),
+    ("Ministral", "mistral"),
+    ("Lfm2", "lfm2"),
+    ("Phi3", "phi4"),
+    ("Phi4", "phi4"),
+    ("Deepseek", "deepseek"),
+    ("MiniCPM", "minicpm5"),
+)
+"""Tool parsers by the beginnings of architectures."""
+
+
+class DetectedParsers(NamedTuple):
+    """Parsers of a model.
+
+    Attributes:
+        tools: tool parser.
+        reasoning: reasoning parser.
+        is_by_architecture: whether the architecture decided the tool parser, not the chat template.
+        is_unknown: whether the chat template has tools in a format without a parser.
+    """
+
+    tools: str
+    reasoning: str
+    is_by_architecture: bool = False
+    is_unknown: bool = False
+
+
+def detect_parsers(
+    tool_parser: str, reasoning_parser: str, template: str, architectures: Sequence[str] = ()
+) -> DetectedParsers:
+    """Return the parsers of a model, as :func:`select_parsers`, for a template of unknown format by the architecture.
+
+    Raises:
+        ConfigError: as :func:`select_parsers`.
+    """
+    tools, reasoning = select_parsers(tool_parser, reasoning_parser, template)
+    # A template without tools gets a message that asks for the generic format.
+    if tool_parser != "auto" or tools != "generic" or "tools" not in template:
+        return DetectedParsers(tools, reasoning)
+    for prefix, parser in _ARCHITECTURES:
+        if any(each.startswith(prefix) for each in architectures):
+            return DetectedParsers(*select_parsers(parser, reasoning_parser, template), is_by_architecture=True)
+    return DetectedParsers(tools, reasoning, is_unknown=True)
 
 
 def select_parsers(tool_parser: str, reasoning_parser: str, template: str = "") -> tuple[str, str]:

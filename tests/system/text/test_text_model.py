@@ -29,6 +29,7 @@ from ovmstrio.core.generation import (
     GrammarKind,
     Sampling,
 )
+from ovmstrio.server.check import check_config
 from ovmstrio.text.text_model import TextModel
 from tests.support.served_text_models import (
     PROMPTS,
@@ -519,6 +520,50 @@ async def test_template_of_the_folder_decides_how_answers_are_read(
         pieces = await made(model, _request(_saying(written), tools=_TOOLS))
     assert (text_of(pieces), _calls(pieces)) == (content, calls)
     assert "".join(piece.reasoning for piece in pieces) == reasoning
+
+
+async def test_check_reports_what_it_detected_and_unknown_formats(tiny_folder: Path, tmp_path: Path) -> None:
+    tools = CHAT_TEMPLATE + "{% for tool in tools %}{% endfor %}"
+    folders: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
+        "template": ({}, tools + "<tool_call></tool_call><think>", {}),
+        "architecture": ({"architectures": ["Qwen2ForCausalLM"]}, tools, {"max_model_len": 100}),
+        "unknown": ({}, tools, {"reasoning_parser": "qwen3"}),
+    }
+    entries = []
+    for name, (config, template, settings) in folders.items():
+        folder = Path(shutil.copytree(tiny_folder, tmp_path / name))
+        (folder / "config.json").write_text(json.dumps({"max_position_embeddings": CONTEXT, **config}))
+        (folder / "chat_template.jinja").write_text(template)
+        entries.append({"config": {"name": name, "base_path": name, "cache_size": 0.01, **settings}})
+    document = {"model_config_list": [], "text_model_config_list": entries}
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    with trio.fail_after(120):
+        report = await check_config(tmp_path / "config.json")
+    detected = {each.model: {one.setting: (one.value, one.source) for one in each.detected} for each in report.loaded}
+    files = {"task": ("text_generation", "openvino_detokenizer.xml"), "chat_template": ("JINJA", "chat_template.jinja")}
+    assert detected == {
+        "template": {
+            **files,
+            "max_model_len": (CONTEXT, "config.json"),
+            "tool_parser": ("hermes3", "chat_template.jinja"),
+            "reasoning_parser": ("qwen3", "chat_template.jinja"),
+        },
+        "architecture": {
+            **files,
+            "max_model_len": (100, "option"),
+            "tool_parser": ("hermes3", "config.json"),
+            "reasoning_parser": ("none", "chat_template.jinja"),
+        },
+        "unknown": {
+            **files,
+            "max_model_len": (CONTEXT, "config.json"),
+            "tool_parser": ("generic", "chat_template.jinja"),
+            "reasoning_parser": ("qwen3", "option"),
+        },
+    }
+    (problem,) = report.problems
+    assert (problem.severity, problem.path) == ("warning", "text_model_config_list[2].config")
+    assert problem.message == "the chat template has tools in a format without a parser"
 
 
 @pytest.mark.parametrize(
