@@ -1,4 +1,4 @@
-"""Instances of loaded services: leases by calls in flight, and closing of retired ones."""
+"""Instances of loaded services: leases that count calls in flight, and closing after the last lease."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.errors import Problem
     from ovmstrio.core.limits import AdmissionTicket, ConcurrencyLimit
     from ovmstrio.core.service import Detection, Servable
-    from ovmstrio.serving.kind import Takes
+    from ovmstrio.serving.kind import CallType
 
 
 @dataclass(slots=True, eq=False)
@@ -29,7 +29,7 @@ class Instance:
     Attributes:
         files: fingerprint of the files it was loaded from.
         calls: names of its callees.
-        remarks: load-time warnings.
+        warnings: load-time warnings.
         detections: settings that loading detected.
         has_order: whether the order of requests matters.
         concurrency_limit: call counter of a service that limits itself.
@@ -41,8 +41,8 @@ class Instance:
     servable: Servable
     files: str
     calls: frozenset[str]
-    takes: frozenset[Takes]
-    remarks: tuple[Problem, ...] = ()
+    call_types: frozenset[CallType]
+    warnings: tuple[Problem, ...] = ()
     detections: tuple[Detection, ...] = ()
     name: str = field(init=False)
     kind: str = field(init=False)
@@ -73,6 +73,7 @@ class Lease:
 
     __slots__ = (
         "_instance",
+        "call_types",
         "concurrency_limit",
         "counted",
         "has_order",
@@ -80,7 +81,6 @@ class Lease:
         "name",
         "place",
         "servable",
-        "takes",
         "version",
         "waited_seconds",
     )
@@ -91,7 +91,7 @@ class Lease:
         self.name = instance.name
         self.version = instance.version
         self.kind = instance.kind
-        self.takes = instance.takes
+        self.call_types = instance.call_types
         self.has_order = instance.has_order
         self.concurrency_limit = instance.concurrency_limit
         self.counted: ConcurrencyLimit | None = None
@@ -117,7 +117,7 @@ class Lease:
         if instance.drained is not None and not instance.in_flight:
             instance.drained.set()
         if self.counted is not None:
-            self.counted.give_back()
+            self.counted.release()
         if self.place is not None:
             self.place.release()
 

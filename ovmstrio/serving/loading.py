@@ -23,7 +23,7 @@ from ovmstrio.config.specs import ServableSpec
 from ovmstrio.core.errors import ConfigError, NotReady, Problem, ServerError, StorageFailure
 from ovmstrio.core.resource_registry import owned_by
 from ovmstrio.serving.instances import Instance
-from ovmstrio.serving.kind import Takes
+from ovmstrio.serving.kind import CallType
 from ovmstrio.serving.model_versions import choose_versions
 from ovmstrio.serving.records import DEFAULT_VERSION, ApplyResult, Failure, VersionState
 from ovmstrio.telemetry.process_metrics import MemoryGrowthMeter
@@ -53,12 +53,12 @@ class ChangeDetector:
     async def list(self, record: ServiceRecord, spec: ServableSpec) -> Listing:
         """List the versions of a service; raises as ``Kind.list_versions``."""
         listing = await trio.to_thread.run_sync(record.kind.list_versions, spec)
-        return replace(listing, mark=listing.mark + self._callee_loads(record))
+        return replace(listing, fingerprint=listing.fingerprint + self._callee_loads(record))
 
     async def of(self, record: ServiceRecord, spec: ServableSpec, directory: Path) -> str:
         """Return the fingerprint that a version would have if it were loaded now."""
         called = self._callee_loads(record)
-        return await trio.to_thread.run_sync(record.kind.files_mark, spec, directory) + called
+        return await trio.to_thread.run_sync(record.kind.fingerprint, spec, directory) + called
 
     def _callee_loads(self, record: ServiceRecord) -> str:
         return "".join(f"\n{call.name}:{call.version}:{self._load_id(call)}" for call in record.calls if call.reloads)
@@ -205,7 +205,7 @@ def check_grpc_names(name: str, kind: Kind[Any], service: Service, records: Iter
 
 def grpc_declaration(kind: Kind[Any], service: Service) -> GrpcDeclaration | None:
     """Return the gRPC services that a service brings; None for none."""
-    return cast("GrpcServices", service).declaration if Takes.GRPC in kind.takes else None
+    return cast("GrpcServices", service).declaration if CallType.GRPC in kind.call_types else None
 
 
 def describe_error(error: Exception) -> str:
@@ -246,15 +246,15 @@ class VersionLoader:
         record = service.begin_load(version)
         async with self._limiter:
             files = await self._marks.of(service, spec, directory)
-            remarks: list[Problem] = []
+            reported: list[Problem] = []
             detections: list[Detection] = []
             log.info("service loading", kind=spec.kind, name=service.name, version=version, path=str(directory))
             started = perf_counter()
             try:
                 if spec.errors and not self._finds_all_problems(service):
                     raise ConfigError(spec.errors)  # noqa: TRY301 - a failure of the version like any other
-                # Callers check `takes` before they use the service as a servable.
-                receive = {"remark": remarks.append, "detect": detections.append}
+                # Callers check `call_types` before they use the service as a servable.
+                receive = {"warn": reported.append, "detect": detections.append}
                 servable = cast("Servable", await self._load(service, spec, version, directory, receive))
                 await self._check_grpc_names(service, servable)
             except Exception as error:  # noqa: BLE001 - user code and OpenVINO may raise anything
@@ -271,9 +271,9 @@ class VersionLoader:
             if detections:
                 shown = {each.setting: f"{each.value} ({each.source})" for each in detections}
                 log.info("settings detected", name=service.name, **shown)
-            calls, takes = frozenset(call.name for call in service.calls), service.kind.takes
-            warnings = tuple(service.kind.place(spec, remark, directory) for remark in remarks)
-            instance = Instance(spec, str(version), servable, files, calls, takes, warnings, tuple(detections))
+            calls, call_types = frozenset(call.name for call in service.calls), service.kind.call_types
+            warnings = tuple(service.kind.place(spec, each, directory) for each in reported)
+            instance = Instance(spec, str(version), servable, files, calls, call_types, warnings, tuple(detections))
             return service.finish_load(record, instance, seconds)
 
     def _finds_all_problems(self, service: ServiceRecord) -> bool:
@@ -340,7 +340,7 @@ class Reconciler:
         loader: loads a version.
         change_detector: lists and fingerprints versions.
         retire: schedules the closing of an idle instance, without waiting.
-        obstacle: returns why the files of a service are not there yet, and whether that is a failure.
+        unready_reason: returns why the files of a service are not there yet, and whether that is a failure.
     """
 
     def __init__(
@@ -348,12 +348,12 @@ class Reconciler:
         loader: VersionLoader,
         change_detector: ChangeDetector,
         retire: Callable[[Instance, Callable[[], None] | None], None],
-        obstacle: Callable[[ServableSpec], tuple[str, bool] | None] = lambda _: None,
+        unready_reason: Callable[[ServableSpec], tuple[str, bool] | None] = lambda _: None,
     ) -> None:
         self._loader = loader
         self._marks = change_detector
         self._retire = retire
-        self._obstacle = obstacle
+        self._obstacle = unready_reason
 
     async def reconcile(self, service: ServiceRecord, *, forced: bool) -> ApplyResult:
         """Load what is missing and retire what is not wanted; ``forced`` retries failed versions at once.
@@ -361,9 +361,9 @@ class Reconciler:
         Failures are in the result and in the service's states, never raised.
         """
         spec = service.wanted
-        obstacle = None if spec is None else self._obstacle(spec)
-        if spec is not None and obstacle is not None:
-            return self._postpone(service, spec, *obstacle)
+        unready_reason = None if spec is None else self._obstacle(spec)
+        if spec is not None and unready_reason is not None:
+            return self._postpone(service, spec, *unready_reason)
         try:
             if spec is None:
                 return ApplyResult(changed=self.retire_all(service))
@@ -416,7 +416,7 @@ class Reconciler:
             chosen, wanted = choose_versions(spec.version_policy, listing.versions, failed)
             # A version loaded in this pass counts as served, even if its files have changed since.
             settled = given_up | attempted
-            missing = [v for v in chosen if not (v in settled or _is_served(service, spec, v, listing.mark))]
+            missing = [v for v in chosen if not (v in settled or _is_served(service, spec, v, listing.fingerprint))]
             if not missing:
                 break
             attempted.update(missing)
@@ -472,14 +472,14 @@ def _retirement_callback(service: ServiceRecord, record: VersionRecord) -> Calla
     return lambda: service.finish_retirement(record)
 
 
-def _is_served(service: ServiceRecord, spec: ServableSpec, version: int, mark: str) -> bool:
+def _is_served(service: ServiceRecord, spec: ServableSpec, version: int, fingerprint: str) -> bool:
     """Return True if a version is served with these settings and files, and update the instance's spec."""
     record = service.versions.get(version)
     if record is None or record.instance is None or spec.errors:
         return False
     if record.instance.spec is not spec and record.instance.spec.needs_reload(spec):
         return False
-    if mark and record.instance.files != mark:
+    if fingerprint and record.instance.files != fingerprint:
         return False
     record.instance.spec = spec
     if record.failure is not None:

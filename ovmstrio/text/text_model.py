@@ -353,12 +353,12 @@ class TextModel(HostedService):
 
     def _warn(self, context: LoadContext, problem: Problem) -> None:
         log.warning("model limited", model=self._spec.name, reason=problem.message, hint=problem.suggestion)
-        context.remark(replace(problem, severity="warning"))
+        context.warn(replace(problem, severity="warning"))
 
     @property
-    def obstacle(self) -> str:
+    def unready_reason(self) -> str:
         """Why the model is unready; empty if it is ready."""
-        return self._swap.obstacle or self._process.obstacle
+        return self._swap.unready_reason or self._process.unready_reason
 
     @property
     def pid(self) -> int | None:
