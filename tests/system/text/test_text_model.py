@@ -604,7 +604,7 @@ async def test_constrained_text_may_end_with_its_first_token(model: TextModel) -
     assert (piece.tokens, piece.finish) == (1, Finish.LENGTH)
 
 
-@pytest.mark.parametrize("tool_parser", ["hermes3", "", "mistral", "qwen3coder", "gptoss", "lfm2"])
+@pytest.mark.parametrize("tool_parser", ["hermes3", "", "mistral", "qwen3coder", "gptoss", "lfm2", "kimi_k2"])
 @on_model_loop
 async def test_named_function_is_called_with_arguments_of_its_schema(model: TextModel, tool_parser: str) -> None:
     model = with_settings(model, tool_parser=tool_parser)
