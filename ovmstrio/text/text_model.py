@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ovmstrio.text.engine_client import OutputChunk
     from ovmstrio.text.engine_sharing import Engine
     from ovmstrio.text.grammars import ForcedCalls
+    from ovmstrio.text.media import MediaLoader
     from ovmstrio.text.model_swap import ModelSwap
 
 log = structlog.get_logger(__name__)
@@ -62,6 +63,7 @@ class OutputParsing:
         self.parsers = detect_parsers(tools, reasoning, facts["chat_template"], facts["architectures"])
         self._tools, self._reasoning = self.parsers.tools, self.parsers.reasoning
         self._guided = spec.enable_tool_guided_generation
+        self.has_reasoning = self._reasoning != _NONE
 
     def is_slow(self, asked: GenerationRequest) -> bool:
         """Return True if :meth:`prepare` takes more than a few milliseconds."""
@@ -159,6 +161,7 @@ class OutputReader:
                     reasoning_tokens=0 if position else reasoning_tokens,
                     logprobs=() if position else tuple(made.logprobs),
                     finish=self._finish(made) if position == last else None,
+                    stop=made.stop if position == last else "",
                 )
             )
 
@@ -292,10 +295,19 @@ class TextModel(HostedService):
         process: the engine.
         link: request multiplexer of the engine.
         swap: the model's replacement during a reload.
+        media: loader of the images of messages.
     """
 
-    def __init__(self, spec: TextModelSpec, process: Engine, link: EngineClient, swap: ModelSwap[TextModel]) -> None:
+    def __init__(
+        self,
+        spec: TextModelSpec,
+        process: Engine,
+        link: EngineClient,
+        swap: ModelSwap[TextModel],
+        media: MediaLoader,
+    ) -> None:
         super().__init__()
+        self._media = media
         self._swap = swap
         self._spec = spec
         self._process = process
@@ -306,6 +318,7 @@ class TextModel(HostedService):
             best_of_limit=spec.best_of_limit,
             vocabulary_size=process.facts["vocabulary_size"],
             longest_token=process.facts["longest_token"],
+            takes_images=process.facts["takes_images"],
         )
         self._reading = OutputParsing(spec, process.facts)
         self._metadata = ServableMetadata(spec.name, PLATFORM, (), ())
@@ -356,6 +369,22 @@ class TextModel(HostedService):
         context.warn(replace(problem, severity="warning"))
 
     @property
+    def chat_template(self) -> str:
+        """Source of the chat template."""
+        template: str = self._process.facts["chat_template"]
+        return template
+
+    @property
+    def architecture(self) -> str:
+        """First architecture of ``config.json``; empty if unknown."""
+        return next(iter(self._process.facts["architectures"]), "")
+
+    @property
+    def has_reasoning(self) -> bool:
+        """Whether the model's reasoning is parsed."""
+        return self._reading.has_reasoning
+
+    @property
     def unready_reason(self) -> str:
         """Why the model is unready; empty if it is ready."""
         return self._swap.unready_reason or self._process.unready_reason
@@ -384,6 +413,8 @@ class TextModel(HostedService):
                     yield generation
                 return
             self._check(asked)
+            if isinstance(asked.prompt, Conversation) and asked.prompt.images:
+                asked = replace(asked, prompt=await self._media.load(asked.prompt))
             prepare = partial(self._reading.prepare, asked)
             is_slow = self._reading.is_slow(asked)
             asked, reading = await trio.to_thread.run_sync(prepare) if is_slow else prepare()
@@ -399,6 +430,8 @@ class TextModel(HostedService):
     def _check(self, asked: GenerationRequest) -> None:
         """Check a request against the model's limits."""
         limits, sampling = self._limits, asked.sampling
+        if isinstance(asked.prompt, Conversation) and asked.prompt.images and not limits.takes_images:
+            raise InvalidField("this model accepts text only", field=asked.prompt.images[0].field)
         if asked.prompt_characters > limits.max_characters:
             raise prompt_too_long(limits, "prompt", asked.prompt_characters)
         texts = max(asked.n, sampling.best_of)

@@ -78,7 +78,7 @@ T = TypeVar("T")
 
 
 class TemplateProcess:
-    """Renders one conversation at a time; owns a process, which is replaced if it ends.
+    """Process that renders one conversation at a time, and is replaced if it ends.
 
     ``parts`` are arguments of :class:`ChatTemplate`; ``cpu_seconds`` limits compilation and each rendering.
     """
@@ -317,11 +317,11 @@ def _positive(*parts: Any) -> int | None:
 
 
 class PromptTokenizer:
-    """Tokenizes prompts; ``limit`` is the maximum of prompt and answer tokens together."""
+    """Tokenizer of prompts; ``limit`` is the maximum of prompt and answer tokens together."""
 
     def __init__(self, tokenizer: Any, render: Callable[[Conversation], str], limit: int) -> None:
         self._tokenizer = tokenizer
-        self._render = render
+        self.render = render
         self._most = limit
         vocabulary = tokenizer.get_vocab()
         self.vocabulary_size = len(vocabulary)
@@ -336,9 +336,9 @@ class PromptTokenizer:
             InvalidRequest: it is empty, or the template or tokenizer rejects it.
         """
         if isinstance(prompt, Conversation):
-            return self.tokenize_rendered(self._render(prompt))
+            return self.tokenize_rendered(self.render(prompt))
         if not isinstance(prompt, tuple):
-            return self._nonempty(self._encode(prompt, add_special_tokens=True))
+            return self._nonempty(self.encode_prompt(prompt, add_special_tokens=True))
         wrong = next((token for token in prompt if not 0 <= token < self.vocabulary_size), None)
         if wrong is not None:
             limit = self.vocabulary_size - 1
@@ -347,7 +347,7 @@ class PromptTokenizer:
 
     def tokenize_rendered(self, text: str) -> list[int]:
         """Return the tokens of a rendered conversation, as :meth:`tokenize_prompt`."""
-        return self._nonempty(self._encode(text, add_special_tokens=False))
+        return self._nonempty(self.encode_prompt(text, add_special_tokens=False))
 
     @staticmethod
     def _nonempty(tokens: list[int]) -> list[int]:
@@ -355,8 +355,8 @@ class PromptTokenizer:
             raise InvalidRequest("the prompt has no tokens; send a text that is not empty")
         return tokens
 
-    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Tokenize a prompt; of a long one only as much as shows that it does not fit."""
+    def encode_prompt(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Tokenize a prompt, or a part of one; of a long one only as much as shows that it does not fit."""
         if len(text) > self._max_characters:
             raise self._exceeded(f"the prompt has at least {len(text) * self._most // self._max_characters}")
         tokens = np.empty(0, np.int64)
@@ -413,7 +413,8 @@ class PromptTokenizer:
         """Return the end of a rendered conversation; empty for other prompts."""
         if not isinstance(prompt, Conversation):
             return ""
-        end: str = self._tokenizer.decode(list(tokens[-_DECODED_END_TOKENS:]), skip_special_tokens=False)
+        ids = [token for token in tokens[-_DECODED_END_TOKENS:] if token >= 0]
+        end: str = self._tokenizer.decode(ids, skip_special_tokens=False)
         return end
 
     def check_length(self, tokens: Sequence[int], *, has_answer: bool) -> None:
@@ -437,7 +438,7 @@ _GENERATION_PROMPT: Final = "add_generation_prompt"
 
 
 class PromptRenderer(NamedTuple):
-    """Renders conversations to prompts.
+    """Renderer of conversations to prompts.
 
     Attributes:
         render: renders synchronously or raises.
@@ -452,14 +453,15 @@ class PromptRenderer(NamedTuple):
     process: TemplateProcess | None = None
 
 
-def choose_renderer(tokenizer: Any, folder: Path, mode: str) -> PromptRenderer:
+def choose_renderer(pipeline: Pipeline, folder: Path, mode: str) -> PromptRenderer:
     """Return the renderer of a model, with ``mode`` MINJA the library's own; without a template it rejects all."""
+    tokenizer, source = pipeline.tokenizer, pipeline.chat_template
     if mode == _LIBRARY:
-        source = tokenizer.chat_template
-        return PromptRenderer(partial(_render_with_library, tokenizer), source, TOKENIZER_FILE if source else "")
+        file = TOKENIZER_FILE if source else ""
+        return PromptRenderer(partial(_render_with_library, tokenizer, source), source, file)
     try:
         template = read_template_source(
-            folder, tokenizer.chat_template, bos_token=tokenizer.get_bos_token(), eos_token=tokenizer.get_eos_token()
+            folder, source, bos_token=tokenizer.get_bos_token(), eos_token=tokenizer.get_eos_token()
         )
     except (TemplateFailure, OSError) as error:
         return PromptRenderer(partial(_reject, f"the chat template of the model cannot be used: {error}"), "")
@@ -474,8 +476,8 @@ def _reject(reason: str, _: Conversation) -> str:
     raise InvalidField(reason, field=_FIELD)
 
 
-def _render_with_library(tokenizer: Any, conversation: Conversation) -> str:
-    if not tokenizer.chat_template:
+def _render_with_library(tokenizer: Any, template: str, conversation: Conversation) -> str:
+    if not template:
         return _reject("the model has no chat template; send a prompt to /completions", conversation)
     options = dict(conversation.template_options)
     wants_answer = bool(options.pop(_GENERATION_PROMPT, True))
@@ -484,6 +486,7 @@ def _render_with_library(tokenizer: Any, conversation: Conversation) -> str:
         text: str = tokenizer.apply_chat_template(
             [dict(message) for message in _marked_messages(conversation)],
             wants_answer,
+            template,
             tools=tools or None,
             extra_context=options or None,
         )
@@ -494,7 +497,7 @@ def _render_with_library(tokenizer: Any, conversation: Conversation) -> str:
 
 
 class PromptScorer:
-    """Computes the log-probabilities of prompt tokens, one prompt of at most ``tokens`` tokens at a time."""
+    """Log-probabilities of prompt tokens, for one prompt of at most ``tokens`` tokens at a time."""
 
     def __init__(self, pipeline: Pipeline, tokens: int) -> None:
         self._model = pipeline

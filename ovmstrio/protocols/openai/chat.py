@@ -162,6 +162,7 @@ def _read_conversation(fields: Fields) -> Conversation:
         options,
         returns_first_call_only=once,
         continues_final_message=continues,
+        images=tuple(fields.prompt.images),
     )
 
 

@@ -22,6 +22,9 @@ class _Refused(NamedTuple):
     neutral: Any = None
 
 
+Refused = _Refused
+
+
 class KnownFields(NamedTuple):
     """Fields of an endpoint; ``ignored`` has the check of each value that has no effect on the answer."""
 
@@ -49,7 +52,7 @@ class KnownFields(NamedTuple):
 
     def _changes(self, name: str, value: Any) -> bool:
         neutral = self.refused[name].neutral
-        return type(value) is not type(neutral) or bool(value != neutral)
+        return isinstance(value, bool) != isinstance(neutral, bool) or bool(value != neutral)
 
     def _refuse_unknown(self, fields: Fields, name: str) -> None:
         hint = did_you_mean(name, self.used, otherwise="remove it")

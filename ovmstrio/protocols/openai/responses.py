@@ -51,8 +51,7 @@ def _read_input(fields: Fields) -> tuple[Mapping[str, Any], ...]:
     if given is None:
         fields.refuse("input", "input missing in request", code="missing_required_parameter")
     elif isinstance(given, str):
-        fields.prompt.add(len(given))
-        messages.append({"role": "user", "content": given})
+        messages.append({"role": "user", "content": fields.prompt_text("input")})
     else:
         if given == []:
             fields.refuse("input", "Messages array cannot be empty")
@@ -332,7 +331,8 @@ class _ResponseStream:
         self._status = "completed"
         self._number = 0
 
-    def begin(self) -> bytes:
+    def begin(self, usage: Usage) -> bytes:
+        del usage
         document = {"response": self._response.document("in_progress", (), None)}
         return self._encode((_Event("created", document), _Event("in_progress", document)))
 
@@ -407,7 +407,15 @@ class Responses:
         tools = read_tools(fields)
         once = fields.flag("parallel_tool_calls") is False
         options = _read_template_options(fields)
-        prompt = Conversation(messages, tools.tools, tools.choice, tools.name, options, returns_first_call_only=once)
+        prompt = Conversation(
+            messages,
+            tools.tools,
+            tools.choice,
+            tools.name,
+            options,
+            returns_first_call_only=once,
+            images=tuple(fields.prompt.images),
+        )
         request = make_request(
             fields,
             limits,
