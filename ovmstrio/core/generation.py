@@ -173,6 +173,7 @@ class GenerationRequest:
         echo: whether the completion starts with the prompt, with log-probabilities if requested.
         parses_output: whether the output parsers of the model extract tool calls and reasoning.
         deadline: on trio's clock, queueing included.
+        cache_salt: requests with the same salt are told about each other's cached prompts.
     """
 
     prompt: Prompt
@@ -186,6 +187,7 @@ class GenerationRequest:
     skips_special_tokens: bool = True
     parses_output: bool = True
     deadline: float = math.inf
+    cache_salt: str = ""
 
     @property
     def prompt_characters(self) -> int:
@@ -257,7 +259,7 @@ class Generation(Protocol):
 
     @property
     def cached_tokens(self) -> int:
-        """Number of prompt tokens found in the prefix cache, as far as known."""
+        """Number of prompt tokens that requests of the same caller and salt have left in the prefix cache."""
 
     def __aiter__(self) -> AsyncIterator[GenerationChunk]:
         """Iterate over pieces until each completion has finished.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 import trio
 
+from ovmstrio.core.callers import current_caller
 from ovmstrio.core.errors import InvalidField, Problem
 from ovmstrio.core.generation import Conversation, Finish, GenerationChunk, GenerationLimits, Task, prompt_too_long
 from ovmstrio.core.request import ServableMetadata
@@ -272,7 +274,7 @@ class RunningGeneration:
         self._reading = reading
         reading.begin(opened.prompt_end)
         self.prompt_tokens = opened.prompt_tokens
-        self.cached_tokens = opened.cached_tokens
+        self.cached_tokens = opened.own_cached_tokens
 
     # Not a generator: callers that break out of a loop would have to close it.
     def __aiter__(self) -> Self:
@@ -413,6 +415,8 @@ class TextModel(HostedService):
                     yield generation
                 return
             self._check(asked)
+            if (caller := current_caller.get()) is not None:
+                asked = replace(asked, cache_salt=json.dumps([caller.proof, caller.name, asked.cache_salt]))
             if isinstance(asked.prompt, Conversation) and asked.prompt.images:
                 asked = replace(asked, prompt=await self._media.load(asked.prompt))
             prepare = partial(self._reading.prepare, asked)

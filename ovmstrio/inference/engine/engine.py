@@ -546,7 +546,7 @@ class Engine:
     def _accept(self, queued: QueuedRequest) -> None:
         if queued.message_number:
             end = self._prompts.rendered_end(queued.request.prompt, queued.prompt)
-            self._answer(queued.message_number, [ACCEPTED, len(queued.prompt), end, queued.cached])
+            self._answer(queued.message_number, [ACCEPTED, len(queued.prompt), end, queued.cached, queued.own_cached])
             queued.message_number = 0
 
     def cancel(self, number: int) -> None:

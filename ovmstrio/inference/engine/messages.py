@@ -56,7 +56,7 @@ FAILED: Final = "failed"
 """Answer to the first message, with the reason."""
 
 ACCEPTED: Final = "accepted"
-"""Answer when a request runs: number of prompt tokens, end of the rendered prompt, cached prompt tokens."""
+"""Answer when a request runs: prompt tokens, end of the rendered prompt, cached prompt tokens, those of its salt."""
 
 REJECTED: Final = "refused"
 """Answer to a rejected request, with an error."""
@@ -104,6 +104,7 @@ def encode_request(request: GenerationRequest) -> dict[str, Any]:
         "echo": request.echo,
         "grammar": grammar,
         "skips_special_tokens": request.skips_special_tokens,
+        "cache_salt": request.cache_salt,
     }
     try:
         data = orjson.dumps(plain)
@@ -131,6 +132,7 @@ def decode_request(encoded: dict[str, Any]) -> GenerationRequest:
         echo=plain["echo"],
         grammar=None if grammar is None else Grammar(GrammarKind(grammar[0]), grammar[1]),
         skips_special_tokens=plain["skips_special_tokens"],
+        cache_salt=plain["cache_salt"],
         deadline=math.inf,
     )
 

@@ -85,7 +85,6 @@ _NO_TOKEN_IDS: Final = _Refused("answers have no token ids; use /tokenize")
 _NO_MEDIA: Final = _Refused("this model accepts text only")
 _ONE_ENGINE: Final = _Refused("a model has one engine")
 _NOT_STORED: Final = "responses are not stored"
-_SHARED_CACHE: Final = _Refused("all callers share cached prefixes; serve the model with enable_prefix_caching false")
 _REFUSED: Final[Mapping[str, _Refused]] = {
     **dict.fromkeys(
         ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "structural_tag"),
@@ -97,7 +96,6 @@ _REFUSED: Final[Mapping[str, _Refused]] = {
     **dict.fromkeys(("mm_processor_kwargs", "media_io_kwargs"), _NO_MEDIA),
     **dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "routed_experts_prompt_start"), _ONE_ENGINE),
     "return_mm_kwargs": _Refused("this model accepts text only", neutral=True),
-    "cache_salt": _SHARED_CACHE,
     "guided_decoding_backend": _Refused("the server has one grammar compiler; omit it"),
     "guided_whitespace_pattern": _Refused("JSON has no optional white space; use response_format with a grammar"),
     "logit_bias": _Refused("the generation library has no logit bias"),
@@ -120,7 +118,7 @@ _SAMPLING: Final = frozenset(
         *("model", "stream", "stream_options", "response_format", "n", "stop", "seed", "temperature", "top_p", "top_k"),
         *("min_p", "min_tokens", "frequency_penalty", "presence_penalty", "repetition_penalty", "length_penalty"),
         *("ignore_eos", "best_of", "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens"),
-        *("num_assistant_tokens", "assistant_confidence_threshold", "max_ngram_size"),
+        *("num_assistant_tokens", "assistant_confidence_threshold", "max_ngram_size", "cache_salt"),
     }
 )
 _TOOLS: Final = frozenset({"tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs"})
