@@ -49,8 +49,8 @@ _METAVARS: Final = {
 """Metavars that neither type nor name of a setting suggest."""
 _BY_NAME: Final = {
     "port": "PORT", "seconds": "SECONDS", "minutes": "MINUTES", "timeout": "SECONDS", "time": "SECONDS",
-    "delay": "SECONDS", "bytes": "BYTES", "size": "BYTES", "quota": "BYTES", "limit": "BYTES", "gb": "GB",
-    "dir": "DIR", "store": "DIR", "file": "FILE", "cert": "FILE", "key": "FILE", "ca": "FILE",
+    "delay": "SECONDS", "interval": "SECONDS", "bytes": "BYTES", "size": "BYTES", "quota": "BYTES", "limit": "BYTES",
+    "gb": "GB", "dir": "DIR", "store": "DIR", "file": "FILE", "cert": "FILE", "key": "FILE", "ca": "FILE",
 }  # fmt: skip
 """Metavars by the last word of a setting's name."""
 _COUNTS: Final = frozenset({"best_of_limit", "max_tokens_limit"})

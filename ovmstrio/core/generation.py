@@ -173,7 +173,7 @@ class GenerationRequest:
         echo: whether the completion starts with the prompt, with log-probabilities if requested.
         parses_output: whether the output parsers of the model extract tool calls and reasoning.
         deadline: on trio's clock, queueing included.
-        cache_salt: requests with the same salt are told about each other's cached prompts.
+        cache_salt: cached tokens are reported only of prompts with the same salt.
     """
 
     prompt: Prompt

@@ -152,6 +152,7 @@ class RestOptions(TypedDict, total=False):
         allows_remote_admin: whether unauthenticated clients on other machines may change the server.
         root: service mounted at the root of the port, or empty.
         openai_errors: error format of the OpenAI API, ``openai`` or ``ovms``.
+        sse_keep_alive_interval: interval of comments in text streams without events, in seconds; 0 for none.
         console: console access: ``off``, ``local`` or ``on``.
         history: recent history for the console, or None.
     """
@@ -163,6 +164,7 @@ class RestOptions(TypedDict, total=False):
     observer: RequestObserver | None
     root: str
     openai_errors: str
+    sse_keep_alive_interval: float
     console: ConsoleMode
     history: RecentHistory | None
 
@@ -204,6 +206,7 @@ def make_rest_router(
     observer: RequestObserver | None = None,
     root: str = "",
     openai_errors: str = "openai",
+    sse_keep_alive_interval: float = 0,
     console: ConsoleMode = "local",
     history: RecentHistory | None = None,
 ) -> Router:
@@ -215,9 +218,9 @@ def make_rest_router(
     rules = [
         *kserve_rules(plane, max_body_bytes),
         # These rules precede others on shared paths; a server with a root service has none of these APIs.
-        *(() if root else anthropic_rules(plane, max_body_bytes)),
+        *(() if root else anthropic_rules(plane, max_body_bytes, sse_keep_alive_interval)),
         *(() if root else ollama_rules(plane, max_body_bytes)),
-        *(() if root else openai_rules(plane, max_body_bytes, openai_errors)),
+        *(() if root else openai_rules(plane, max_body_bytes, openai_errors, sse_keep_alive_interval)),
         *tensorflow_rules(plane, max_body_bytes, partial(openai_status_fields, plane)),
         *generate_rules(plane, max_body_bytes),
         *observation_rules(changes),
@@ -310,6 +313,7 @@ def rest_front_end(
         trusted_proxies=TrustedProxies.parse(settings.trusted_proxies),
         root=plan.root,
         openai_errors=settings.openai_errors,
+        sse_keep_alive_interval=settings.sse_keep_alive_interval,
         console=settings.console,
         history=history,
     )

@@ -391,6 +391,9 @@ class ServerSettings(BaseModel):
         SERVER,
         "Error format of the OpenAI API: openai, or the texts and statuses of ovms, which ignores unknown fields.",
     )
+    sse_keep_alive_interval: Annotated[float, Field(ge=0, le=3600)] = _setting(
+        0, SERVER, "Seconds without an event after which a text stream sends a comment, for proxies; 0 sends none."
+    )
     allowed_media_domains: str | None = _setting(
         None,
         SECURITY,

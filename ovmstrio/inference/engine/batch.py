@@ -248,14 +248,14 @@ def block_keys(tokens: Sequence[int], block_tokens: int) -> Iterator[tuple[int, 
         yield start + len(block), key
 
 
-_MAX_SALTS: Final = 64  # salts remembered per block; a request with an older one is told of fewer cached tokens
+_MAX_SALTS: Final = 64  # salts remembered per block; of an older one, fewer cached tokens are reported
 
 
 class PrefixCacheModel:
     """Estimate of the prefix cache: blocks available to later prompts; ``blocks`` is the capacity, 0 for no cache.
 
-    The library shares blocks among all requests.  The model also knows the salts of the requests that used a block, so
-    that a request is not told about the prompts of others.
+    The library shares blocks among all requests.  The model also records the salts of the requests that used a block,
+    so that usage reports reveal nothing about prompts of others.
     """
 
     def __init__(self, blocks: int, block_tokens: int) -> None:

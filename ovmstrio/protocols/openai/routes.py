@@ -105,8 +105,10 @@ _ENDPOINTS: Final[tuple[Callable[[OpenAIApi], list[Rule]], ...]] = (
 )
 
 
-def openai_rules(plane: DataPlane, max_body_bytes: int, errors: str = "openai") -> list[Rule]:
+def openai_rules(
+    plane: DataPlane, max_body_bytes: int, errors: str = "openai", keep_alive_seconds: float = 0
+) -> list[Rule]:
     """Return the routes over one data plane; ``errors`` is a key of ``ERROR_FORMATS``."""
-    api = OpenAIApi(plane, max_body_bytes, ERROR_FORMATS[errors])
+    api = OpenAIApi(plane, max_body_bytes, ERROR_FORMATS[errors], keep_alive_seconds=keep_alive_seconds)
     rules = [rule for endpoint in _ENDPOINTS for rule in endpoint(api)]
     return [*rules, *_catch_all_rules(api, rules)]
