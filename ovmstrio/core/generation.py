@@ -364,6 +364,39 @@ class Tokenizer(GenerativeService, Protocol):
         """
 
 
+@runtime_checkable
+class Detokenizer(GenerativeService, Protocol):
+    """A service that can convert tokens to text."""
+
+    async def detokenize(self, tokens: TokenIds) -> str:
+        """Return the text of tokens, special tokens included.
+
+        Raises:
+            InvalidRequest: a token is unknown.
+            ServerError: the engine has exited.
+        """
+
+
+@runtime_checkable
+class PromptTokenizer(Tokenizer, Detokenizer, Protocol):
+    """A tokenizer that knows a chat template, and the texts of tokens."""
+
+    @property
+    def limits(self) -> GenerationLimits:
+        """Limits of the model."""
+
+    async def tokenize_conversation(self, conversation: Conversation) -> TokenRow:
+        """Return the tokens of the prompt of a conversation.
+
+        Raises:
+            InvalidRequest: the chat template rejects the conversation.
+            ServerError: the engine has exited.
+        """
+
+    async def token_texts(self, tokens: TokenRow) -> list[str]:
+        """Return the text of each token; bytes that are no text are replaced; raises as :meth:`detokenize`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Embeddings:
     """Float32 vectors of shape [inputs, dimension], and the number of input tokens."""
@@ -375,12 +408,15 @@ class Embeddings:
 class Embedder(GenerativeService, Protocol):
     """A service with ``Task.EMBEDDINGS``."""
 
-    async def embed(self, inputs: Sequence[str | TokenIds], prompt_name: str | None = None) -> Embeddings:
+    async def embed(
+        self, inputs: Sequence[str | TokenIds], *, prompt_name: str | None = None, max_tokens: int | None = None
+    ) -> Embeddings:
         """Return one vector per input, in order.
 
         Args:
             inputs: texts or tokens.
             prompt_name: prompt of the model that precedes texts; empty for none, None for the default one.
+            max_tokens: truncates inputs, -1 to what the model takes.
 
         Raises:
             InvalidRequest: an input is too long, there are too many, or the prompt is unknown.
@@ -391,8 +427,13 @@ class Embedder(GenerativeService, Protocol):
 class Reranker(GenerativeService, Protocol):
     """A service with ``Task.RERANK``."""
 
-    async def rerank(self, query: str, documents: Sequence[str]) -> tuple[list[float], int]:
+    async def rerank(
+        self, query: str, documents: Sequence[str], *, max_tokens: int | None = None
+    ) -> tuple[list[float], int]:
         """Return a score from 0 to 1 per document, in order, and the number of input tokens.
+
+        ``max_tokens`` truncates documents so that query and document have that many tokens, -1 for as many as the model
+        takes.
 
         Raises:
             InvalidRequest: as for :class:`Embedder`.

@@ -266,6 +266,9 @@ class ServerSettings(BaseModel):
         None, TEXT, "Draft model for speculative decoding; must have the vocabulary of the main model."
     )
     draft_device: str | None = _setting(None, TEXT, "Device of the draft model; by default that of the main model.")
+    lora_adapters: str | None = _setting(
+        None, TEXT, "LoRA adapters to serve as further models: NAME=PATH,..., or a JSON list with name, path and alpha."
+    )
     pooling: str | None = _setting(
         None, TEXT, "Embedding pooling: CLS, LAST or MEAN; by default detected from the model's files."
     )
@@ -393,6 +396,26 @@ class ServerSettings(BaseModel):
     )
     sse_keep_alive_interval: Annotated[float, Field(ge=0, le=3600)] = _setting(
         0, SERVER, "Seconds without an event after which a text stream sends a comment, for proxies; 0 sends none."
+    )
+    response_store_bytes: Annotated[int, Field(ge=0)] = _setting(
+        64 * 2**20,
+        LIMITS,
+        "Memory in bytes of each worker for stored responses (previous_response_id, background); 0 stores none.",
+    )
+    response_store_seconds: Annotated[float, Field(gt=0)] = _setting(
+        86_400, LIMITS, "Time in seconds for which responses are stored."
+    )
+    file_store: Path | None = _setting(
+        None, SERVER, "Folder of files and batches of the OpenAI API; unset refuses both."
+    )
+    file_store_bytes: Annotated[int, Field(gt=0)] = _setting(
+        10 * 2**30, LIMITS, "Maximum bytes of all files and batches in --file-store."
+    )
+    file_store_files: Annotated[int, Field(gt=0)] = _setting(
+        10_000, LIMITS, "Maximum number of files and batches in --file-store."
+    )
+    file_store_seconds: Annotated[float, Field(gt=0)] = _setting(
+        30 * 86_400, LIMITS, "Time in seconds after which files and batches in --file-store are removed."
     )
     allowed_media_domains: str | None = _setting(
         None,

@@ -150,15 +150,21 @@ class LetterEncoder(ScriptedService):
     width: int = 4
     tasks: frozenset[Task] = frozenset({Task.EMBEDDINGS, Task.RERANK})
 
-    async def embed(self, inputs: Sequence[str | TokenIds], prompt_name: str | None = None) -> Embeddings:
+    async def embed(
+        self, inputs: Sequence[str | TokenIds], *, prompt_name: str | None = None, max_tokens: int | None = None
+    ) -> Embeddings:
         await self._note(inputs)
+        inputs = inputs if max_tokens is None else [each[:max_tokens] for each in inputs]
         vectors = np.zeros((len(inputs), self.width), np.float32)
         for row, each in zip(vectors, inputs, strict=True):
             row[:2] = len(each), each.count("a") if isinstance(each, str) else each.count(97)
         return Embeddings(vectors, sum(map(len, inputs)))
 
-    async def rerank(self, query: str, documents: Sequence[str]) -> tuple[list[float], int]:
+    async def rerank(
+        self, query: str, documents: Sequence[str], *, max_tokens: int | None = None
+    ) -> tuple[list[float], int]:
         await self._note((query, documents))
+        documents = documents if max_tokens is None else [each[: max_tokens - len(query)] for each in documents]
         scores = [len(set(query) & set(each)) / len(set(query)) for each in documents]
         return scores, sum(len(query) + len(each) for each in documents)
 
@@ -172,6 +178,10 @@ class LetterEncoder(ScriptedService):
     ) -> list[TokenIds]:
         await self._note((texts, add_special_tokens, max_length, padding))
         return [tuple(map(ord, text)) for text in texts]
+
+    async def detokenize(self, tokens: TokenIds) -> str:
+        await self._note(tokens)
+        return "".join(map(chr, tokens))
 
     async def _note(self, request: Any) -> None:
         await trio.lowlevel.checkpoint()

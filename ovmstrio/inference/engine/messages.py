@@ -43,6 +43,9 @@ CONTEXT_FILE: Final = "ovmstrio.json"
 TOKENIZER_FILE: Final = "openvino_tokenizer.xml"
 """File of the tokenizer in a model folder, which may contain a chat template."""
 
+ADAPTER_FILE: Final = "adapter_model.safetensors"
+"""File of a LoRA adapter in peft's format."""
+
 VOICE_FILES: Final = "*.onnx"
 """Pattern of the network of a Piper voice; its configuration has ``.json`` appended to the name."""
 
@@ -63,6 +66,9 @@ REJECTED: Final = "refused"
 
 TOKENS: Final = "tokens"
 """Answer to a tokenization request: tokens of all texts in one array, and the count per text."""
+
+TEXTS: Final = "texts"
+"""Answer to a detokenization request: texts."""
 
 CANCELLED: Final = ModelFailure("the request was cancelled")
 """Error of a request cancelled before it was answered."""

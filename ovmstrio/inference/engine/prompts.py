@@ -339,11 +339,15 @@ class PromptTokenizer:
             return self.tokenize_rendered(self.render(prompt))
         if not isinstance(prompt, tuple):
             return self._nonempty(self.encode_prompt(prompt, add_special_tokens=True))
-        wrong = next((token for token in prompt if not 0 <= token < self.vocabulary_size), None)
+        self.check_known(prompt)
+        return self._nonempty(list(prompt))
+
+    def check_known(self, tokens: Sequence[int]) -> None:
+        """Raise InvalidRequest if a token is not in the vocabulary."""
+        wrong = next((token for token in tokens if not 0 <= token < self.vocabulary_size), None)
         if wrong is not None:
             limit = self.vocabulary_size - 1
             raise InvalidRequest(f"the prompt has an unknown token: {wrong} (expected 0 to {limit})")
-        return self._nonempty(list(prompt))
 
     def tokenize_rendered(self, text: str) -> list[int]:
         """Return the tokens of a rendered conversation, as :meth:`tokenize_prompt`."""

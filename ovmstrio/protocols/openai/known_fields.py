@@ -84,7 +84,7 @@ _NO_TRUNCATION: Final = _Refused("prompts are not truncated; shorten the prompt"
 _NO_TOKEN_IDS: Final = _Refused("answers have no token ids; use /tokenize")
 _NO_MEDIA: Final = _Refused("this model accepts text only")
 _ONE_ENGINE: Final = _Refused("a model has one engine")
-_NOT_STORED: Final = "responses are not stored"
+_NAME_OF_ADAPTER: Final = _Refused("an adapter is fixed when its model is loaded; set model to the adapter's name")
 _REFUSED: Final[Mapping[str, _Refused]] = {
     **dict.fromkeys(
         ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "structural_tag"),
@@ -95,6 +95,7 @@ _REFUSED: Final[Mapping[str, _Refused]] = {
     **dict.fromkeys(("return_token_ids", "return_tokens_as_token_ids", "return_token_offsets"), _NO_TOKEN_IDS),
     **dict.fromkeys(("mm_processor_kwargs", "media_io_kwargs"), _NO_MEDIA),
     **dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "routed_experts_prompt_start"), _ONE_ENGINE),
+    **dict.fromkeys(("adapter_id", "lora", "lora_adapters", "lora_path", "lora_request"), _NAME_OF_ADAPTER),
     "return_mm_kwargs": _Refused("this model accepts text only", neutral=True),
     "guided_decoding_backend": _Refused("the server has one grammar compiler; omit it"),
     "guided_whitespace_pattern": _Refused("JSON has no optional white space; use response_format with a grammar"),
@@ -106,7 +107,7 @@ _REFUSED: Final[Mapping[str, _Refused]] = {
     "prompt_logprobs": _Refused("use echo and logprobs of /completions"),
     "repetition_detection": _Refused("use repetition_penalty, or max_tokens"),
     "return_prompt_text": _Refused("answers have no prompt"),
-    "store": _Refused(f"{_NOT_STORED}; omit it or send false"),
+    "store": _Refused("only responses of /responses are stored; omit it or send false"),
     "thinking_token_budget": _Refused("reasoning has no separate limit; use max_tokens", neutral=-1),
     "use_beam_search": _Refused("use best_of"),
     "vllm_xargs": _Refused("the server has no extensions of vLLM"),
@@ -158,28 +159,26 @@ RESPONSES: Final = KnownFields(
     _SAMPLING
     | _TOOLS
     | {"input", "instructions", "max_output_tokens", "text", "reasoning", "include", "truncation"}
-    | {"max_tool_calls", "top_logprobs"},
-    _IGNORED,
+    | {"max_tool_calls", "top_logprobs", "store", "background", "previous_response_id"},
+    {**_IGNORED, "client_metadata": Fields.mapping},
     {
-        **_REFUSED,
-        "background": _Refused(f"{_NOT_STORED}; wait for the response"),
-        "context_management": _Refused(f"{_NOT_STORED}; send a shorter conversation"),
-        "conversation": _Refused(f"{_NOT_STORED}; send the conversation as input"),
-        "previous_response_id": _Refused(f"{_NOT_STORED}; send the conversation as input"),
+        **{name: refused for name, refused in _REFUSED.items() if name != "store"},
+        "context_management": _Refused("the server shortens no conversation; send a shorter one"),
+        "conversation": _Refused("the server has no conversations; use previous_response_id"),
         "prompt": _Refused("this server has no prompt templates; send input"),
     },
 )
 
 _TRUNCATE_OPTION: Final = _Refused("the option truncate of the model decides")
 _ENCODERS: Final[Mapping[str, _Refused]] = {
-    **dict.fromkeys(("truncate_prompt_tokens", "truncation_side"), _TRUNCATE_OPTION),
+    "truncation_side": _TRUNCATE_OPTION,
     "cache_salt": _Refused("there is no prefix cache; omit it"),
     "mm_processor_kwargs": _NO_MEDIA,
     "padding": _Refused("padding never changes the result", neutral="do_not_pad"),
     "use_activation": _Refused("the options of the model decide"),
 }
 EMBEDDINGS: Final = KnownFields(
-    frozenset({"model", "input", "encoding_format", "dimensions", "prompt_name"}),
+    frozenset({"model", "input", "encoding_format", "dimensions", "truncate_prompt_tokens", "prompt_name"}),
     _IDENTITY,
     {
         **_ENCODERS,
@@ -194,7 +193,7 @@ EMBEDDINGS: Final = KnownFields(
     },
 )
 RERANK: Final = KnownFields(
-    frozenset({"model", "query", "documents", "top_n", "return_documents"}),
+    frozenset({"model", "query", "documents", "top_n", "return_documents", "truncate_prompt_tokens"}),
     _IDENTITY,
     {
         **_ENCODERS,
@@ -205,11 +204,29 @@ RERANK: Final = KnownFields(
         "stream": _Refused("scores do not stream"),
     },
 )
-TOKENIZE: Final = KnownFields(
-    frozenset({"model", "text", "add_special_tokens", "max_length", "pad_to_max_length", "padding_side"}),
+SCORE: Final = KnownFields(
+    frozenset(
+        {
+            *("model", "text_1", "text_2", "data_1", "data_2", "queries", "documents", "encoding_format"),
+            "truncate_prompt_tokens",
+        }
+    ),
     _IDENTITY,
-    {"messages": _Refused("send text"), "prompt": _Refused("send text")},
+    {**_ENCODERS, "instruction": _Refused("write it into the texts"), "stream": _Refused("scores do not stream")},
 )
+POOLING: Final = KnownFields(EMBEDDINGS.used | {"task"}, EMBEDDINGS.ignored, EMBEDDINGS.refused)
+TOKENIZE: Final = KnownFields(
+    frozenset(
+        {
+            *("model", "text", "add_special_tokens", "max_length", "pad_to_max_length", "padding_side"),
+            *("prompt", "messages", "return_token_strs", "add_generation_prompt", "continue_final_message"),
+            *("chat_template_kwargs", "tools", "tool_choice"),
+        }
+    ),
+    _IDENTITY,
+    {"chat_template": _NO_TEMPLATE, "mm_processor_kwargs": _NO_MEDIA},
+)
+DETOKENIZE: Final = KnownFields(frozenset({"model", "tokens"}), _IDENTITY, {})
 
 _NO_SAMPLING: Final = _Refused("the speech library has only a temperature")
 TRANSCRIPTION: Final = KnownFields(

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.core.errors import ServerError
 from ovmstrio.core.generation import GenerationLimits, Task
-from ovmstrio.serving.kind import CallType
+from ovmstrio.protocols.openai.api import tasks_of
 from ovmstrio.transport.http.responses import json_response
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ovmstrio.core.generation import GenerativeService
     from ovmstrio.core.http_messages import HttpAnswer, HttpRequest
     from ovmstrio.protocols.openai.api import OpenAIApi
     from ovmstrio.serving.data_plane import DataPlane
@@ -29,12 +28,12 @@ def model_rules(api: OpenAIApi) -> list[Rule]:
     async def every(_: HttpRequest) -> HttpAnswer:
         # Text models come first, for clients that use the first model.
         names = sorted(loaded_names(api.plane), key=lambda name: (_rank(tasks_of(api.plane, name)), name))
-        return json_response({"object": "list", "data": [_document(api.plane, name) for name in names]})
+        return json_response({"object": "list", "data": [model_document(api.plane, name) for name in names]})
 
     async def one(_: HttpRequest, name: str) -> HttpAnswer:
         if name not in loaded_names(api.plane):
             raise api.missing(name)
-        return json_response(_document(api.plane, name))
+        return json_response(model_document(api.plane, name))
 
     return [
         *api.rules("/models", "GET", every),
@@ -43,18 +42,36 @@ def model_rules(api: OpenAIApi) -> list[Rule]:
     ]
 
 
-def _document(plane: DataPlane, name: str) -> dict[str, Any]:
-    """Return the document of a model; ``created`` is the server's start time, ``max_model_len`` vLLM's addition."""
+def model_document(plane: DataPlane, name: str) -> dict[str, Any]:
+    """Return the document of a loaded service; ``created`` is the server's start time.
+
+    As in vLLM, a text model has its token limit, and one that generates text has a ``parent``: the model that it is a
+    LoRA adapter of, or null.
+    """
     document = {"id": name, "object": "model", "created": STARTED, "owned_by": _OWNER}
     limits = getattr(plane.registry.peek(name), "limits", None) if tasks_of(plane, name) else None
     if isinstance(limits, GenerationLimits) and limits.context_length is not None:
         document["max_model_len"] = limits.context_length
-    return document
+    parent = parent_of(plane, name)
+    return document if parent is None else {**document, "parent": parent or None}
+
+
+def parent_of(plane: DataPlane, name: str) -> str | None:
+    """Return the parent of a loaded adapter, an empty text for other language models, None for other services."""
+    try:
+        return plane.registry.peek(name).parent  # type: ignore[attr-defined,no-any-return]
+    except (AttributeError, ServerError):
+        return None
+
+
+def parents(plane: DataPlane) -> list[str]:
+    """Return the loaded language models without adapter."""
+    return [name for name in sorted(loaded_names(plane)) if parent_of(plane, name) == ""]
 
 
 def openai_status_fields(plane: DataPlane, name: str) -> Mapping[str, Any]:
     """Return the OpenAI fields to add to TensorFlow Serving's model status; empty for other models."""
-    return _document(plane, name) if tasks_of(plane, name) else {}
+    return model_document(plane, name) if tasks_of(plane, name) else {}
 
 
 def loaded_names(plane: DataPlane) -> list[str]:
@@ -65,12 +82,3 @@ def loaded_names(plane: DataPlane) -> list[str]:
 def _rank(tasks: frozenset[Task]) -> int:
     """Return the sort key: text generation, other OpenAI tasks, other services."""
     return 0 if Task.TEXT_GENERATION in tasks else 1 if tasks else 2
-
-
-def tasks_of(plane: DataPlane, name: str) -> frozenset[Task]:
-    """Return the OpenAI tasks of a service; empty for most services."""
-    try:
-        call_types, service = plane.registry.call_types(name), plane.registry.peek(name)
-    except ServerError:
-        return frozenset()
-    return cast("GenerativeService", service).tasks if CallType.GENERATION in call_types else frozenset()

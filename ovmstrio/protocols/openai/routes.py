@@ -15,12 +15,18 @@ from typing import TYPE_CHECKING, Final
 from ovmstrio.core.callers import Permission
 from ovmstrio.core.errors import InvalidField, MethodNotAllowed, NotFound, NotReady
 from ovmstrio.protocols.openai.api import ERROR_FORMATS, OpenAIApi
+from ovmstrio.protocols.openai.background import BackgroundTasks
+from ovmstrio.protocols.openai.batches import BatchRunner, batch_rules, refused_rules
 from ovmstrio.protocols.openai.embeddings import embedding_rules
-from ovmstrio.protocols.openai.graph_text_api import TEXT_ENDPOINTS
+from ovmstrio.protocols.openai.files import FileLimits, FileStorage, file_rules
+from ovmstrio.protocols.openai.graph_text_api import RESPONSES_PATH, TEXT_ENDPOINTS
+from ovmstrio.protocols.openai.lora_adapters import lora_adapter_rules
 from ovmstrio.protocols.openai.models import model_rules
 from ovmstrio.protocols.openai.raw_http_routes import answer_raw_request
 from ovmstrio.protocols.openai.rerank import rerank_rules
+from ovmstrio.protocols.openai.score import score_rules
 from ovmstrio.protocols.openai.speech import speech_rules
+from ovmstrio.protocols.openai.stored_responses import ResponseStore, StoreLimits, response_rules
 from ovmstrio.protocols.openai.text_endpoint import text_rules
 from ovmstrio.protocols.openai.tokenize import tokenize_rules
 from ovmstrio.protocols.openai.transcriptions import transcription_rules
@@ -31,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ovmstrio.core.http_messages import HttpAnswer, HttpRequest
+    from ovmstrio.protocols.admin.changes import AdminChanges
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.transport.http.router import Rule
 
@@ -89,7 +96,8 @@ def _catch_all_rules(api: OpenAIApi, known: Sequence[Rule]) -> list[Rule]:
 
 
 def _text_rules(api: OpenAIApi) -> list[Rule]:
-    return [rule for path, endpoint in TEXT_ENDPOINTS.items() for rule in text_rules(api, path, endpoint)]
+    endpoints = {path: endpoint for path, endpoint in TEXT_ENDPOINTS.items() if path != RESPONSES_PATH}
+    return [rule for path, endpoint in endpoints.items() for rule in text_rules(api, path, endpoint)]
 
 
 _ENDPOINTS: Final[tuple[Callable[[OpenAIApi], list[Rule]], ...]] = (
@@ -97,6 +105,7 @@ _ENDPOINTS: Final[tuple[Callable[[OpenAIApi], list[Rule]], ...]] = (
     embedding_rules,
     rerank_rules,
     tokenize_rules,
+    score_rules,
     model_rules,
     _health_rules,
     transcription_rules,
@@ -106,9 +115,36 @@ _ENDPOINTS: Final[tuple[Callable[[OpenAIApi], list[Rule]], ...]] = (
 
 
 def openai_rules(
-    plane: DataPlane, max_body_bytes: int, errors: str = "openai", keep_alive_seconds: float = 0
+    plane: DataPlane,
+    max_body_bytes: int,
+    changes: AdminChanges,
+    errors: str = "openai",
+    *,
+    keep_alive_seconds: float = 0,
+    background: BackgroundTasks | None = None,
+    responses: StoreLimits | None = None,
+    files: FileLimits | None = None,
 ) -> list[Rule]:
-    """Return the routes over one data plane; ``errors`` is a key of ``ERROR_FORMATS``."""
+    """Return the routes over one data plane.
+
+    Args:
+        plane: data plane.
+        max_body_bytes: size limit of decoded bodies.
+        changes: checks and logs administrative changes.
+        errors: a key of ``ERROR_FORMATS``.
+        keep_alive_seconds: interval of comments in text streams without events; 0 for none.
+        background: runs tasks that outlive their requests.
+        responses: limits of stored responses.
+        files: folder of files and batches, and its limits; None for none.
+    """
     api = OpenAIApi(plane, max_body_bytes, ERROR_FORMATS[errors], keep_alive_seconds=keep_alive_seconds)
-    rules = [rule for endpoint in _ENDPOINTS for rule in endpoint(api)]
+    background = background or BackgroundTasks()
+    store = ResponseStore(responses or StoreLimits(), plane.peers)
+    rules = [rule for endpoint in _ENDPOINTS for rule in endpoint(api)] + lora_adapter_rules(api, changes)
+    rules += response_rules(api, store, background)
+    if files is None:
+        rules += refused_rules(api)
+    else:
+        storage = FileStorage(files)
+        rules += [*file_rules(api, storage), *batch_rules(api, BatchRunner(api, storage, background, rules))]
     return [*rules, *_catch_all_rules(api, rules)]

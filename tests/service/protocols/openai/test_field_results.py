@@ -21,7 +21,10 @@ _BODIES: Final[dict[str, dict[str, Any]]] = {
     "/responses": {"model": CHAT, "input": "a"},
     "/embeddings": {"model": WORDS, "input": "a"},
     "/rerank": {"model": WORDS, "query": "a", "documents": ["a"]},
+    "/score": {"model": WORDS, "text_1": "a", "text_2": "a"},
+    "/pooling": {"model": WORDS, "input": "a"},
     "/tokenize": {"model": WORDS, "text": "a"},
+    "/detokenize": {"model": WORDS, "tokens": [1]},
     "/audio/transcriptions": {"model": EARS},
     "/audio/speech": {"model": VOICE, "input": "a"},
 }
