@@ -44,6 +44,7 @@ from ovmstrio.inference.engine.messages import (
     LOADED,
     REJECTED,
     TEXTS,
+    TOKENIZER_FILE,
     TOKENS,
     decode_request,
     decode_texts,
@@ -58,6 +59,7 @@ from ovmstrio.inference.engine.prompts import (
     context_length,
     read_architectures,
 )
+from ovmstrio.inference.engine.tokenizer import find_token_bound
 from ovmstrio.util.truncation import encode_text
 
 if TYPE_CHECKING:
@@ -573,7 +575,7 @@ class Engine:
     def _accept(self, queued: QueuedRequest) -> None:
         if queued.message_number:
             end = self._prompts.rendered_end(queued.request.prompt, queued.prompt)
-            self._answer(queued.message_number, [ACCEPTED, len(queued.prompt), end, queued.cached])
+            self._answer(queued.message_number, [ACCEPTED, len(queued.prompt), end, queued.cached, queued.own_cached])
             queued.message_number = 0
 
     def cancel(self, number: int) -> None:
@@ -819,8 +821,15 @@ def _load(options: dict[str, Any], answer: Callable[[int, Any], None]) -> tuple[
     pipeline = Pipeline(PipelineOptions(**options["pipeline"]))
     folder = Path(options["pipeline"]["folder"])
     room = (pipeline.blocks - pipeline.proposes) * pipeline.block_tokens
-    context = context_length(folder)
-    limits = Limits(min(room, context or room), **options["limits"])
+    known, source = context_length(folder)
+    if options["max_model_len"] is not None:
+        known, source = options["max_model_len"], "option"
+    most, source = (room, "cache_size") if known is None or known > room else (known, source)
+    bound = find_token_bound(pipeline.tokenizer, most)
+    if bound is not None:
+        # A prompt that fills the bound may have been cut.
+        most, source = bound - 1, TOKENIZER_FILE
+    limits = Limits(most, **options["limits"])
     renderer = choose_renderer(pipeline, folder, options["template_mode"])
     prompts = PromptTokenizer(pipeline.tokenizer, renderer.render, limits.tokens)
     engine = Engine(
@@ -834,11 +843,14 @@ def _load(options: dict[str, Any], answer: Callable[[int, Any], None]) -> tuple[
     )
     facts = {
         "context_length": limits.tokens,
+        "context_source": source,
+        "token_bound": bound,
         "vocabulary_size": prompts.vocabulary_size,
         "longest_token": prompts.longest_token,
         "blocks": pipeline.blocks,
         "block_tokens": pipeline.block_tokens,
         "chat_template": renderer.source,
+        "chat_template_file": renderer.file,
         "takes_images": pipeline.takes_images,
         "architectures": read_architectures(folder),
     }

@@ -15,6 +15,7 @@ from ovmstrio.core.errors import InvalidField
 from ovmstrio.core.generation import Grammar, GrammarKind, Sampling
 from ovmstrio.inference.engine.lora import read_adapter
 from ovmstrio.inference.engine.messages import LANGUAGE_MODEL_FILE
+from ovmstrio.inference.engine.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from ovmstrio.core.generation import Image
@@ -127,7 +128,6 @@ _LOOKUP: Final = "prompt_lookup"
 _ADAPTERS: Final = "adapters"
 _DRAFT_TOKENS: Final = 5  # default number of draft tokens
 _LOOKUP_NGRAM: Final = 3  # default n-gram size of prompt lookup
-_TOKENIZER: Final = {"INFERENCE_NUM_THREADS": 1}  # its work is shorter than a thread switch
 _WARMING: Final = Grammar(GrammarKind.JSON_SCHEMA, '{"type": "boolean"}')
 _WARMING_STEPS: Final = 8
 _MEASURED_TEXT: Final = "a b c d e f g h i j k l m n o p q r s t u v w x y z "
@@ -172,14 +172,14 @@ class Pipeline:
         ValueError: the adapter does not fit the model.
     """
 
-    def __init__(self, options: PipelineOptions) -> None:
+    def __init__(self, options: PipelineOptions, tokenizer: Any = None) -> None:
         self._options = options
         self._adapter = read_adapter(Path(options.adapter), Path(options.folder)) if options.adapter else None
-        self.tokenizer: Any = None  # the library's tokenizer
+        # The library's tokenizer, which holds the compiled grammars.
+        self.tokenizer = load_tokenizer(Path(options.folder)) if tokenizer is None else tokenizer
         self.block_tokens = _GPU_BLOCK_TOKENS if "GPU" in options.device else _BLOCK_TOKENS  # tokens per block
         self.takes_images = (Path(options.folder) / LANGUAGE_MODEL_FILE).is_file()
         self._batch = self._make()
-        self.tokenizer = self._batch.get_tokenizer()
         self.chat_template: str = self.tokenizer.chat_template
         if self.takes_images:
             self.tokenizer.set_chat_template(_UNCHANGED)
@@ -225,7 +225,7 @@ class Pipeline:
         bytes_of_block = -(-self._options.cache_bytes // self.blocks)
         cache_bytes = -(-tokens // self.block_tokens) * bytes_of_block
         options = replace(self._options, caches_prefixes=False, draft_folder="", looks_up=False)
-        return Pipeline(replace(options, cache_bytes=cache_bytes))
+        return Pipeline(replace(options, cache_bytes=cache_bytes), self.tokenizer)
 
     def rebuild(self) -> None:
         """Recreate the pipeline; no handle of the old one may be in use."""
@@ -264,9 +264,6 @@ class Pipeline:
         if options.draft_folder:
             device = options.draft_device or options.device
             properties[_DRAFT] = genai.draft_model(options.draft_folder, device, **of_draft)
-        if self.tokenizer is None:
-            return genai.ContinuousBatchingPipeline(options.folder, scheduler, options.device, properties, _TOKENIZER)
-        # The tokenizer holds the compiled grammars.
         return genai.ContinuousBatchingPipeline(options.folder, self.tokenizer, scheduler, options.device, **properties)
 
     def _count_blocks(self) -> int:
