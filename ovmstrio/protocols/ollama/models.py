@@ -116,7 +116,7 @@ def _description(api: OpenAIApi, name: str) -> dict[str, Any]:
         capabilities.append("thinking")
     if limits.takes_images:
         capabilities.append("vision")
-    info: dict[str, Any] = {"general.architecture": family}
+    info: dict[str, Any] = {"general.architecture": family, "general.basename": name}
     if limits.context_length is not None:
         info[f"{family}.context_length"] = limits.context_length
     return {
@@ -132,7 +132,7 @@ def _description(api: OpenAIApi, name: str) -> dict[str, Any]:
 
 def _family(api: OpenAIApi, name: str) -> str:
     architecture: str = getattr(api.plane.registry.peek(name), "architecture", "")
-    return architecture.removesuffix("ForCausalLM").lower() or "unknown"
+    return architecture.partition("For")[0].lower() or "unknown"
 
 
 def _limits(api: OpenAIApi, name: str) -> GenerationLimits:

@@ -82,7 +82,7 @@ _USE_FORMAT: Final = _Refused("use response_format")
 _NO_FILTER: Final = _Refused("the generation library has no token filter; use response_format")
 _NO_TRUNCATION: Final = _Refused("prompts are not truncated; shorten the prompt")
 _NO_TOKEN_IDS: Final = _Refused("answers have no token ids; use /tokenize")
-_NO_MEDIA: Final = _Refused("this model accepts text only")
+_NO_MEDIA: Final = _Refused("the settings in the folder of the model apply")
 _ONE_ENGINE: Final = _Refused("a model has one engine")
 _NAME_OF_ADAPTER: Final = _Refused("an adapter is fixed when its model is loaded; set model to the adapter's name")
 _SHARED_CACHE: Final = _Refused("all callers share cached prefixes; serve the model with enable_prefix_caching false")
@@ -97,7 +97,7 @@ _REFUSED: Final[Mapping[str, _Refused]] = {
     **dict.fromkeys(("mm_processor_kwargs", "media_io_kwargs"), _NO_MEDIA),
     **dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "routed_experts_prompt_start"), _ONE_ENGINE),
     **dict.fromkeys(("adapter_id", "lora", "lora_adapters", "lora_path", "lora_request"), _NAME_OF_ADAPTER),
-    "return_mm_kwargs": _Refused("this model accepts text only", neutral=True),
+    "return_mm_kwargs": _Refused("answers have no inputs of the model", neutral=True),
     "cache_salt": _SHARED_CACHE,
     "guided_decoding_backend": _Refused("the server has one grammar compiler; omit it"),
     "guided_whitespace_pattern": _Refused("JSON has no optional white space; use response_format with a grammar"),
@@ -264,5 +264,50 @@ SPEECH: Final = KnownFields(
     {
         "instructions": _Refused("the model has no instructions"),
         "stream": _Refused("use stream_format"),
+    },
+)
+
+
+def _one_of(*values: str) -> _Check:
+    return lambda fields, name: fields.choice(name, values)
+
+
+_IMAGE_OPTIONS: Final = frozenset(
+    {
+        *("model", "n", "size", "response_format", "output_format", "output_compression"),
+        *("num_images_per_prompt", "width", "height", "num_inference_steps", "guidance_scale", "strength"),
+        *("seed", "rng_seed", "negative_prompt", "negative_prompt_2", "negative_prompt_3", "max_sequence_length"),
+    }
+)
+_PROMPTS: Final = frozenset({"prompt", "prompt_2", "prompt_3"})
+_PARTIAL_IMAGES: Final = frozenset({"stream", "partial_images"})
+_IGNORED_OF_IMAGES: Final[Mapping[str, _Check]] = {
+    "user": Fields.text,
+    "safety_identifier": Fields.text,
+    "moderation": _one_of("auto", "low"),
+    "background": _one_of("auto", "opaque"),
+}
+_REFUSED_OF_IMAGES: Final = {
+    "lora_alphas": _Refused("image models have no LoRA adapters"),
+    "quality": _Refused("use num_inference_steps", neutral="auto"),
+    "style": _Refused("describe the style in the prompt"),
+}
+IMAGE_GENERATIONS: Final = KnownFields(
+    _IMAGE_OPTIONS | _PROMPTS | _PARTIAL_IMAGES,
+    _IGNORED_OF_IMAGES,
+    {**_REFUSED_OF_IMAGES, **dict.fromkeys(("image", "mask"), _Refused("use /images/edits"))},
+)
+IMAGE_EDITS: Final = KnownFields(
+    _IMAGE_OPTIONS | _PROMPTS | _PARTIAL_IMAGES | {"image", "mask"},
+    _IGNORED_OF_IMAGES,
+    {**_REFUSED_OF_IMAGES, "input_fidelity": _Refused("use strength")},
+)
+IMAGE_VARIATIONS: Final = KnownFields(
+    _IMAGE_OPTIONS | {"image"},
+    _IGNORED_OF_IMAGES,
+    {
+        **_REFUSED_OF_IMAGES,
+        **dict.fromkeys(("prompt", "mask"), _Refused("use /images/edits")),
+        "stream": _Refused("variations do not stream; use /images/edits"),
     },
 )

@@ -13,13 +13,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from ovmstrio.core.callers import Permission
-from ovmstrio.core.errors import InvalidField, MethodNotAllowed, NotFound, NotReady
+from ovmstrio.core.errors import MethodNotAllowed, NotFound, NotReady
 from ovmstrio.protocols.openai.api import ERROR_FORMATS, OpenAIApi
 from ovmstrio.protocols.openai.background import BackgroundTasks
 from ovmstrio.protocols.openai.batches import BatchRunner, batch_rules, refused_rules
 from ovmstrio.protocols.openai.embeddings import embedding_rules
 from ovmstrio.protocols.openai.files import FileLimits, FileStorage, file_rules
 from ovmstrio.protocols.openai.graph_text_api import RESPONSES_PATH, TEXT_ENDPOINTS
+from ovmstrio.protocols.openai.images import image_rules
 from ovmstrio.protocols.openai.lora_adapters import lora_adapter_rules
 from ovmstrio.protocols.openai.models import model_rules
 from ovmstrio.protocols.openai.raw_http_routes import answer_raw_request
@@ -56,23 +57,7 @@ def _health_rules(api: OpenAIApi) -> list[Rule]:
     return [rule("/health", "GET", health, is_hot=True, need=Permission.NOTHING)]
 
 
-# Unsupported and unknown paths
-
-_NO_IMAGES: Final = "this server does not generate images"
-_UNSUPPORTED: Final = {"/images/generations": _NO_IMAGES, "/images/edits": _NO_IMAGES, "/images/variations": _NO_IMAGES}
-
-
-def _image_rules(api: OpenAIApi) -> list[Rule]:
-    """Return the image routes, which only graphs that accept raw requests may answer."""
-
-    async def refuse(request: HttpRequest) -> HttpAnswer:
-        path = next(path for path in _UNSUPPORTED if request.path.endswith(path))
-        answered = await answer_raw_request(api, request, path.removeprefix("/"))
-        if answered is not None:
-            return answered
-        raise InvalidField(f"{request.path}: {_UNSUPPORTED[path]}", code="unsupported")
-
-    return [rule for path in _UNSUPPORTED for rule in api.rules(path, "POST", refuse, has_tasks=True)]
+# Unknown paths
 
 
 def _catch_all_rules(api: OpenAIApi, known: Sequence[Rule]) -> list[Rule]:
@@ -110,7 +95,7 @@ _ENDPOINTS: Final[tuple[Callable[[OpenAIApi], list[Rule]], ...]] = (
     _health_rules,
     transcription_rules,
     speech_rules,
-    _image_rules,
+    image_rules,
 )
 
 
