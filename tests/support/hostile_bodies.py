@@ -216,7 +216,8 @@ ROUTES: Final[dict[str, Route]] = {
     "pooling": Route((*_openai("/pooling"), "/pooling"), {"model": "text", "input": "x"}, ("input", "x"), status=404),
     "speech": _text_route(("/audio/speech",), {"input": "x", "voice": "x"}, ("input", "x")),
     "transcriptions": _text_route(("/audio/transcriptions", "/audio/translations"), {}, ("file",), 400),
-    "images": _text_route(("/images/generations", "/images/edits", "/images/variations"), {}, ("prompt",), 400),
+    "images": _text_route(("/images/generations",), {"prompt": "x"}, ("prompt", "negative_prompt", "size", "x")),
+    "image edits": _text_route(("/images/edits", "/images/variations"), {}, ("prompt",), 400),
     "payload": Route(("/v3/<path>",), {"x": 0}, ("", "x", "model")),
     "unknown path of a model": Route(("/v1/models/<path>",), {}, ("x",), status=406),
     "trace setting": Route(

@@ -166,7 +166,9 @@ class LetterEncoder(ScriptedService):
     max_tokens: int | None = None
     tasks: frozenset[Task] = frozenset({Task.EMBEDDINGS, Task.RERANK})
 
-    async def embed(self, inputs: Sequence[str | TokenIds], *, max_tokens: int | None = None) -> Embeddings:
+    async def embed(
+        self, inputs: Sequence[str | TokenIds], *, prompt_name: str | None = None, max_tokens: int | None = None
+    ) -> Embeddings:
         await self._note(inputs)
         self.max_tokens = max_tokens
         inputs = inputs if max_tokens in {None, -1} else [each[:max_tokens] for each in inputs]

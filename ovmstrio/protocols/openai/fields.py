@@ -881,4 +881,12 @@ def make_request(
         # Text with special tokens is returned raw, without parsing tool calls and reasoning.
         parses_output=not keeps_special,
         deadline=deadline,
+        cache_salt=_read_cache_salt(fields),
     )
+
+
+def _read_cache_salt(fields: Fields) -> str:
+    salt = fields.name_text("cache_salt")
+    if salt == "":
+        fields.refuse("cache_salt", "cache_salt: expected a string that is not empty")
+    return salt or ""

@@ -340,7 +340,7 @@ class _ResponseRoutes:
         run = partial(self._generate, request, body, endpoint, slot)
         first: bytes = await self._background.start(run)
         if is_stream(body):
-            return await stream_events(request, partial(self._send_events, stored.id, 0), api.form.event)
+            return await self._stream(request, stored.id, 0)
         return HttpAnswer(200, JSON_TYPE, first)
 
     async def _open_slot(self, body: Body) -> tuple[_Slot, Body]:
@@ -423,7 +423,11 @@ class _ResponseRoutes:
         if query.get("stream") != ["true"]:
             return HttpAnswer(200, JSON_TYPE, await self._store.ask("read", response))
         last = query_number(query, "starting_after", -1, range(-1, 2**31))
-        return await stream_events(request, partial(self._send_events, response, last + 1), self._api.form.event)
+        return await self._stream(request, response, last + 1)
+
+    async def _stream(self, request: HttpRequest, response: str, begin: int) -> HttpAnswer:
+        send, seconds = partial(self._send_events, response, begin), self._api.keep_alive_seconds
+        return await stream_events(request, send, self._api.form.event, keep_alive_seconds=seconds)
 
     async def _send_events(self, response: str, begin: int, events: EventSink) -> None:
         is_over = False

@@ -21,14 +21,15 @@ async def test_models_that_make_text_are_listed_first(serving: Serving, prefix: 
     assert {(each["object"], each["owned_by"], type(each["created"])) for each in document["data"]} == {
         ("model", "OVMS", int)
     }
+    assert {each["id"]: each["max_model_len"] for each in document["data"] if "max_model_len" in each} == {CHAT: 1000}
 
 
 @pytest.mark.parametrize(
     ("path", "keys"),
     [
-        (f"/v3/models/{CHAT}", {"id", "object", "created", "owned_by"}),
-        (f"/v3/v1/models/{CHAT}", {"id", "object", "created", "owned_by"}),
-        (f"/v1/models/{CHAT}", {"id", "object", "created", "owned_by", "model_version_status"}),
+        (f"/v3/models/{CHAT}", {"id", "object", "created", "owned_by", "max_model_len"}),
+        (f"/v3/v1/models/{CHAT}", {"id", "object", "created", "owned_by", "max_model_len"}),
+        (f"/v1/models/{CHAT}", {"id", "object", "created", "owned_by", "max_model_len", "model_version_status"}),
         ("/v1/models/echo", {"model_version_status"}),
         ("/v1/models/echo/versions/2", {"model_version_status"}),
     ],
