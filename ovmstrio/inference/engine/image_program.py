@@ -137,8 +137,9 @@ _REFUSAL: Final = re.compile(r"(Check '.*' failed at|Exception from) \S*/image_g
 """Start of the library's errors for options that a model does not accept."""
 
 
-def _valid_text(text: str) -> str:
-    return encode_text(text).decode()
+def _valid(value: Any) -> Any:
+    """Return an option; in a text, unpaired surrogates are replaced."""
+    return encode_text(value).decode() if isinstance(value, str) else value
 
 
 class _Request(NamedTuple):
@@ -157,10 +158,8 @@ class _Program(ChunkWorker[_Request]):
 
     def open(self, *arguments: Any) -> _Request:
         prompt, asked = arguments
-        inputs = [_valid_text(prompt)]
-        options = {
-            name: _valid_text(each) if isinstance(each, str) else each for name, each in asked["options"].items()
-        }
+        inputs = [_valid(prompt)]
+        options = {name: _valid(value) for name, value in asked["options"].items()}
         pipeline: Any = self._pipelines.text_to_image
         does = "generate images from text alone: send an image to change"
         if asked["image"]:

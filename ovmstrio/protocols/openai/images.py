@@ -102,6 +102,9 @@ def _read(endpoint: _Endpoint, form: Form, deadline: float) -> _ParsedRequest:
         fields.refuse("partial_images", "partial_images requires stream true")
     if is_stream and options.get(_COUNT, 1) > 1:
         fields.refuse("n", "n should be 1 in a stream", got=str(options[_COUNT]))
+    for name, content in form.files.items():
+        if not content:
+            fields.refuse(name, f"{name}: the file is empty")
     endpoint.known.check(fields)
     errors.tell()
     image, mask = (form.files.get(name, b"") for name in ("image", "mask"))

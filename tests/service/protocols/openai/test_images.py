@@ -168,6 +168,7 @@ async def test_a_bad_field_is_refused_before_the_service_is_called(
             "expected one file; got several",
         ),
         (EDITS, {"files": {"image": ("a", b"x"), "model": (None, BRUSH)}}, "prompt", "prompt field is missing"),
+        (VARIATIONS, {"files": {"image": ("a", b""), "model": (None, BRUSH)}}, "image", "image: the file is empty"),
         (
             VARIATIONS,
             {"files": {"image": ("a", b"x"), "model": (None, BRUSH), "prompt": (None, "x")}},
