@@ -212,13 +212,14 @@ class TokenLogprob:
     """A token and its log-probability; None for the first token of a prompt.
 
     ``data`` is UTF-8, possibly a part of a character; ``offset`` the index in the text of the character that begins
-    with the token or has it.
+    with the token or has it. ``best`` has the bytes and log-probability of the most likely token, if known.
     """
 
     data: bytes
     logprob: float | None
     id: int = -1
     offset: int = 0
+    best: tuple[bytes, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,10 @@ class OutputBuffer:
         made.tokens += tokens
         self.tokens += tokens
         if logprobs:
-            made.logprobs += [TokenLogprob(bytes(data), *rest) for data, *rest in logprobs]
+            made.logprobs += [
+                TokenLogprob(bytes(data), value, token, offset, None if best is None else (bytes(best[0]), best[1]))
+                for data, value, token, offset, best in logprobs
+            ]
         if finish is not None:
             if isinstance(finish, str):
                 made.stop = finish

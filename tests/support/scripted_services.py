@@ -73,6 +73,10 @@ class ScriptedService:
     def metadata(self) -> ServableMetadata:
         return ServableMetadata(self.name, "Scripted", (), ())
 
+    @property
+    def open_requests(self) -> int:
+        return self.running
+
     def note(self, request: Any) -> None:
         self.requests.append(request)
         if self.refusal is not None:

@@ -54,6 +54,7 @@ class QueuedRequest:
 
     Attributes:
         prompt_logprobs: log-probabilities of the prompt, the first one None; empty unless echoed.
+        prompt_best: most likely token at each place of the prompt with its log-probability; empty if unknown.
     """
 
     id: int  # the server's request number
@@ -66,6 +67,7 @@ class QueuedRequest:
     is_grammar_proven: bool = True  # whether its grammar, if any, is known to work
     image_prompt: ImagePrompt | None = None  # the prompt for a pipeline that takes images
     prompt_logprobs: list[float | None] = field(default_factory=list)
+    prompt_best: list[tuple[int, float] | None] = field(default_factory=list)
     left: int = 0  # number of sequences that have not ended
     generated: int = 0  # number of generated tokens
     cached: int = 0  # number of prompt tokens found in the prefix cache, as far as known

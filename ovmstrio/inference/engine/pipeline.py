@@ -18,6 +18,10 @@ from ovmstrio.inference.engine.messages import LANGUAGE_MODEL_FILE
 from ovmstrio.inference.engine.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
     from ovmstrio.core.generation import Image
 
 # ----------------------------------------------------------------------
@@ -130,6 +134,7 @@ _DRAFT_TOKENS: Final = 5  # default number of draft tokens
 _LOOKUP_NGRAM: Final = 3  # default n-gram size of prompt lookup
 _WARMING: Final = Grammar(GrammarKind.JSON_SCHEMA, '{"type": "boolean"}')
 _WARMING_STEPS: Final = 8
+_MODEL_FILE: Final = "openvino_model.xml"
 _MEASURED_TEXT: Final = "a b c d e f g h i j k l m n o p q r s t u v w x y z "
 _UNCHANGED: Final = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 """Chat template that changes nothing: with a template, the library adds no special tokens to a prompt."""
@@ -160,6 +165,41 @@ class ImagePrompt(NamedTuple):
     text: str
     images: tuple[Image, ...] = ()
     adds_special_tokens: bool = False
+
+
+class PromptModel:
+    """Model without a batch: the library returns no logits, only the log-probability of each token.
+
+    Raises:
+        RuntimeError: the model cannot be loaded, or has unknown inputs.
+    """
+
+    def __init__(self, file: Path, device: str, properties: dict[str, Any]) -> None:
+        compiled = ov.Core().compile_model(file, device, properties)
+        self._inputs = {each.any_name for each in compiled.inputs}
+        unknown = self._inputs - {"input_ids", "attention_mask", "position_ids", "beam_idx"}
+        if unknown:
+            raise RuntimeError(f"prompts cannot be scored: the model has unknown inputs {', '.join(sorted(unknown))}")
+        self._request = compiled.create_infer_request()
+        self._length = 0
+
+    def begin(self) -> None:
+        """Begin a prompt."""
+        self._request.reset_state()
+        self._length = 0
+
+    def logits(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Process the next tokens of a prompt; return their logits, shape [tokens, vocabulary]."""
+        begin, self._length = self._length, self._length + len(tokens)
+        values = {
+            "input_ids": np.array([tokens], np.int64),
+            "attention_mask": np.ones((1, self._length), np.int64),
+            "position_ids": np.arange(begin, self._length, dtype=np.int64)[None],
+            "beam_idx": np.zeros(1, np.int32),
+        }
+        self._request.infer({name: values[name] for name in self._inputs})
+        found: npt.NDArray[np.float32] = self._request.get_tensor("logits").data[0].astype(np.float32)
+        return found
 
 
 class Pipeline:
@@ -226,6 +266,12 @@ class Pipeline:
         cache_bytes = -(-tokens // self.block_tokens) * bytes_of_block
         options = replace(self._options, caches_prefixes=False, draft_folder="", looks_up=False)
         return Pipeline(replace(options, cache_bytes=cache_bytes), self.tokenizer)
+
+    def prompt_model(self) -> PromptModel | None:
+        """Load the model once more for the logits of prompts; None with an adapter, which only the library applies."""
+        options = self._options
+        file = Path(options.folder) / _MODEL_FILE
+        return PromptModel(file, options.device, options.properties) if self._adapter is None else None
 
     def rebuild(self) -> None:
         """Recreate the pipeline; no handle of the old one may be in use."""

@@ -273,6 +273,25 @@ async def test_echoed_prompt_has_its_log_probabilities_each_time(model: TextMode
     assert first[-1].finish is Finish.LENGTH
 
 
+@on_model_loop
+async def test_echoed_prompt_has_its_most_likely_tokens(model: TextModel) -> None:
+    prompt = tuple(range(40, 140))
+    answer = [
+        each for piece in await made(model, replace(greedy(prompt, 20), logprobs=True)) for each in piece.logprobs
+    ]
+    assert all(each.best == (each.data, each.logprob) for each in answer), "of a greedy text, the token itself"
+    echoed = replace(greedy((*prompt, *(each.id for each in answer)), 0), echo=True, logprobs=True)
+    first, *places = [each for piece in await made(model, echoed) for each in piece.logprobs]
+    assert first.best is None
+    best = [each.best for each in places if each.best is not None and each.logprob is not None]
+    assert len(best) == len(places) == 119
+    assert all(found[1] >= (each.logprob or 0.0) for found, each in zip(best, places, strict=True))
+    assert sum(found[0] == each.data for found, each in zip(best[-20:], places[-20:], strict=True)) >= 18
+    assert sum(found[0] != each.data for found, each in zip(best[:99], places, strict=False)) > 80
+    sampled = replace(greedy(prompt, 5), sampling=Sampling(temperature=1.0, max_tokens=5), logprobs=True)
+    assert all(each.best is None for piece in await made(model, sampled) for each in piece.logprobs)
+
+
 _SPLIT_TEXT: Final = "日🚀ok é\ufffd the end"
 """Each of its characters beyond ASCII is several tokens of the model."""
 

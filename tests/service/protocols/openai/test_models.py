@@ -83,7 +83,7 @@ async def test_examples_of_the_openapi_document_are_answered(serving: Serving) -
     assert {path: post["description"] for path, post in posts.items()} == {
         **dict.fromkeys(("/v3/chat/completions", "/v3/completions", "/v3/responses"), f"models: {CHAT}"),
         **dict.fromkeys(("/v1/messages", "/api/chat", "/api/generate"), f"models: {CHAT}"),
-        **dict.fromkeys(("/v3/embeddings", "/v3/rerank", "/api/embed"), f"models: {WORDS}"),
+        **dict.fromkeys(("/v3/embeddings", "/v3/pooling", "/v3/rerank", "/v3/score", "/api/embed"), f"models: {WORDS}"),
         "/v3/audio/speech": f"models: {VOICE}",
         "/v3/images/generations": f"models: {BRUSH}",
     }

@@ -259,7 +259,7 @@ async def test_an_echoed_prompt_has_the_log_probabilities_of_its_tokens(serving:
     service_of(serving).script = lambda _: [
         GenerationChunk(
             text="in it",
-            logprobs=(TokenLogprob(b"in", None), TokenLogprob(b" it", -1.5, offset=2)),
+            logprobs=(TokenLogprob(b"in", None), TokenLogprob(b" it", -1.5, offset=2, best=(b" on", -0.5))),
             finish=Finish.LENGTH,
         )
     ]
@@ -274,7 +274,7 @@ async def test_an_echoed_prompt_has_the_log_probabilities_of_its_tokens(serving:
             "logprobs": {
                 "tokens": ["in", " it"],
                 "token_logprobs": [None, -1.5],
-                "top_logprobs": [None, {" it": -1.5}],
+                "top_logprobs": [None, {" on": -0.5, " it": -1.5}],
                 "text_offset": [0, 2],
             },
         }
@@ -283,7 +283,7 @@ async def test_an_echoed_prompt_has_the_log_probabilities_of_its_tokens(serving:
 
 async def test_a_token_that_is_part_of_a_character_has_its_bytes(serving: Serving) -> None:
     service_of(serving).script = lambda _: [
-        GenerationChunk(logprobs=(TokenLogprob(b"\xe6\x97", -1.0),), tokens=1),
+        GenerationChunk(logprobs=(TokenLogprob(b"\xe6\x97", -1.0, best=(b"\xe6\x97", -1.0)),), tokens=1),
         GenerationChunk(text="日", logprobs=(TokenLogprob(b"\xa5", -2.0),), finish=Finish.STOP),
     ]
     chat = (await _post(serving, logprobs=True)).json()["choices"][0]["logprobs"]["content"]
@@ -292,7 +292,7 @@ async def test_a_token_that_is_part_of_a_character_has_its_bytes(serving: Servin
     texts = ["bytes:\\xe6\\x97", "bytes:\\xa5"]
     assert [(each["token"], each["bytes"]) for each in chat] == [(texts[0], [0xE6, 0x97]), (texts[1], [0xA5])]
     assert (completion["tokens"], completion["text_offset"]) == (texts, [0, 0])
-    assert completion["top_logprobs"] == [{texts[0]: -1.0}, {texts[1]: -2.0}]
+    assert completion["top_logprobs"] == [{texts[0]: -1.0}, None], "the most likely token of a sampled one is unknown"
     assert [each["choices"][0]["logprobs"]["tokens"] for each in events] == [[texts[0]], [texts[1]]]
 
 
