@@ -429,13 +429,13 @@ class ServerSettings(BaseModel):
         None, SERVER, "Folder of files and batches of the OpenAI API; unset refuses both."
     )
     file_store_bytes: Annotated[int, Field(gt=0)] = _setting(
-        10 * 2**30, LIMITS, "Maximum bytes of all files and batches in --file-store."
+        10 * 2**30, LIMITS, "Maximum bytes of all stored files and batches."
     )
     file_store_files: Annotated[int, Field(gt=0)] = _setting(
-        10_000, LIMITS, "Maximum number of files and batches in --file-store."
+        10_000, LIMITS, "Maximum number of stored files and batches."
     )
     file_store_seconds: Annotated[float, Field(gt=0)] = _setting(
-        30 * 86_400, LIMITS, "Time in seconds after which files and batches in --file-store are removed."
+        30 * 86_400, LIMITS, "Time in seconds after which stored files and batches are removed."
     )
     allowed_media_domains: str | None = _setting(
         None,
