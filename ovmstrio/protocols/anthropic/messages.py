@@ -90,7 +90,7 @@ class _ChatMessages:
 
     def add_system(self, fields: Fields) -> None:
         parts = [part for block in _blocks(fields, "system") for part in self._parts(block)]
-        kept = [part for part in parts if not part.get("text", "").startswith(_BILLING)]
+        kept = [part for part in parts if not str(part.get("text")).startswith(_BILLING)]
         if kept:
             self.made.append((fields, {"role": "system", "content": kept}))
 
@@ -229,12 +229,12 @@ def read_conversation(fields: Fields, limits: GenerationLimits) -> Conversation:
 
 def _is_deferred(tool: Fields, loaded: set[str]) -> bool:
     """Return whether a tool is not part of the prompt, because no result has referred to it yet."""
-    return bool(tool.flag("defer_loading")) and tool.get("name") not in loaded
+    return bool(tool.flag("defer_loading")) and tool.name_text("name") not in loaded
 
 
 def _chat_tool(tool: Fields) -> dict[str, Any]:
     kind = tool.word("type")
-    if kind not in {None, "custom"}:
+    if kind is not None and kind != "custom":
         message = f"{tool.path('type')}: the server has no tools of its own; define one with input_schema"
         tool.refuse("type", message, got=shown(kind), code="unsupported_parameter")
     elif tool.get("input_schema") is None:
