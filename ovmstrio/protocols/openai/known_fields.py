@@ -82,7 +82,7 @@ _USE_FORMAT: Final = _Refused("use response_format")
 _NO_FILTER: Final = _Refused("the generation library has no token filter; use response_format")
 _NO_TRUNCATION: Final = _Refused("prompts are not truncated; shorten the prompt")
 _NO_TOKEN_IDS: Final = _Refused("answers have no token ids; use /tokenize")
-_NO_MEDIA: Final = _Refused("this model accepts text only")
+_NO_MEDIA: Final = _Refused("the settings in the folder of the model apply")
 _ONE_ENGINE: Final = _Refused("a model has one engine")
 _NAME_OF_ADAPTER: Final = _Refused("an adapter is fixed when its model is loaded; set model to the adapter's name")
 _SHARED_CACHE: Final = _Refused("all callers share cached prefixes; serve the model with enable_prefix_caching false")
@@ -97,7 +97,7 @@ _REFUSED: Final[Mapping[str, _Refused]] = {
     **dict.fromkeys(("mm_processor_kwargs", "media_io_kwargs"), _NO_MEDIA),
     **dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "routed_experts_prompt_start"), _ONE_ENGINE),
     **dict.fromkeys(("adapter_id", "lora", "lora_adapters", "lora_path", "lora_request"), _NAME_OF_ADAPTER),
-    "return_mm_kwargs": _Refused("this model accepts text only", neutral=True),
+    "return_mm_kwargs": _Refused("answers have no inputs of the model", neutral=True),
     "cache_salt": _SHARED_CACHE,
     "guided_decoding_backend": _Refused("the server has one grammar compiler; omit it"),
     "guided_whitespace_pattern": _Refused("JSON has no optional white space; use response_format with a grammar"),
