@@ -371,7 +371,7 @@ async def test_an_invalid_body_is_refused_with_the_field(serving: Serving, body:
     document = answer.json()
     assert (answer.status_code, document["type"], document["error"]["type"]) == (400, "error", "invalid_request_error")
     assert expected in document["error"]["message"]
-    assert document["request_id"] == answer.headers["x-request-id"]
+    assert document["request_id"] == answer.headers["request-id"] == answer.headers["x-request-id"]
     assert not service_of(serving).requests
 
 
