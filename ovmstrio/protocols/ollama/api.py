@@ -253,9 +253,10 @@ class OllamaAnswer:
         """Encode a delta; a tool call is complete once the next one or the end comes."""
         del index, usage
         self._first = self._first or perf_counter_ns()
-        self._text.take(replace(piece, text="", reasoning="", logprobs=()))
-        last = max(self._text.calls, default=0)
-        calls = self._take_calls(None if piece.finish is not None else last)
+        calls: list[dict[str, Any]] = []
+        if piece.calls or piece.finish is not None:
+            self._text.take(replace(piece, text="", reasoning="", logprobs=()))
+            calls = self._take_calls(None if piece.finish is not None else max(self._text.calls))
         if not (piece.text or piece.reasoning or calls or piece.logprobs):
             return b""
         content = self._content(piece.text, piece.reasoning, calls)
