@@ -64,6 +64,17 @@ MESSAGES: Final = KnownFields(
     _IGNORED,
     _REFUSED,
 )
+NOTES: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("temperature", "top_p", "top_k"), "defaults come from the model's `generation_config.json`"),
+    "max_tokens": "required, except for `/messages/count_tokens`",
+    "cache_control": "the server caches prefixes of all prompts",
+    "context_management": "the server removes nothing from a conversation",
+    **dict.fromkeys(("metadata", "user_profile_id", "workspace_id", "diagnostics"), "notes of the caller"),
+    **dict.fromkeys(("service_tier", "speed", "inference_geo"), "the server has one tier and one place"),
+    **dict.fromkeys(("billing_policy", "fallback_credit_token"), "the server sends no bills"),
+    "fallbacks": "a model that fails is an error",
+}
+"""Notes on fields that work or have no effect, for their table in ``docs/anthropic.md``."""
 
 # ----------------------------------------------------------------------
 # Conversation

@@ -123,6 +123,27 @@ OPTIONS: Final = KnownFields(
     },
 )
 """Members of ``options``."""
+_DEFAULTS: Final = "defaults come from the model's `generation_config.json`"
+OPTION_NOTES: Final[Mapping[str, str]] = {
+    **dict.fromkeys((*_SAMPLING, "top_k", "repeat_penalty"), _DEFAULTS),
+    "num_predict": "0 and negative values are no limit",
+    **dict.fromkeys(("num_ctx", "num_keep"), "the context is the model's, and the server does not shorten prompts"),
+    **dict.fromkeys(("num_batch", "num_gpu", "main_gpu", "num_thread"), "options of the model decide"),
+    "draft_num_predict": "`draft_models_path` and `prompt_lookup` of the model decide",
+    **dict.fromkeys(
+        ("numa", "low_vram", "f16_kv", "logits_all", "vocab_only", "use_mmap", "use_mlock", "embedding_only"),
+        "how OpenVINO loads a model depends on options of the model",
+    ),
+    **dict.fromkeys(("mirostat_tau", "mirostat_eta"), "they belong to `mirostat`"),
+}
+"""Notes on options that work or have no effect, for their table in ``docs/ollama.md``."""
+NOTES: Final[Mapping[str, str]] = {
+    "keep_alive": "models stay loaded; `idle_unload_seconds` unloads idle ones",
+    "shift": "an answer ends at the end of the context",
+    "truncate": "the server does not shorten prompts: a prompt that is too long is an error",
+    "top_logprobs": "only 0",
+}
+"""Notes on fields of bodies; those of an endpoint take precedence."""
 
 
 def read_request(
