@@ -16,7 +16,7 @@ from ovmstrio.config.model_options import plugin_settings
 from ovmstrio.config.schema import OPTIONAL, Schema, check_members, keys_of, parse_value
 from ovmstrio.config.service_options import ServiceEntry, check_base_path, check_name
 from ovmstrio.config.shapes import parse_json_object
-from ovmstrio.config.specs import LoraAdapter, TextModelSpec
+from ovmstrio.config.specs import PROMPT_LOOKUP, LoraAdapter, TextModelSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.generation import Task
 from ovmstrio.stores.address import local_path
@@ -68,6 +68,8 @@ _OPTIONS: Final[Mapping[str, _Option]] = {
             "enable_tool_guided_generation",
             "chat_template_mode",
             "kv_overcommit",
+            "prompt_lookup",
+            "num_assistant_tokens",
             "reload",
         )
     },
@@ -207,7 +209,18 @@ def parse_text_options(task: Task, options: Mapping[str, Any], directory: Path) 
                 _read(option, value, fields, directory)
             except ConfigError as error:
                 problems += error.problems
-    return fields, [*problems, *_check_speed_range(fields)]
+    return fields, [*problems, *_check_speed_range(fields), *_check_proposals(fields)]
+
+
+def _check_proposals(fields: dict[str, Any]) -> list[Problem]:
+    """Check that one method proposes tokens, if any option of proposals is set."""
+    looks_up = [fields.get("prompt_lookup"), fields.get("plugin_config", {}).get(PROMPT_LOOKUP)]
+    if "draft_path" in fields and any(looks_up):
+        return [Problem("cannot be combined with prompt_lookup", path=_DRAFT_PATH, suggestion="remove one of them")]
+    if "num_assistant_tokens" in fields and "draft_path" not in fields and not any(looks_up):
+        message = f"needs {_DRAFT_PATH} or prompt_lookup"
+        return [Problem(message, path="num_assistant_tokens", suggestion="set one of them, or remove it")]
+    return []
 
 
 def _check_speed_range(fields: dict[str, Any]) -> list[Problem]:

@@ -52,7 +52,7 @@ _OTHER_MODEL_FILES: Final = {
     ),
 }
 """Files of other kinds of models, each with an error message and a hint."""
-_DRAFTING: Final = "draft_models_path, and prompt_lookup of plugin_config"
+_DRAFTING: Final = "draft_models_path and prompt_lookup"
 _CONVERSION: Final = "ovmstrio.inference.engine.gguf_conversion"
 _ARCHITECTURES: Final = ("llama", "qwen2", "qwen3")
 """GGUF architectures that openvino-genai reads."""
@@ -290,6 +290,7 @@ def _options(spec: TextModelSpec, folder: Path, draft: Path | None) -> dict[str,
             "draft_folder": "" if draft is None else str(draft),
             "draft_device": spec.draft_device,
             "looks_up": spec.looks_up,
+            "draft_tokens": spec.num_assistant_tokens or 0,
             "adapter": "" if spec.adapter is None else str(spec.adapter.path),
             "adapter_alpha": 1.0 if spec.adapter is None else spec.adapter.alpha,
         },

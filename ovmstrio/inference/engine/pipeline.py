@@ -100,11 +100,6 @@ def _set_sampling(config: Any, sampling: Sampling, seed: int) -> None:
         config.top_k = DEFAULT_TOP_K
 
 
-def max_draft_tokens(batched_tokens: int) -> int:
-    """Return the most tokens that a request may have proposed per step, given the most tokens of a step."""
-    return max(1, batched_tokens // 2)
-
-
 def _set_draft(config: Any, sampling: Sampling) -> None:
     """Set the number of draft tokens: fixed, or while the draft model's confidence is high enough."""
     if sampling.num_assistant_tokens is not None:
@@ -150,6 +145,7 @@ class PipelineOptions:
     draft_folder: str = ""  # draft model for speculative decoding; empty for none
     draft_device: str = ""  # device of the draft model
     looks_up: bool = False  # whether prompt lookup proposes tokens
+    draft_tokens: int = 0  # number of tokens to propose per step; 0 for the default
     adapter: str = ""  # folder or file of a LoRA adapter; empty for none
     adapter_alpha: float = 1.0  # factor of the adapter's own scale
 
@@ -303,9 +299,12 @@ class Pipeline:
         """Return a modifiable copy of the model's generation settings."""
         config = self._batch.get_config()
         if self.proposes:
+            if self._options.draft_tokens:
+                config.assistant_confidence_threshold = 0.0
             if not config.assistant_confidence_threshold:
-                proposed = config.num_assistant_tokens or _DRAFT_TOKENS
-                config.num_assistant_tokens = min(proposed, max_draft_tokens(self._options.batched_tokens))
+                proposed = self._options.draft_tokens or config.num_assistant_tokens or _DRAFT_TOKENS
+                # The proposals of a sequence must fit into a step.
+                config.num_assistant_tokens = max(1, min(proposed, self._options.batched_tokens // 2))
             if self._options.looks_up:
                 config.max_ngram_size = config.max_ngram_size or _LOOKUP_NGRAM
         return config

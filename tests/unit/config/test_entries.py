@@ -617,6 +617,12 @@ def test_voices_and_speeds_of_speech_models() -> None:
             "of models for speech2text, text2speech, text_generation",
         ),
         ({"lora_adapters": [{"name": "a/..", "path": "a"}]}, "lora_adapters[0].name", "cannot be used"),
+        ({"num_assistant_tokens": 3}, "num_assistant_tokens", "needs draft_models_path or prompt_lookup"),
+        (
+            {"draft_models_path": "d", "prompt_lookup": True},
+            "draft_models_path",
+            "cannot be combined with prompt_lookup",
+        ),
         ({"task": "embeddings", "lora_adapters": []}, "lora_adapters", "of models for text_generation"),
         ({"pipeline_type": "OMNI"}, "pipeline_type", "sound of requests and of answers is not supported"),
         ({"pipeline_type": "LMCB"}, "pipeline_type", "did you mean 'LM_CB'?"),

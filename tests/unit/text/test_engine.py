@@ -371,6 +371,10 @@ class _Library:
     batched_tokens = 256
     blocks = 100
     block_tokens = 32
+    proposes = False
+
+    def draft_tokens(self, _: Sampling) -> int:
+        return 0
 
     def __init__(self, *, caches_prefixes: bool) -> None:
         self.caches_prefixes = caches_prefixes
