@@ -231,6 +231,7 @@ KEYS: Final[Mapping[str, tuple[str, Any]]] = {
     "reload": ("", "retire_first"),
     "draft_models_path": ("", "models/draft"),
     "draft_device": ("", "CPU"),
+    "draft_eagle3_mode": ("", True),
     "prompt_lookup": ("", True),
     "num_assistant_tokens": ("", 3),
     "lora_adapters": ("LoRA adapters to serve as further models.", [{"name": "sql", "path": "adapters/sql"}]),

@@ -467,6 +467,7 @@ class TextModelSpec(ServableSpec):
         kv_overcommit: overcommit factor of the KV cache.
         draft_path: draft model for speculative decoding, as ``path``; None for none.
         draft_device: device of the draft model; empty for that of the main model.
+        draft_eagle3_mode: whether the draft model is one of EAGLE-3 even if its files do not tell.
         prompt_lookup: whether tokens are proposed from the earlier text.
         num_assistant_tokens: tokens proposed per step; None for the model's own default, or 5.
         reload: load the new version next to the old one (``swap``), unload first (``retire_first``), or ``auto``.
@@ -508,6 +509,7 @@ class TextModelSpec(ServableSpec):
     kv_overcommit: Annotated[float, Field(gt=0, le=100)] = 1.0
     draft_path: Path | None = None
     draft_device: str = ""
+    draft_eagle3_mode: bool = False
     prompt_lookup: bool = False
     num_assistant_tokens: Count | None = None
     reload: Literal["auto", "swap", "retire_first"] = "auto"

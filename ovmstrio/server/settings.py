@@ -263,6 +263,9 @@ class ServerSettings(BaseModel):
         None, TEXT, "Draft model for speculative decoding; must have the vocabulary of the main model."
     )
     draft_device: str | None = _setting(None, TEXT, "Device of the draft model; by default that of the main model.")
+    draft_eagle3_mode: bool | None = _setting(
+        None, TEXT, "The draft model is one of EAGLE-3; by default detected from its files."
+    )
     prompt_lookup: bool | None = _setting(
         None, TEXT, "Speculative decoding without draft model: propose tokens from the earlier text."
     )

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ovmstrio.core.errors import InvalidField, Overloaded, ServerError
+from ovmstrio.core.errors import InvalidField, InvalidRequest, Overloaded, ServerError
 from ovmstrio.core.generation import Conversation, Finish, StopStrings
 from ovmstrio.inference.engine.batch import (
     Batch,
@@ -61,7 +61,7 @@ from ovmstrio.util.truncation import encode_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from ovmstrio.core.generation import GenerationRequest
+    from ovmstrio.core.generation import GenerationRequest, Sampling
     from ovmstrio.inference.engine.image_prompts import ImagePromptTokenizer
     from ovmstrio.inference.engine.pipeline import ImagePrompt
     from ovmstrio.inference.engine.prompts import TemplateProcess
@@ -299,6 +299,9 @@ _SEEDS: Final = 2**32
 _RENDER_SECONDS: Final = 0.02
 
 
+_EAGLE3_PROMPT_TOKENS: Final = 2
+
+
 class Limits(NamedTuple):
     """Request limits."""
 
@@ -474,6 +477,8 @@ class Engine:
         request = added.request
         max_tokens = request.sampling.max_tokens
         self._prompts.check_length(tokens, has_answer=max_tokens != 0)
+        if self._pipeline.has_eagle3_draft:
+            _check_eagle3(request.sampling, len(tokens))
         most = min(value for value in (max_tokens, self._limits.answer, self._limits.tokens) if value is not None)
         seed = request.sampling.seed
         return QueuedRequest(
@@ -651,6 +656,16 @@ class Engine:
                 if not queued.left:
                     self._forget(queued, has_ended=True)
             news = list(rests.values())
+
+
+def _check_eagle3(sampling: Sampling, prompt_tokens: int) -> None:
+    if sampling.assistant_confidence_threshold is not None:
+        message = (
+            "assistant_confidence_threshold is not supported with an EAGLE-3 draft model; use num_assistant_tokens"
+        )
+        raise InvalidField(message, field="assistant_confidence_threshold", code="unsupported_parameter")
+    if prompt_tokens < _EAGLE3_PROMPT_TOKENS:
+        raise InvalidRequest("the prompt has 1 token, expected at least 2 with an EAGLE-3 draft model")
 
 
 def _split_for_stop_strings(

@@ -74,6 +74,7 @@ _WITH: dict[str, dict[str, Any]] = {
     **{key: {"stateful": True} for key in _STATEFUL},
     "max_allowed_chunks": {"task": "rerank"},
     "num_assistant_tokens": {"prompt_lookup": True},
+    "draft_eagle3_mode": {"draft_models_path": "models/draft"},
     "enable_word_timestamps": {"task": "speech2text"},
     **{key: {"task": "embeddings"} for key in ("pooling", "normalize", "truncate", "max_inputs")},
     **{key: {"task": "text2speech"} for key in ("voices", "speed_min", "speed_max")},

@@ -617,6 +617,8 @@ def test_voices_and_speeds_of_speech_models() -> None:
             "of models for speech2text, text2speech, text_generation",
         ),
         ({"lora_adapters": [{"name": "a/..", "path": "a"}]}, "lora_adapters[0].name", "cannot be used"),
+        ({"plugin_config": {"mtp_mode": True}}, "plugin_config.mtp_mode", "multi-token prediction"),
+        ({"draft_eagle3_mode": True}, "draft_eagle3_mode", "needs draft_models_path"),
         ({"num_assistant_tokens": 3}, "num_assistant_tokens", "needs draft_models_path or prompt_lookup"),
         (
             {"draft_models_path": "d", "prompt_lookup": True},

@@ -372,6 +372,7 @@ class _Library:
     blocks = 100
     block_tokens = 32
     proposes = False
+    has_eagle3_draft = False
 
     def draft_tokens(self, _: Sampling) -> int:
         return 0
