@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import UnionType
@@ -19,6 +19,7 @@ from ovmstrio.config.shapes import parse_json_object
 from ovmstrio.config.specs import PROMPT_LOOKUP, LoraAdapter, TextModelSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.generation import Task
+from ovmstrio.core.images import parse_resolution
 from ovmstrio.stores.address import local_path
 from ovmstrio.util.regular_files import read_regular_text
 
@@ -33,8 +34,10 @@ _EMBEDDINGS: Final = frozenset({Task.EMBEDDINGS})
 _RERANK: Final = frozenset({Task.RERANK})
 _TRANSCRIPTION: Final = frozenset({Task.SPEECH_TO_TEXT})
 _SPEECH: Final = frozenset({Task.TEXT_TO_SPEECH})
+_IMAGES: Final = frozenset({Task.IMAGE_GENERATION})
 _ALL_TASKS: Final = frozenset(Task)
 _SPEEDS: Final = ("speed_min", "speed_max")
+_RANGES: Final = (_SPEEDS, ("default_num_inference_steps", "max_num_inference_steps"))
 _DRAFT_PATH: Final = "draft_models_path"
 _ADAPTERS: Final = "lora_adapters"
 _MTP: Final = "mtp_mode"
@@ -52,7 +55,7 @@ class _Option(NamedTuple):
 _OPTIONS: Final[Mapping[str, _Option]] = {
     "target_device": _Option("device", _ALL_TASKS),
     "plugin_config": _Option("plugin_config", _ALL_TASKS),
-    "idle_unload_seconds": _Option("idle_unload_seconds", _GENERATION | _TRANSCRIPTION | _SPEECH),
+    "idle_unload_seconds": _Option("idle_unload_seconds", _GENERATION | _TRANSCRIPTION | _SPEECH | _IMAGES),
     "kv_cache_precision": _Option("plugin_config", _GENERATION),
     "pipeline_type": _Option("", _GENERATION),
     **{
@@ -79,7 +82,9 @@ _OPTIONS: Final[Mapping[str, _Option]] = {
     "draft_models_path": _Option("draft_path", _GENERATION),
     "draft_device": _Option("draft_device", _GENERATION),
     _ADAPTERS: _Option(_ADAPTERS, _GENERATION),
+    "max_model_len": _Option("max_model_len", _GENERATION | _EMBEDDINGS | _RERANK),
     "pooling": _Option("pooling", _EMBEDDINGS),
+    "default_prompt_name": _Option("default_prompt_name", _EMBEDDINGS),
     "normalize": _Option("normalize", _EMBEDDINGS),
     "truncate": _Option("truncate", _EMBEDDINGS),
     "max_inputs": _Option("max_inputs", _EMBEDDINGS | _RERANK),
@@ -87,6 +92,19 @@ _OPTIONS: Final[Mapping[str, _Option]] = {
     "enable_word_timestamps": _Option("enable_word_timestamps", _TRANSCRIPTION),
     "voices": _Option("voices", _SPEECH),
     **{name: _Option(name, _SPEECH) for name in _SPEEDS},
+    **{
+        name: _Option(name, _IMAGES)
+        for name in (
+            "max_resolution",
+            "default_resolution",
+            "max_num_images_per_prompt",
+            "default_num_inference_steps",
+            "max_num_inference_steps",
+            "resolution",
+            "num_images_per_prompt",
+            "guidance_scale",
+        )
+    },
 }
 
 TEXT_OPTIONS: Final = frozenset(_OPTIONS)
@@ -110,6 +128,7 @@ _NOT_SERVED: Final = {
         "sampling defaults come from the model's folder",
         "remove it, and place the file there as generation_config.json",
     ),
+    "composite_lora_adapters": ("LoRA adapters of image models are not supported", "merge them before the conversion"),
     "max_position_embeddings": ("the model defines its maximum length", "remove it"),
     "max_length": ("the model defines its maximum length", "remove it"),
 }
@@ -133,6 +152,7 @@ def text_model_path(path: Path) -> Path:
     return path / quantized[0] if len(quantized) == 1 and not any(name.endswith(".xml") for name in names) else path
 
 
+_PIPELINE_INDEX: Final = "model_index.json"  # of image-generation pipelines
 _ENCODER: Final = frozenset({"openvino_model.xml", "openvino_tokenizer.xml"})
 _IMAGE_LANGUAGE_MODEL: Final = frozenset({"openvino_language_model.xml", "openvino_text_embeddings_model.xml"})
 _ENCODER_DECODER: Final = frozenset({"openvino_encoder_model.xml", "openvino_decoder_model.xml"})
@@ -151,37 +171,47 @@ _ARCHITECTURES: Final = (
     ("Model", Task.EMBEDDINGS),
 )
 """Endings of the architectures in ``config.json``."""
-_POOLING_FILE: Final = "1_Pooling/config.json"  # of sentence-transformers
+_CONFIG: Final = "config.json"
+_SENTENCE_FILES: Final = ("modules.json", "1_Pooling/config.json")  # of sentence-transformers
 
 
 def detect_task(path: Path) -> Task | None:
-    """Return the task of a model by its files; None if there is no text model. Reads the disk.
+    """Return the task of a model by its files; None if there is no text model. Reads the disk."""
+    return find_task(path)[0]
+
+
+def find_task(path: Path) -> tuple[Task | None, str]:
+    """Return the task of a model, and the file that shows it; None if there is no text model. Reads the disk.
 
     The architecture takes precedence, because Optimum writes a detokenizer for models of all tasks.
     """
     if path.suffix == ".gguf":
-        return Task.TEXT_GENERATION
+        return Task.TEXT_GENERATION, path.name
     try:
         names = {each.name for each in path.iterdir()}
-        has_pooling = (path / _POOLING_FILE).is_file()
+        pooling = next((file for file in _SENTENCE_FILES if (path / file).is_file()), "")
     except (OSError, ValueError):
-        return None
+        return None, ""
+    if _PIPELINE_INDEX in names:
+        return Task.IMAGE_GENERATION, _PIPELINE_INDEX
     if names >= _IMAGE_LANGUAGE_MODEL:
-        return Task.TEXT_GENERATION
-    by_files = next((task for task, files in _TASK_FILES if files <= names), None)
+        return Task.TEXT_GENERATION, min(_IMAGE_LANGUAGE_MODEL)
+    by_files = next(
+        ((task, max(files - _ENCODER - _ENCODER_DECODER)) for task, files in _TASK_FILES if files <= names), (None, "")
+    )
     architectures = _architectures(path)
     named = next((of for ending, of in _ARCHITECTURES if any(each.endswith(ending) for each in architectures)), None)
     if not names >= _ENCODER:
-        return by_files if named is by_files or not architectures else None
-    if has_pooling and named is not Task.RERANK:
-        return Task.EMBEDDINGS
-    return named if named in {Task.RERANK, Task.EMBEDDINGS} else by_files
+        return by_files if named is by_files[0] or not architectures else (None, "")
+    if pooling and named is not Task.RERANK:
+        return Task.EMBEDDINGS, pooling
+    return (named, _CONFIG) if named in {Task.RERANK, Task.EMBEDDINGS} else by_files
 
 
 def _architectures(path: Path) -> list[str]:
     """Return the architectures in ``config.json``; none if the file is absent or invalid."""
     try:
-        read = json.loads(read_regular_text(path / "config.json"))
+        read = json.loads(read_regular_text(path / _CONFIG))
     except (OSError, ValueError, RecursionError):
         return []
     named = read.get("architectures") if isinstance(read, dict) else None
@@ -211,7 +241,7 @@ def parse_text_options(task: Task, options: Mapping[str, Any], directory: Path) 
                 _read(option, value, fields, directory)
             except ConfigError as error:
                 problems += error.problems
-    return fields, [*problems, *_check_speed_range(fields), *_check_proposals(fields)]
+    return fields, [*problems, *_check_ranges(fields), *_check_resolutions(fields), *_check_proposals(fields)]
 
 
 def _check_proposals(fields: dict[str, Any]) -> list[Problem]:
@@ -227,12 +257,31 @@ def _check_proposals(fields: dict[str, Any]) -> list[Problem]:
     return []
 
 
-def _check_speed_range(fields: dict[str, Any]) -> list[Problem]:
-    bounds = [fields.get(name, TextModelSpec.model_fields[name].default) for name in _SPEEDS]
-    if bounds[0] <= bounds[1]:
-        return []
-    message = f"speed_min ({bounds[0]:g}) must be <= speed_max ({bounds[1]:g})"
-    return [Problem(message, path=next(name for name in _SPEEDS if name in fields))]
+def _check_ranges(fields: dict[str, Any]) -> Iterator[Problem]:
+    for names in _RANGES:
+        low, high = (fields.get(name, TextModelSpec.model_fields[name].default) for name in names)
+        if low > high:
+            message = f"{names[0]} ({low:g}) must be <= {names[1]} ({high:g})"
+            yield Problem(message, path=next(name for name in names if name in fields))
+
+
+def _check_resolutions(fields: dict[str, Any]) -> Iterator[Problem]:
+    allowed = fields.get("resolution", "").split()
+    if len(allowed) != 1:
+        for name in ("num_images_per_prompt", "guidance_scale"):
+            if name in fields:
+                message = "is compiled into the model, which requires a single resolution"
+                yield Problem(message, path=name, suggestion="set resolution, such as 512x512, or remove it")
+    default = fields.get("default_resolution")
+    if default is None:
+        return
+    if allowed and default not in allowed:
+        yield Problem(
+            "is not one of resolution", path="default_resolution", expected=" or ".join(allowed), found=default
+        )
+    highest = fields.get("max_resolution", TextModelSpec.model_fields["max_resolution"].default)
+    if any(size > most for size, most in zip(parse_resolution(default), parse_resolution(highest), strict=True)):
+        yield Problem(f"exceeds max_resolution ({highest})", path="default_resolution", found=default)
 
 
 def _refused(option: str, value: Any) -> list[Problem]:

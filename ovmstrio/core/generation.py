@@ -173,6 +173,7 @@ class GenerationRequest:
         echo: whether the completion starts with the prompt, with log-probabilities if requested.
         parses_output: whether the output parsers of the model extract tool calls and reasoning.
         deadline: on trio's clock, queueing included.
+        cache_salt: cached tokens are reported only of prompts with the same salt.
     """
 
     prompt: Prompt
@@ -186,6 +187,7 @@ class GenerationRequest:
     skips_special_tokens: bool = True
     parses_output: bool = True
     deadline: float = math.inf
+    cache_salt: str = ""
 
     @property
     def prompt_characters(self) -> int:
@@ -210,13 +212,14 @@ class TokenLogprob:
     """A token and its log-probability; None for the first token of a prompt.
 
     ``data`` is UTF-8, possibly a part of a character; ``offset`` the index in the text of the character that begins
-    with the token or has it.
+    with the token or has it. ``best`` has the bytes and log-probability of the most likely token, if known.
     """
 
     data: bytes
     logprob: float | None
     id: int = -1
     offset: int = 0
+    best: tuple[bytes, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +260,7 @@ class Generation(Protocol):
 
     @property
     def cached_tokens(self) -> int:
-        """Number of prompt tokens found in the prefix cache, as far as known."""
+        """Number of prompt tokens that requests of the same caller and salt have left in the prefix cache."""
 
     def __aiter__(self) -> AsyncIterator[GenerationChunk]:
         """Iterate over pieces until each completion has finished.
@@ -362,6 +365,39 @@ class Tokenizer(GenerativeService, Protocol):
         """
 
 
+@runtime_checkable
+class Detokenizer(GenerativeService, Protocol):
+    """A service that can convert tokens to text."""
+
+    async def detokenize(self, tokens: TokenIds) -> str:
+        """Return the text of tokens, special tokens included.
+
+        Raises:
+            InvalidRequest: a token is unknown.
+            ServerError: the engine has exited.
+        """
+
+
+@runtime_checkable
+class PromptTokenizer(Tokenizer, Detokenizer, Protocol):
+    """A tokenizer that knows a chat template, and the texts of tokens."""
+
+    @property
+    def limits(self) -> GenerationLimits:
+        """Limits of the model."""
+
+    async def tokenize_conversation(self, conversation: Conversation) -> TokenRow:
+        """Return the tokens of the prompt of a conversation.
+
+        Raises:
+            InvalidRequest: the chat template rejects the conversation.
+            ServerError: the engine has exited.
+        """
+
+    async def token_texts(self, tokens: TokenRow) -> list[str]:
+        """Return the text of each token; bytes that are no text are replaced; raises as :meth:`detokenize`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Embeddings:
     """Float32 vectors of shape [inputs, dimension], and the number of input tokens."""
@@ -373,11 +409,18 @@ class Embeddings:
 class Embedder(GenerativeService, Protocol):
     """A service with ``Task.EMBEDDINGS``."""
 
-    async def embed(self, inputs: Sequence[str | TokenIds]) -> Embeddings:
+    async def embed(
+        self, inputs: Sequence[str | TokenIds], *, prompt_name: str | None = None, max_tokens: int | None = None
+    ) -> Embeddings:
         """Return one vector per input, in order.
 
+        Args:
+            inputs: texts or tokens.
+            prompt_name: prompt of the model that precedes texts; empty for none, None for the default one.
+            max_tokens: truncates inputs, -1 to what the model takes.
+
         Raises:
-            InvalidRequest: an input is too long, or there are too many.
+            InvalidRequest: an input is too long, there are too many, or the prompt is unknown.
             ServerError: inference failed.
         """
 
@@ -385,8 +428,13 @@ class Embedder(GenerativeService, Protocol):
 class Reranker(GenerativeService, Protocol):
     """A service with ``Task.RERANK``."""
 
-    async def rerank(self, query: str, documents: Sequence[str]) -> tuple[list[float], int]:
+    async def rerank(
+        self, query: str, documents: Sequence[str], *, max_tokens: int | None = None
+    ) -> tuple[list[float], int]:
         """Return a score from 0 to 1 per document, in order, and the number of input tokens.
+
+        ``max_tokens`` truncates documents so that query and document have that many tokens, -1 for as many as the model
+        takes.
 
         Raises:
             InvalidRequest: as for :class:`Embedder`.

@@ -7,10 +7,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.config.specs import TextModelSpec
-from ovmstrio.config.text_entries import TEXT_MODELS, read_text_models
+from ovmstrio.config.text_entries import TEXT_MODELS, find_task, read_text_models
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.generation import Task
-from ovmstrio.core.service import NO_INTROSPECTION, Introspection
+from ovmstrio.core.service import OPTION, Detection, Introspection
 from ovmstrio.serving.fingerprints import tree_fingerprint
 from ovmstrio.serving.kind import CallType, Kind
 from ovmstrio.serving.model_versions import ONLY_VERSION, Listing, check_regular_files
@@ -61,11 +61,9 @@ class TextModelKind(Kind[TextModelSpec]):
         return reason
 
     def look_inside(self, spec: TextModelSpec, service: Service) -> Introspection:
-        """Return the state of a language model's batch and cache."""
-        from ovmstrio.text.text_model import TextModel  # noqa: PLC0415 - only needed if such a model is loaded
-
+        """Return the state of a language model's batch and cache, or the progress of an image model."""
         del spec
-        return Introspection(facts=service.facts) if isinstance(service, TextModel) else NO_INTROSPECTION
+        return Introspection(facts=getattr(service, "facts", {}))
 
 
 def _paths(spec: TextModelSpec) -> list[Path]:
@@ -79,6 +77,7 @@ LOADERS: Final[Mapping[Task, str]] = {
     Task.SPEECH_TO_TEXT: "ovmstrio.text.transcription:load_transcription_model",
     Task.TEXT_TO_SPEECH: "ovmstrio.text.speech:load_speech_model",
     Task.RERANK: "ovmstrio.text.embedding:load_rerank_model",
+    Task.IMAGE_GENERATION: "ovmstrio.text.image_generation:load_image_model",
 }
 """Loader function of each task as ``module:name``; each is imported only when needed."""
 
@@ -98,6 +97,8 @@ async def load_task(spec: TextModelSpec, context: LoadContext) -> GenerativeServ
         raise ConfigError([spec.placed(problem)])
     for path in _paths(spec):
         await run_load(partial(check_regular_files, path))
+    task, file = await run_load(partial(find_task, spec.path))
+    context.detect(Detection("task", spec.task.value, file if task is spec.task else OPTION))
     module, _, name = LOADERS[spec.task].partition(":")
     load: Any = getattr(import_module(module), name)
     if spec.max_queue_time is None:

@@ -45,7 +45,7 @@ _FILES: Final = ("openvino_model.xml", "openvino_tokenizer.xml", "openvino_detok
 _IMAGE_MODEL_FILES: Final = (LANGUAGE_MODEL_FILE, "openvino_text_embeddings_model.xml", *_FILES[1:])
 """Files of a model that takes images, apart from its vision encoder, whose files differ."""
 _OTHER_MODEL_FILES: Final = {
-    "model_index.json": ("image generation models are not supported", "use a text model"),
+    "model_index.json": ("an image model cannot generate text", "set the task to image_generation"),
     "openvino_encoder_model.xml": (
         "a speech model cannot generate text",
         "set the task to speech2text or text2speech",
@@ -67,10 +67,11 @@ async def model_folder(spec: TextModelSpec) -> Path:
     source, missing = await run_load(lambda: _find(spec.path.absolute()))
     if missing:
         message, hint = await run_load(lambda: _describe_folder(source))
+        files = await run_load(lambda: _needed_files(source))
         problem = Problem(
             message,
             path="path",
-            expected=f"a folder with {', '.join(_FILES)}, or a {_SUFFIX} file",
+            expected=f"a folder with {', '.join(files)}, or a {_SUFFIX} file",
             found=missing,
             suggestion=hint,
         )
@@ -96,14 +97,17 @@ def _find(path: Path) -> tuple[Path, str]:
     """Return the model's folder or GGUF file, and what is missing; blocking."""
     if path.is_file():
         return path, "" if path.suffix == _SUFFIX else str(path)
-    needed = _IMAGE_MODEL_FILES if (path / LANGUAGE_MODEL_FILE).is_file() else _FILES
-    absent = [name for name in needed if not (path / name).is_file()]
+    absent = [name for name in _needed_files(path) if not (path / name).is_file()]
     if not absent:
         return path, ""
     files = sorted(path.glob(f"*{_SUFFIX}"))
     if len(files) == 1:
         return files[0], ""
     return path, f"{path} without {', '.join(absent)}" if path.is_dir() else f"{path}, which does not exist"
+
+
+def _needed_files(path: Path) -> tuple[str, ...]:
+    return _IMAGE_MODEL_FILES if (path / LANGUAGE_MODEL_FILE).is_file() else _FILES
 
 
 def _describe_folder(path: Path) -> tuple[str, str]:
@@ -242,6 +246,7 @@ async def _open(
             else:
                 await nursery.start(process.run)
                 model = TextModel(spec, process, link, swap, media)
+            model.report_detections(context)
             running.begins(spec.name, swap)
             if spec.idle_unload_seconds and isinstance(process, EngineProcess):
                 nursery.start_soon(sleep_when_idle, process, link, spec)
@@ -299,6 +304,7 @@ def _options(spec: TextModelSpec, folder: Path, draft: Path | None) -> dict[str,
             "adapter_alpha": 1.0 if spec.adapter is None else spec.adapter.alpha,
         },
         "template_mode": spec.chat_template_mode,
+        "max_model_len": spec.max_model_len,
         "limits": {
             "answer": spec.max_tokens_limit,
             "texts": spec.max_num_seqs,

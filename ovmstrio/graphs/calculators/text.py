@@ -205,8 +205,8 @@ def read_node_options(
     if sources := tuple(address for path in named if (address := find_address(path)) is not None):
         fields["sources"] = sources
     if task is Task.EMBEDDINGS:
-        # A graph without the option has the vectors that it has in OVMS, whatever the model's files say.
-        fields.setdefault("pooling", "CLS")
+        # A graph without the options has the vectors that it has in OVMS, whatever the model's files say.
+        fields = {"pooling": "CLS", "normalize": True, "default_prompt_name": "", **fields}
     return fields, tuple(_placed(problem, node, message, findings) for problem in problems)
 
 
@@ -243,7 +243,6 @@ _RESPONSES: Final = ("HTTP_RESPONSE_PAYLOAD", "RESPONSE_PAYLOAD")
 PAYLOAD_TAGS: Final = (*_REQUESTS, *_RESPONSES)
 """Tags of HTTP payload streams."""
 _LOOPBACK: Final = "LOOPBACK"
-_NO_IMAGES: Final = "image generation is not supported"
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,8 +261,6 @@ class TextModelCalculator:
 
     def contract(self, node: NodeConfig) -> NodeContract:
         """Return the contract: one HTTP payload in, one out, and an optional loopback."""
-        if self.task is Task.IMAGE_GENERATION:
-            raise ContractError(_NO_IMAGES, fix="remove the graph", code="UNIMPLEMENTED")
         check_tags(self.name, "input", node.inputs, (*_REQUESTS, _LOOPBACK))
         check_tags(self.name, "output", node.outputs, (*_RESPONSES, _LOOPBACK))
         check_tags(self.name, "input side packet", node.side_inputs, self.resources)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import time
 from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from openvino_genai.py_openvino_genai import GenerationFinishReason, GenerationStatus
 
 from ovmstrio.core.errors import InvalidField, InvalidRequest, ModelFailure, ServerError
-from ovmstrio.core.generation import Finish
+from ovmstrio.core.generation import Finish, Sampling
 from ovmstrio.inference.engine.pipeline import configure_generation, library_error_message
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ _FINISH_REASONS: Final = {
     GenerationFinishReason.LENGTH: Finish.LENGTH,
 }
 _SEEDS: Final = 2**32
+_GREEDY: Final = Sampling(temperature=0)
 
 
 class SequenceDivergedError(Exception):
@@ -52,6 +54,7 @@ class QueuedRequest:
 
     Attributes:
         prompt_logprobs: log-probabilities of the prompt, the first one None; empty unless echoed.
+        prompt_best: most likely token at each place of the prompt with its log-probability; empty if unknown.
     """
 
     id: int  # the server's request number
@@ -64,9 +67,11 @@ class QueuedRequest:
     is_grammar_proven: bool = True  # whether its grammar, if any, is known to work
     image_prompt: ImagePrompt | None = None  # the prompt for a pipeline that takes images
     prompt_logprobs: list[float | None] = field(default_factory=list)
+    prompt_best: list[tuple[int, float] | None] = field(default_factory=list)
     left: int = 0  # number of sequences that have not ended
     generated: int = 0  # number of generated tokens
     cached: int = 0  # number of prompt tokens found in the prefix cache, as far as known
+    own_cached: int = 0  # number of them that requests with the same salt have used
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,8 @@ class RunningSequence:
 
     Attributes:
         is_settled: has had two tokens since the start, so that the library has hashed its last block completely.
+        chunk_end: number of prompt tokens that earlier steps have left in the prefix cache, a multiple of the block.
+        planned_tokens: number of prompt tokens to process from the start on.
     """
 
     def __init__(self, queued: QueuedRequest, index: int = 0) -> None:
@@ -94,6 +101,7 @@ class RunningSequence:
         self.is_new = False  # started, no step since
         self.is_reading = False  # in prefill
         self.is_settled = False
+        self.is_chunk = False  # the handle is of a part of the prompt; None once a step has processed it
         self.is_leaving = False  # cancelled, but finishing its prefill
         self.is_suspect = False  # was new, with others, in a step that failed, and has not run since
         self.is_restarted = False  # restarted after a failed step
@@ -102,6 +110,8 @@ class RunningSequence:
         self.proposed = 0  # number of tokens proposed in the last step
         self.accepted = 0  # number of these that the model accepted
         self.is_newly_suspended = False  # left out of the last step, but not of the one before
+        self.chunk_end = 0
+        self.planned_tokens = 0
         self._is_suspended = False
         self._prompt_tokens_left = 0
         self._tokens: list[int] = []
@@ -140,9 +150,6 @@ class RunningSequence:
     def start(self, pipeline: Pipeline, number: int) -> None:
         """Start or restart the sequence from its present tokens; RuntimeError if the parameters are rejected."""
         queued, request = self.asked, self.asked.request
-        if self._must_repeat():
-            # A previous restart may not have reached all tokens already sent; keep the rest for comparison.
-            self._sent_tokens, self._tokens = self._tokens + self._sent_tokens, []
         made = len(self._tokens)
         sampling = request.sampling
         seed = (queued.seed + self.index + made) % _SEEDS
@@ -154,15 +161,25 @@ class RunningSequence:
         config.logprobs = int(request.logprobs)
         self.draft_tokens = pipeline.draft_tokens(sampling)
         self.is_new = self.is_reading = True
-        self.is_settled = False
-        self._prompt_tokens_left = len(self.pending_tokens)
+        self.is_settled = self.is_chunk = False
+        self._prompt_tokens_left = len(self.pending_tokens) - self.chunk_end
         self.handle = pipeline.add(number, queued.image_prompt or self.pending_tokens, config)
 
-    def _must_repeat(self) -> bool:
-        """Return whether earlier tokens affect the next one in ways that a prompt cannot carry."""
+    def start_chunk(self, pipeline: Pipeline, number: int, end: int) -> None:
+        """Process the prompt up to ``end`` in one step, as a request of its own whose token is dropped."""
+        config = configure_generation(pipeline.defaults(), _GREEDY)
+        config.max_new_tokens = 1
+        self.is_new = self.is_reading = self.is_chunk = True
+        self.chunk_end = end
+        self.handle = pipeline.add(number, self.pending_tokens[:end], config)
+
+    def rewind(self) -> None:
+        """Go back to the prompt before a restart if earlier tokens affect the next one beyond being its prompt."""
         sampling = self.asked.request.sampling
         penalties = sampling.frequency_penalty, sampling.presence_penalty
-        return self.asked.request.grammar is not None or self.asked.image_prompt is not None or any(penalties)
+        if self.asked.request.grammar is not None or self.asked.image_prompt is not None or any(penalties):
+            # A previous restart may not have reached all tokens already sent; keep the rest for comparison.
+            self._sent_tokens, self._tokens = self._tokens + self._sent_tokens, []
 
     def read(self) -> list[SequenceOutput]:
         """Return the output of the last step.
@@ -178,6 +195,11 @@ class RunningSequence:
             if self.handle.get_status() == GenerationStatus.IGNORED:
                 raise CacheFullError
             return []
+        if self.is_chunk:
+            while self.handle.can_read():
+                self.handle.read()
+            self.handle, self.is_first = None, False
+            return []
         if self.has_beams:
             return self._read_beams()
         tokens: list[int] = []
@@ -188,9 +210,8 @@ class RunningSequence:
                 tokens += output.generated_ids
                 logprobs += output.generated_log_probs
                 finish = _FINISH_REASONS.get(output.finish_reason, finish)
-        if self.draft_tokens and not was_reading:
-            self.proposed = min(self.draft_tokens, self.asked.most - len(self._tokens) - 1)
-            self.accepted = min(self.proposed, len(tokens) - 1)
+        proposed = 0 if was_reading else min(self.draft_tokens, self.asked.most - len(self._tokens) - 1)
+        self.proposed, self.accepted = proposed, min(proposed, max(0, len(tokens) - 1))
         self._tokens += tokens
         sent = min(len(self._sent_tokens), len(tokens))
         if self._sent_tokens[:sent] != tokens[:sent]:
@@ -236,6 +257,7 @@ class RunningSequence:
             self.handle.cancel()
             self.handle = None
         self.is_new = self.is_reading = False
+        self.chunk_end = 0
 
 
 # ----------------------------------------------------------------------
@@ -255,47 +277,63 @@ def block_keys(tokens: Sequence[int], block_tokens: int) -> Iterator[tuple[int, 
         yield start + len(block), key
 
 
+_MAX_SALTS: Final = 64  # salts remembered per block; of an older one, fewer cached tokens are reported
+
+
 class PrefixCacheModel:
-    """Estimate of the prefix cache: blocks available to later prompts; ``blocks`` is the capacity, 0 for no cache."""
+    """Estimate of the prefix cache: blocks available to later prompts; ``blocks`` is the capacity, 0 for no cache.
+
+    The library shares blocks among all requests.  The model also records the salts of the requests that used a block,
+    so that usage reports reveal nothing about prompts of others.
+    """
 
     def __init__(self, blocks: int, block_tokens: int) -> None:
         self._most = blocks
         self._block = block_tokens
-        self._known: OrderedDict[int, None] = OrderedDict()
+        self._known: OrderedDict[int, tuple[str, ...]] = OrderedDict()
 
-    def find(self, tokens: Sequence[int]) -> int:
-        """Return the number of cached tokens of a new prompt; the last token is always computed."""
+    def find(self, tokens: Sequence[int], salt: str = "") -> tuple[int, int]:
+        """Return the number of cached tokens of a new prompt, and of those in blocks that ``salt`` has used.
+
+        The last token is always computed.
+        """
         if not self._most:
-            return 0
-        found, before = 0, 0
+            return 0, 0
+        found, own, before, is_own = 0, 0, 0, True
         for end, key in block_keys(tokens, self._block):
-            if key not in self._known:
-                found += self._find_part(before, tokens[found : found + self._block])
+            salts = self._known.get(key)
+            if salts is None:
+                part, salts = self._find_part(before, tokens[found : found + self._block])
+                found += part
+                own = found if is_own and salt in salts else own
                 break
             self._known.move_to_end(key)
-            found, before = end, key
-        return min(found, len(tokens) - 1)
+            found, before, is_own = end, key, is_own and salt in salts
+            own = end if is_own else own
+        return min(found, len(tokens) - 1), min(own, len(tokens) - 1)
 
     def holds(self, tokens: Sequence[int]) -> bool:
         """Return whether all blocks of a sequence are cached, the last one included."""
         return all(key in self._known for _, key in block_keys(tokens, self._block))
 
-    def _find_part(self, before: int, tokens: Sequence[int]) -> int:
-        """Find a partial block, which then belongs to the new sequence."""
+    def _find_part(self, before: int, tokens: Sequence[int]) -> tuple[int, tuple[str, ...]]:
+        """Find a partial block, which then belongs to the new sequence; return its tokens and salts."""
         for number in range(1, min(len(tokens) + 1, self._block)):
             key = hash((before, *tokens[:number]))
             if key in self._known:
-                del self._known[key]
-                return number
-        return 0
+                return number, self._known.pop(key)
+        return 0, ()
 
-    def keep(self, tokens: Sequence[int], *, is_whole: bool = True) -> None:
+    def keep(self, tokens: Sequence[int], salt: str = "", *, is_whole: bool = True) -> None:
         """Add computed blocks; of a running sequence (``is_whole`` is false) the full ones only."""
         if not self._most:
             return
         for end, key in block_keys(tokens, self._block):
-            if (is_whole or not end % self._block) and key not in self._known:
-                self._known[key] = None
+            if not is_whole and end % self._block:
+                continue
+            salts = self._known.get(key, ())
+            if salt not in salts:
+                self._known[key] = (*salts[1 - _MAX_SALTS :], salt)
                 if len(self._known) > self._most:
                     self._known.popitem(last=False)
 
@@ -369,25 +407,28 @@ class PrefillScheduler:
         if not self._prefixes.holds(tokens[: reading - reading % self._block]):
             return False
         begin = tokens[: self._most_shared(tokens, (text for text in running if not text.is_settled))]
-        return not any(self._ends.find(begin)) and not any(text.ends_within(begin, self._block) for text in running)
+        if any(self._ends.find(begin)):
+            return False
+        # Sequences that start in one step look up the cache before any of them is computed: their last blocks differ.
+        return not any(text.ends_within(begin, self._block) for text in running if not text.is_new)
 
     def _most_shared(self, tokens: Sequence[int], texts: Iterable[RunningSequence]) -> int:
         return max(
             (_common(tokens, each.pending_tokens, self._block) for each in texts if each.handle is not None), default=0
         )
 
-    def begin(self, tokens: Sequence[int]) -> int:
-        """Return the number of cached tokens of a prompt that starts now, as far as known."""
-        return self._prefixes.find(tokens)
+    def begin(self, tokens: Sequence[int], salt: str) -> tuple[int, int]:
+        """Return the numbers of cached tokens of a prompt that starts now; see :meth:`PrefixCacheModel.find`."""
+        return self._prefixes.find(tokens, salt)
 
-    def go_on(self, tokens: Sequence[int]) -> None:
+    def go_on(self, tokens: Sequence[int], salt: str) -> None:
         """Record the computed tokens of a running sequence."""
-        self._prefixes.keep(tokens, is_whole=False)
+        self._prefixes.keep(tokens, salt, is_whole=False)
 
-    def end(self, tokens: Sequence[int]) -> None:
+    def end(self, tokens: Sequence[int], salt: str) -> None:
         """Record the computed tokens of a sequence that has left the batch."""
         if self.caches:
-            self._prefixes.keep(tokens)
+            self._prefixes.keep(tokens, salt)
             self._ends.note(tokens)
 
     def record_beam_end(self, prompt: Sequence[int]) -> None:
@@ -425,18 +466,24 @@ class StepOutcome:
     left: list[QueuedRequest] = field(default_factory=list)
 
 
+_STEP_SECONDS: Final = 0.3  # how long the prompts of a step may delay the running sequences, as far as known
 _PREFILL_TOKENS: Final = 32
 """Tokens of a step that proposals leave to prompts."""
 
 
 class Batch:
-    """Running sequences of a pipeline."""
+    """Running sequences of a pipeline.
+
+    With a prefix cache, a long prompt is started in chunks of whole blocks, each of which a step completes.
+    """
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._prefill = PrefillScheduler(pipeline)
         self._numbers = itertools.count(1)
         self._texts: dict[int, RunningSequence] = {}
+        self._block = pipeline.block_tokens
+        self._step_tokens = pipeline.batched_tokens  # maximum of prompt tokens, so that a step is short
         self.rebuilds = 0  # number of times the pipeline was recreated
         self.suspensions = 0  # number of times a sequence was left out of a step because the KV cache was full
         self.proposed = 0  # number of tokens that a draft model or prompt lookup proposed
@@ -468,7 +515,9 @@ class Batch:
     def takes(self, queued: QueuedRequest) -> bool:
         """Return whether a request that begins now is in the next step; otherwise it must wait."""
         texts = self._texts.values()
-        return all(text.handle is not None for text in texts) and self._prefill.may_start(queued.prompt, texts)
+        if not self._has_started_all() or self._room(is_newcomer=True) < min(len(queued.prompt), self._block):
+            return False
+        return self._prefill.may_start(queued.prompt, texts)
 
     @property
     def used(self) -> float:
@@ -493,9 +542,33 @@ class Batch:
 
     def _start(self, text: RunningSequence) -> None:
         number = next(self._numbers)
-        if all(each.handle is not None for each in self._texts.values()) and self._may_start(text):
-            self._start_now(text, number)
+        if self._has_started_all() and self._may_start(text):
+            self._start_now(text, self._room(is_newcomer=True))
         self._texts[number] = text
+
+    def _has_started_all(self) -> bool:
+        """Return whether no sequence waits for its first start."""
+        return all(text.handle is not None or text.chunk_end for text in self._texts.values())
+
+    def _room(self, *, is_newcomer: bool = False) -> int:
+        """Return the number of prompt tokens that the next step can process besides those that have been started.
+
+        A newcomer leaves half of them to a prompt that was started before; the other half lets it overtake.
+        """
+        if not self._prefill.caches:
+            return self._pipeline.batched_tokens
+        decoding = reading = 0
+        has_chunk = False
+        for text in self._texts.values():
+            if text.handle is None:
+                has_chunk = has_chunk or text.chunk_end > 0
+            elif text.is_reading:
+                reading += text.planned_tokens
+            else:
+                decoding += text.asked.request.sampling.best_of
+        room = min(self._pipeline.batched_tokens - decoding, self._step_tokens)
+        # Many decoding sequences must not keep prompts out.
+        return max(room // 2 if is_newcomer and has_chunk else room, self._block) - reading
 
     def _may_start(self, text: RunningSequence) -> bool:
         """Return whether a sequence may start; a suspect of a failed step starts alone."""
@@ -520,11 +593,28 @@ class Batch:
         checked = pipeline.draft_tokens(text.asked.request.sampling) + sum(each.draft_tokens + 1 for each in others) + 1
         return not others or checked <= pipeline.batched_tokens - _PREFILL_TOKENS
 
-    def _start_now(self, text: RunningSequence, number: int) -> None:
-        text.start(self._pipeline, number)
-        cached = self._prefill.begin(text.pending_tokens)
-        if text.index == 0 and not text.is_restarted:
-            text.asked.cached = cached
+    def _start_now(self, text: RunningSequence, room: int) -> None:
+        """Start a sequence, or the next chunk of a prompt that does not fit into a step; nothing without room.
+
+        A chunk ends with a block, where a cancelled sequence can leave: the library would reuse a part as a full block.
+        """
+        text.rewind()
+        tokens, cached, own = text.pending_tokens, text.chunk_end, 0
+        is_divisible = self._prefill.caches and text.asked.image_prompt is None
+        if is_divisible and room < min(len(tokens) - cached, self._block):
+            return
+        if not cached:
+            cached, own = self._prefill.begin(tokens, text.asked.request.cache_salt)
+        end = (cached + room) // self._block * self._block
+        text.planned_tokens = min(end, len(tokens)) - cached
+        is_first = not text.chunk_end
+        if is_divisible and cached + room < len(tokens):
+            text.start_chunk(self._pipeline, next(self._numbers), end)
+        else:
+            text.planned_tokens = len(tokens) - cached
+            text.start(self._pipeline, next(self._numbers))
+        if text.index == 0 and is_first and not text.is_restarted:
+            text.asked.cached, text.asked.own_cached = cached, own
 
     def _start_queued(self, outcome: StepOutcome) -> None:
         for number, text in list(self._texts.items()):
@@ -533,7 +623,7 @@ class Batch:
             if not self._may_start(text):
                 return
             try:
-                self._start_now(text, number)
+                self._start_now(text, self._room())
             except (RuntimeError, TypeError, ValueError) as error:
                 self._fail(text.asked, _rejection(error), outcome)
                 self.cancel(text.asked)
@@ -560,7 +650,7 @@ class Batch:
         if text.has_beams:
             self._prefill.record_beam_end(text.asked.prompt)
         else:
-            self._prefill.end(text.computed)
+            self._prefill.end(text.computed, text.asked.request.cache_salt)
         return text
 
     def step(self) -> StepOutcome:
@@ -568,11 +658,13 @@ class Batch:
         outcome = StepOutcome()
         reason = ""
         self._start_queued(outcome)
+        started = time.perf_counter()
         try:
             self._pipeline.step()
         except RuntimeError as error:
             reason = library_error_message(error)
         stepped = [text for text in self._texts.values() if text.handle is not None]
+        self._limit_step(sum(text.planned_tokens for text in stepped if text.is_new), time.perf_counter() - started)
         if not reason:
             self._follow_beams(stepped)
         self._read(outcome)
@@ -582,10 +674,17 @@ class Batch:
         failed = {id(queued) for queued, _ in outcome.failed}
         for text in stepped:
             text.is_new = text.is_suspect = False
-            if not text.asked.is_grammar_proven and id(text.asked) not in failed:
+            if not text.asked.is_grammar_proven and not text.is_chunk and id(text.asked) not in failed:
                 text.asked.is_grammar_proven = True
                 outcome.newly_proven.append(text.asked)
         return outcome
+
+    def _limit_step(self, tokens: int, seconds: float) -> None:
+        """Limit the prompt tokens of later steps by the time that a step has taken, to a multiple of the block."""
+        if tokens >= self._block and seconds > 0:
+            most = round(tokens * _STEP_SECONDS / seconds) // self._block * self._block
+            # A slow step may have other causes, so the limit falls and grows by at most half and double.
+            self._step_tokens = min(max(most, self._step_tokens // 2, self._block), 2 * self._step_tokens)
 
     def _follow_beams(self, stepped: list[RunningSequence]) -> None:
         """Track prefill of beam sequences, of which the library reports nothing before they end.
@@ -593,9 +692,11 @@ class Batch:
         The library processes prompts in order of arrival, with the step's token budget that decoding leaves.
         """
         room = self._pipeline.batched_tokens
-        readers = [text for text in stepped if text.is_reading]
+        readers = [text for text in stepped if text.is_reading and not text.is_chunk]
         for text in stepped:
-            if not text.is_reading:
+            if text.is_chunk:
+                room -= text.planned_tokens
+            elif not text.is_reading:
                 room -= text.asked.request.sampling.best_of
                 text.is_settled = text.is_settled or text.has_beams
         for text in readers:
@@ -603,7 +704,7 @@ class Batch:
                 return
             room -= text.record_prefill(room)
             if not text.is_reading:
-                self._prefill.go_on(text.asked.prompt)
+                self._prefill.go_on(text.asked.prompt, text.asked.request.cache_salt)
 
     def _read(self, outcome: StepOutcome) -> None:
         over = [
@@ -626,8 +727,11 @@ class Batch:
         self.suspensions += text.is_newly_suspended
         self.proposed += text.proposed
         self.accepted += text.accepted
-        if text.is_first:
-            self._prefill.go_on(text.computed)
+        salt = text.asked.request.cache_salt
+        if text.handle is None:
+            self._prefill.go_on(text.pending_tokens[: text.chunk_end], salt)
+        elif text.is_first:
+            self._prefill.go_on(text.computed, salt)
         if text.is_leaving:
             return not text.is_reading
         outcome.news += news

@@ -7,6 +7,8 @@ A request passes template, grammar, admission and batch, and has rows in the out
     first                                       ["loaded", facts] or ["failed", reason]
     ["add", id, request]                        ["accepted", prompt tokens] or ["refused", error]
     ["tokenize", id, texts, options]            ["tokens", tokens, counts] or ["refused", error]
+    ["tokenize prompt", id, request]            as for "tokenize"
+    ["detokenize", id, tokens, is_joined]       ["texts", texts] or ["refused", error]
     ["cancel", id]                              not answered; a request that it ends unanswered is refused
     number 0, each step                         [rows, failures, figures]; see :meth:`Engine.step`
 """
@@ -42,6 +44,8 @@ from ovmstrio.inference.engine.messages import (
     FINISH_REASONS,
     LOADED,
     REJECTED,
+    TEXTS,
+    TOKENIZER_FILE,
     TOKENS,
     decode_request,
     decode_texts,
@@ -56,6 +60,7 @@ from ovmstrio.inference.engine.prompts import (
     context_length,
     read_architectures,
 )
+from ovmstrio.inference.engine.tokenizer import find_token_bound
 from ovmstrio.util.truncation import encode_text
 
 if TYPE_CHECKING:
@@ -153,6 +158,14 @@ class TokenBytes:
             stored = self._vocabulary.get(token, b"")
             self._known[token] = _forms(stored, alone, text.removeprefix(anchor))
 
+    def known(self, token: int) -> bytes:
+        """Return the bytes of a learned token within a text."""
+        return self._known[token][0]
+
+    def of_token(self, token: int) -> bytes:
+        """Return the bytes of a learned token within a text."""
+        return self._known[token][0]
+
     def split(self, text: str, tokens: Sequence[int]) -> Iterator[tuple[bytes, int]]:
         """Yield the bytes of each token, and the index of the character of the text that begins with it or has it.
 
@@ -194,13 +207,17 @@ def _count_characters(data: bytes) -> int:
 
 
 class _Output:
-    __slots__ = ("characters", "echoes", "stops", "window")
+    __slots__ = ("characters", "echoes", "is_greedy", "stops", "window")
 
     def __init__(self, queued: QueuedRequest) -> None:
         self.window = TokenWindow()
         self.characters = 0  # of the text so far
         self.stops = StopStrings(queued.request.stop, keeps=queued.request.includes_stop)
         self.echoes = queued.request.echo
+        sampling = queued.request.sampling
+        penalties = sampling.frequency_penalty, sampling.presence_penalty, (sampling.repetition_penalty or 1.0) - 1.0
+        # Only then is a generated token known to be the most likely one.
+        self.is_greedy = sampling.temperature == 0 and queued.request.grammar is None and not any(penalties)
 
 
 class OutputRows:
@@ -210,6 +227,11 @@ class OutputRows:
         self._decode = decode
         self._token_bytes = token_bytes
         self._outputs: dict[tuple[int, int], _Output] = {}
+
+    def token_texts(self, tokens: Sequence[int]) -> list[str]:
+        """Return the text of each token; bytes that are no text are replaced."""
+        self._token_bytes.learn(tokens)
+        return [self._token_bytes.known(token).decode(errors="replace") for token in tokens]
 
     def forget(self, queued: QueuedRequest) -> None:
         """Drop the state of a request."""
@@ -249,7 +271,7 @@ class OutputRows:
         tokens = {token for new in news if new.asked.request.logprobs for token in new.tokens}
         for new in news:
             if new.asked.prompt_logprobs and self._output(new).echoes:
-                tokens.update(new.asked.prompt)
+                tokens.update(new.asked.prompt, (best[0] for best in new.asked.prompt_best if best is not None))
         self._token_bytes.learn(tokens)
 
     def _row(self, new: SequenceOutput, decoded: str) -> list[Any]:
@@ -265,20 +287,29 @@ class OutputRows:
                 prompt = self._decode([new.asked.prompt], request.skips_special_tokens)[0]
             text = prompt + text
             if new.asked.prompt_logprobs:
-                logprobs = self._logprobs(prompt, 0, new.asked.prompt, new.asked.prompt_logprobs)
+                asked = new.asked
+                logprobs = self._logprobs(prompt, 0, asked.prompt, asked.prompt_logprobs, asked.prompt_best)
             output.characters = len(prompt)
         if request.logprobs:
-            logprobs += self._logprobs(decoded, output.characters, _output_tokens(new), new.logprobs)
+            tokens = _output_tokens(new)
+            best = list(zip(tokens, new.logprobs, strict=False)) if output.is_greedy else []
+            logprobs += self._logprobs(decoded, output.characters, tokens, new.logprobs, best)
             output.characters += len(decoded)
         end = output.stops.found or (None if finish is None else FINISH_REASONS.index(finish))
         return [new.asked.id, new.index, text, len(new.tokens), logprobs or None, end]
 
     def _logprobs(
-        self, text: str, start: int, tokens: Sequence[int], values: Sequence[float | None]
+        self,
+        text: str,
+        start: int,
+        tokens: Sequence[int],
+        values: Sequence[float | None],
+        best: Sequence[tuple[int, float] | None],
     ) -> list[list[Any]]:
-        """Return bytes, log-probability, token and offset of each token of a text that begins at ``start``."""
-        parts = zip(self._token_bytes.split(text, tokens), tokens, values, strict=False)
-        return [[list(data), value, token, start + place] for (data, place), token, value in parts]
+        """Return bytes, log-probability, token, offset and best token of each token of a text from ``start``."""
+        shown = [each and [list(self._token_bytes.of_token(each[0])), each[1]] for each in best]
+        parts = zip(self._token_bytes.split(text, tokens), tokens, values, shown or [None] * len(tokens), strict=False)
+        return [[list(data), value, token, start + place, best] for (data, place), token, value, best in parts]
 
 
 def _output_tokens(new: SequenceOutput) -> list[int]:
@@ -317,6 +348,7 @@ class _AddedRequest(NamedTuple):
     message: int
     number: int
     request: GenerationRequest
+    is_only_tokenized: bool = False
 
 
 class Engine:
@@ -373,6 +405,15 @@ class Engine:
         # The library pads shorter rows with special tokens, which would appear in the text.
         return [decode(row, skip_special_tokens=False) for row in rows]
 
+    def detokenize(self, message: int, tokens: list[int], *, is_joined: bool) -> None:
+        """Answer a message with the text of tokens, or with the text of each of them."""
+        try:
+            self._prompts.check_known(tokens)
+            texts = self._decode([tokens], False) if is_joined else self._rows.token_texts(tokens)
+            self._answer(message, [TEXTS, texts])
+        except ServerError as error:
+            self._answer(message, [REJECTED, encode_failure(error)])
+
     @property
     def is_busy(self) -> bool:
         """Return whether :meth:`step` has work."""
@@ -390,8 +431,8 @@ class Engine:
         """Seconds after which :attr:`is_busy` may change without a message or a descriptor."""
         return None if self._renderings is None else self._renderings.seconds_left
 
-    def add(self, message: int, number: int, plain: dict[str, Any]) -> None:
-        """Queue a request; its message is answered when the request runs or is rejected."""
+    def add(self, message: int, number: int, plain: dict[str, Any], *, is_only_tokenized: bool = False) -> None:
+        """Queue a request; its message is answered when the request runs or is rejected, or with its tokens."""
         try:
             request = decode_request(plain)
             waiting = self._admission.waiting if request.grammar is None else self._grammars.waiting
@@ -399,7 +440,7 @@ class Engine:
                 waiting += self._renderings.waiting
             if waiting and (self._waiting >= self._limits.waiting or self._waits_too_long):
                 raise self._overloaded()
-            added = _AddedRequest(message, number, request)
+            added = _AddedRequest(message, number, request, is_only_tokenized)
             if self._renderings is None or not isinstance(request.prompt, Conversation):
                 self._add_prompt(added)
                 return
@@ -447,6 +488,9 @@ class Engine:
             self._unmeasured.popleft()
 
     def _add_tokens(self, added: _AddedRequest, tokens: list[int], image_prompt: ImagePrompt | None = None) -> None:
+        if added.is_only_tokenized:
+            self._answer(added.message, [TOKENS, np.array(tokens, np.int64), np.array([len(tokens)], np.int64)])
+            return
         queued = self._prepare(added, tokens)
         queued.image_prompt = image_prompt
         if queued.is_grammar_proven:
@@ -554,7 +598,7 @@ class Engine:
     def _accept(self, queued: QueuedRequest) -> None:
         if queued.message_number:
             end = self._prompts.rendered_end(queued.request.prompt, queued.prompt)
-            self._answer(queued.message_number, [ACCEPTED, len(queued.prompt), end, queued.cached])
+            self._answer(queued.message_number, [ACCEPTED, len(queued.prompt), end, queued.cached, queued.own_cached])
             queued.message_number = 0
 
     def cancel(self, number: int) -> None:
@@ -822,6 +866,11 @@ class EngineProgram:
             self._channel.send([number, [REJECTED, encode_failure(CANCELLED)]])
         elif kind == "tokenize":
             self._tokenizing.add(number, request, *parts)
+        elif kind == "detokenize":
+            _, tokens, is_joined = parts
+            self._engine.detokenize(number, tokens, is_joined=is_joined)
+        elif kind == "tokenize prompt":
+            self._engine.add(number, request, *parts, is_only_tokenized=True)
         else:
             self._engine.add(number, request, *parts)
 
@@ -830,8 +879,15 @@ def _load(options: dict[str, Any], answer: Callable[[int, Any], None]) -> tuple[
     pipeline = Pipeline(PipelineOptions(**options["pipeline"]))
     folder = Path(options["pipeline"]["folder"])
     room = (pipeline.blocks - pipeline.proposes) * pipeline.block_tokens
-    context = context_length(folder)
-    limits = Limits(min(room, context or room), **options["limits"])
+    known, source = context_length(folder)
+    if options["max_model_len"] is not None:
+        known, source = options["max_model_len"], "option"
+    most, source = (room, "cache_size") if known is None or known > room else (known, source)
+    bound = find_token_bound(pipeline.tokenizer, most)
+    if bound is not None:
+        # A prompt that fills the bound may have been cut.
+        most, source = bound - 1, TOKENIZER_FILE
+    limits = Limits(most, **options["limits"])
     renderer = choose_renderer(pipeline, folder, options["template_mode"])
     prompts = PromptTokenizer(pipeline.tokenizer, renderer.render, limits.tokens)
     engine = Engine(
@@ -845,11 +901,14 @@ def _load(options: dict[str, Any], answer: Callable[[int, Any], None]) -> tuple[
     )
     facts = {
         "context_length": limits.tokens,
+        "context_source": source,
+        "token_bound": bound,
         "vocabulary_size": prompts.vocabulary_size,
         "longest_token": prompts.longest_token,
         "blocks": pipeline.blocks,
         "block_tokens": pipeline.block_tokens,
         "chat_template": renderer.source,
+        "chat_template_file": renderer.file,
         "takes_images": pipeline.takes_images,
         "architectures": read_architectures(folder),
     }

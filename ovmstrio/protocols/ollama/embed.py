@@ -12,11 +12,10 @@ from ovmstrio.core.errors import ErrorList
 from ovmstrio.core.generation import Task
 from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.encoding.json_output import array_pieces
-from ovmstrio.protocols.ollama.api import OPTIONS, read_body
-from ovmstrio.protocols.ollama.chat import IGNORED
+from ovmstrio.protocols.ollama.api import OPTIONS, check_keep_alive, read_body
 from ovmstrio.protocols.openai.embeddings import check_dimensions, read_inputs, write_vectors
 from ovmstrio.protocols.openai.fields import Fields, PromptSize
-from ovmstrio.protocols.openai.known_fields import KnownFields, Refused
+from ovmstrio.protocols.openai.known_fields import KnownFields
 from ovmstrio.protocols.openai.text_endpoint import parse_off_loop
 from ovmstrio.serving.generation_calls import charge_tokens
 from ovmstrio.transport.http.responses import JSON_TYPE
@@ -30,9 +29,10 @@ if TYPE_CHECKING:
     from ovmstrio.transport.http.router import Rule
 
 _ONE: Final = "prompt"  # Field of the older endpoint
-_REFUSED: Final = {"truncate": Refused("the option truncate of the model decides")}
-EMBED: Final = KnownFields(frozenset({"model", "input", "dimensions", "options"}), IGNORED, _REFUSED)
-EMBEDDINGS: Final = KnownFields(frozenset({"model", _ONE, "options"}), IGNORED, _REFUSED)
+_IGNORED: Final = {"keep_alive": check_keep_alive}
+_WHOLE: Final = -1  # As many tokens as the model takes
+EMBED: Final = KnownFields(frozenset({"model", "input", "dimensions", "truncate", "options"}), _IGNORED, {})
+EMBEDDINGS: Final = KnownFields(frozenset({"model", _ONE, "options"}), _IGNORED, {})
 
 
 def embed_rules(api: OpenAIApi) -> list[Rule]:
@@ -43,9 +43,9 @@ def embed_rules(api: OpenAIApi) -> list[Rule]:
     ) -> HttpAnswer:
         body = await read_body(api, request, known)
         began = perf_counter_ns()
-        inputs, dimensions = await parse_off_loop(partial(_read, body.document, known, name), body)
+        inputs, dimensions, max_tokens = await parse_off_loop(partial(_read, body.document, known, name), body)
         with await api.call(request, body.model, Task.EMBEDDINGS) as call:
-            embeddings = await cast("Embedder", call.service).embed(inputs)
+            embeddings = await cast("Embedder", call.service).embed(inputs, max_tokens=max_tokens)
             charge_tokens(embeddings.tokens)
             check_dimensions(embeddings, dimensions)
             content = await write_vectors(embeddings, partial(write, embeddings, body.document["model"], began))
@@ -58,10 +58,14 @@ def embed_rules(api: OpenAIApi) -> list[Rule]:
     ]
 
 
-def _read(document: Mapping[str, Any], known: KnownFields, name: str) -> tuple[Sequence[str | TokenIds], int | None]:
+def _read(
+    document: Mapping[str, Any], known: KnownFields, name: str
+) -> tuple[Sequence[str | TokenIds], int | None, int | None]:
+    """Return the inputs, the dimensions, and the limit of tokens, beyond which Ollama truncates by default."""
     errors = ErrorList()
     fields = Fields(document, errors)
     dimensions = fields.unsigned("dimensions", minimum=1)
+    max_tokens = None if fields.flag("truncate") is False else _WHOLE
     inputs = read_inputs(fields, name)
     if name == _ONE and not isinstance(fields.get(name), str | None):
         fields.refuse(name, f"{name} is not a string")
@@ -69,7 +73,7 @@ def _read(document: Mapping[str, Any], known: KnownFields, name: str) -> tuple[S
     OPTIONS.check(fields.within("options") or fields.translated({}, PromptSize()))
     known.check(fields)
     errors.tell()
-    return inputs, dimensions
+    return inputs, dimensions, max_tokens
 
 
 def _write_all(embeddings: Embeddings, model: str, began: int) -> bytes:

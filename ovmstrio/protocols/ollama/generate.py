@@ -14,7 +14,7 @@ from ovmstrio.protocols.ollama.api import (
     read_request,
     read_thinking,
 )
-from ovmstrio.protocols.ollama.chat import IGNORED, NO_TRUNCATION
+from ovmstrio.protocols.ollama.chat import IGNORED
 from ovmstrio.protocols.openai.fields import Fields, PromptSize, read_chat_message
 from ovmstrio.protocols.openai.known_fields import KnownFields, Refused
 from ovmstrio.protocols.openai.text_endpoint import ParsedRequest, answer_text
@@ -37,7 +37,6 @@ GENERATE: Final = KnownFields(
     ),
     IGNORED,
     {
-        **dict.fromkeys(("truncate", "shift"), NO_TRUNCATION),
         **dict.fromkeys(("width", "height", "steps"), _NO_IMAGES),
         "context": Refused("send the conversation to /api/chat"),
         "suffix": Refused("the model only appends text"),
@@ -69,10 +68,8 @@ def _read_prompt(fields: Fields, prompt: PromptSize) -> Conversation | str:
     images = image_parts(fields)
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": [*images, {"type": "text", "text": text or ""}] if images else text})
-    return Conversation(
-        tuple(read_chat_message(fields.translated(message, prompt)) for message in messages),
-        template_options=read_thinking(fields),
-    )
+    read = tuple(read_chat_message(fields.translated(message, prompt)) for message in messages)
+    return Conversation(read, template_options=read_thinking(fields), images=tuple(prompt.images))
 
 
 def _content(text: str, reasoning: str, calls: list[dict[str, Any]]) -> dict[str, Any]:

@@ -121,7 +121,7 @@ class Chat:
         request = make_request(
             fields,
             limits,
-            _read_conversation(fields),
+            read_conversation(fields),
             max_tokens=max_tokens,
             is_stream=is_stream,
             logprobs=_read_logprobs(fields),
@@ -140,7 +140,8 @@ class Chat:
         return _ChatStream(body.model, parsed, write_error)
 
 
-def _read_conversation(fields: Fields) -> Conversation:
+def read_conversation(fields: Fields) -> Conversation:
+    """Return the conversation of a body: messages, tools and options of the chat template."""
     messages = read_messages(fields)
     tools = read_tools(fields)
     given = fields.mapping("chat_template_kwargs", "chat_template_kwargs must be an object", is_prompt=True) or {}

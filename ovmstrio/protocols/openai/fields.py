@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import islice
 from math import inf, isfinite
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import orjson
 
@@ -23,7 +23,7 @@ from ovmstrio.core.generation import (
 from ovmstrio.util.truncation import MAX_ITEMS, size_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ovmstrio.core.errors import ErrorList
     from ovmstrio.core.generation import GenerationLimits, Prompt, TokenIds
@@ -267,6 +267,12 @@ class Fields:
             return None
         return value
 
+    def check_levels(self) -> None:
+        """Record an error if this object, which is passed on unparsed, has too many levels."""
+        if _is_too_deep(self._document):
+            message = f"{self._at}: expected at most {_MAX_LEVELS} nested lists and objects"
+            self._errors.add(InvalidField(message, field=self._at))
+
     def translated(self, document: Mapping[str, Any], prompt: PromptSize) -> Fields:
         """Return the reader of an object that has the meaning of this one in another API; its path is the same."""
         return Fields(document, self._errors, self._at, prompt)
@@ -291,6 +297,23 @@ class Fields:
                 self._errors.add(InvalidField(inner or f"{path} is not an object", field=path, got=shown(value)))
 
 
+def read_truncation(fields: Fields) -> dict[str, int]:
+    """Return the option ``max_tokens`` of encoders for ``truncate_prompt_tokens``; -1 is what the model takes."""
+    name = "truncate_prompt_tokens"
+    given = fields.whole(name, f"{name} is neither -1 nor above 0", range(-1, 2**31))
+    if given == 0:
+        fields.refuse(name, f"{name} is neither -1 nor above 0", got="0")
+    return {"max_tokens": given} if given else {}
+
+
+_INCLUDED: Final = frozenset(
+    {
+        *("message.output_text.logprobs", "reasoning.encrypted_content", "message.input_image.image_url"),
+        *("file_search_call.results", "web_search_call.results", "web_search_call.action.sources"),
+        *("code_interpreter_call.outputs", "computer_call_output.output.image_url"),
+    }
+)
+"""Values of ``include``; except for the first they concern items that this server never returns."""
 _TRUNCATION: Final = "truncation"
 _DISABLED: Final = "disabled"
 
@@ -303,6 +326,8 @@ def check_ignored_responses_fields(fields: Fields) -> None:
         if not isinstance(each, str):
             fields.refuse("include", "include contains a non string element")
             break
+        if each not in _INCLUDED:
+            fields.refuse("include", "include: unknown value", got=shown(each))
     cut = fields.text(_TRUNCATION)
     if cut not in {None, _DISABLED, "auto"}:
         fields.refuse(
@@ -531,6 +556,9 @@ def _read_text_grammar(form: Fields, kind: str) -> Grammar | None:
 _TOOL_CHOICES: Final = frozenset({"none", "auto", "required"})
 _FUNCTION: Final = "function"
 _ALLOWED: Final = "allowed_tools"
+_NAMED_TOOLS: Final = (_FUNCTION, "custom")
+_UNNAMED_TOOLS: Final = ("local_shell", "shell", "apply_patch")
+"""Types of the Responses API's tools without names of their own: the type is the name."""
 
 
 class _Tools(NamedTuple):
@@ -541,12 +569,15 @@ class _Tools(NamedTuple):
     name: str
 
 
-def read_tools(fields: Fields) -> _Tools:
+_ReadTool: TypeAlias = "Callable[[Fields], Sequence[Mapping[str, Any]]]"
+"""Reads the functions of one tool."""
+
+
+def read_tools(fields: Fields, read: _ReadTool = lambda tool: (read_function_tool(tool),)) -> _Tools:
     """Return the tools; none if the choice forbids calls."""
-    choice, name, allowed = _read_choice(fields)
-    tools = tuple(
-        _read_tool(tool) for tool in fields.objects("tools", "Tools are not an array", "Tool is not a JSON object")
-    )
+    choice, name, allowed = _read_choice(fields, read)
+    given = fields.objects("tools", "Tools are not an array", "Tool is not a JSON object")
+    tools = tuple(function for tool in given for function in read(tool))
     if allowed is not None:
         for unknown in sorted(allowed - {tool[_FUNCTION]["name"] for tool in tools}):
             problem = "tool_choice allows a function that is not among the tools"
@@ -561,7 +592,7 @@ def read_tools(fields: Fields) -> _Tools:
     return _Tools(tools, choice, name)
 
 
-def _read_choice(fields: Fields) -> tuple[str, str, set[str] | None]:
+def _read_choice(fields: Fields, read: _ReadTool) -> tuple[str, str, set[str] | None]:
     """Return the choice, the named function, and the allowed functions (None for all)."""
     value = fields.word("tool_choice")
     if value is None:
@@ -575,11 +606,11 @@ def _read_choice(fields: Fields) -> tuple[str, str, set[str] | None]:
     if chosen is None:
         return "auto", "", None
     if chosen.word("type") == _ALLOWED:
-        return _read_allowed(chosen)
+        return _read_allowed(chosen, read)
     return *_read_named(chosen), None
 
 
-def _read_allowed(chosen: Fields) -> tuple[str, str, set[str]]:
+def _read_allowed(chosen: Fields, read: _ReadTool) -> tuple[str, str, set[str]]:
     holder = chosen if chosen.get(_ALLOWED) is None else chosen.within(_ALLOWED)
     if holder is None:
         return "auto", "", set()
@@ -587,13 +618,15 @@ def _read_allowed(chosen: Fields) -> tuple[str, str, set[str]]:
     if mode not in {"auto", "required"}:
         holder.refuse("mode", f"{holder.path('mode')} should be either 'auto' or 'required'", got=shown(mode))
         return "auto", "", set()
-    tools = [_read_tool(tool) for tool in holder.objects("tools")]
-    return mode, "", {tool[_FUNCTION]["name"] for tool in tools}
+    return mode, "", {tool[_FUNCTION]["name"] for given in holder.objects("tools") for tool in read(given)}
 
 
 def _read_named(chosen: Fields) -> tuple[str, str]:
+    kind = chosen.word("type")
+    if kind in _UNNAMED_TOOLS:
+        return _FUNCTION, str(kind)
     # The Responses API has the name directly, chat nests the name in an object.
-    is_flat = chosen.get(_FUNCTION) is None and chosen.get("type") == _FUNCTION
+    is_flat = chosen.get(_FUNCTION) is None and kind in _NAMED_TOOLS
     named = chosen if is_flat else chosen.within(_FUNCTION, "tool_choice.function is not a valid JSON object")
     if named is None:
         if chosen.get(_FUNCTION) is None:
@@ -606,7 +639,7 @@ def _read_named(chosen: Fields) -> tuple[str, str]:
     return _FUNCTION, name
 
 
-def _read_tool(fields: Fields) -> Mapping[str, Any]:
+def read_function_tool(fields: Fields) -> Mapping[str, Any]:
     """Return a tool, in chat's nested or the Responses API's flat form."""
     kind = fields.name_text("type")
     if kind not in {None, _FUNCTION}:
@@ -848,4 +881,12 @@ def make_request(
         # Text with special tokens is returned raw, without parsing tool calls and reasoning.
         parses_output=not keeps_special,
         deadline=deadline,
+        cache_salt=_read_cache_salt(fields),
     )
+
+
+def _read_cache_salt(fields: Fields) -> str:
+    salt = fields.name_text("cache_salt")
+    if salt == "":
+        fields.refuse("cache_salt", "cache_salt: expected a string that is not empty")
+    return salt or ""

@@ -82,11 +82,9 @@ _USE_FORMAT: Final = _Refused("use response_format")
 _NO_FILTER: Final = _Refused("the generation library has no token filter; use response_format")
 _NO_TRUNCATION: Final = _Refused("prompts are not truncated; shorten the prompt")
 _NO_TOKEN_IDS: Final = _Refused("answers have no token ids; use /tokenize")
-_NO_MEDIA: Final = _Refused("this model accepts text only")
+_NO_MEDIA: Final = _Refused("the settings in the folder of the model apply")
 _ONE_ENGINE: Final = _Refused("a model has one engine")
 _NAME_OF_ADAPTER: Final = _Refused("an adapter is fixed when its model is loaded; set model to the adapter's name")
-_NOT_STORED: Final = "responses are not stored"
-_SHARED_CACHE: Final = _Refused("all callers share cached prefixes; serve the model with enable_prefix_caching false")
 _REFUSED: Final[Mapping[str, _Refused]] = {
     **dict.fromkeys(
         ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "structural_tag"),
@@ -98,8 +96,7 @@ _REFUSED: Final[Mapping[str, _Refused]] = {
     **dict.fromkeys(("mm_processor_kwargs", "media_io_kwargs"), _NO_MEDIA),
     **dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "routed_experts_prompt_start"), _ONE_ENGINE),
     **dict.fromkeys(("adapter_id", "lora", "lora_adapters", "lora_path", "lora_request"), _NAME_OF_ADAPTER),
-    "return_mm_kwargs": _Refused("this model accepts text only", neutral=True),
-    "cache_salt": _SHARED_CACHE,
+    "return_mm_kwargs": _Refused("answers have no inputs of the model", neutral=True),
     "guided_decoding_backend": _Refused("the server has one grammar compiler; omit it"),
     "guided_whitespace_pattern": _Refused("JSON has no optional white space; use response_format with a grammar"),
     "logit_bias": _Refused("the generation library has no logit bias"),
@@ -110,7 +107,7 @@ _REFUSED: Final[Mapping[str, _Refused]] = {
     "prompt_logprobs": _Refused("use echo and logprobs of /completions"),
     "repetition_detection": _Refused("use repetition_penalty, or max_tokens"),
     "return_prompt_text": _Refused("answers have no prompt"),
-    "store": _Refused(f"{_NOT_STORED}; omit it or send false"),
+    "store": _Refused("only responses of /responses are stored; omit it or send false"),
     "thinking_token_budget": _Refused("reasoning has no separate limit; use max_tokens", neutral=-1),
     "use_beam_search": _Refused("use best_of"),
     "vllm_xargs": _Refused("the server has no extensions of vLLM"),
@@ -122,7 +119,7 @@ _SAMPLING: Final = frozenset(
         *("model", "stream", "stream_options", "response_format", "n", "stop", "seed", "temperature", "top_p", "top_k"),
         *("min_p", "min_tokens", "frequency_penalty", "presence_penalty", "repetition_penalty", "length_penalty"),
         *("ignore_eos", "best_of", "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens"),
-        *("num_assistant_tokens", "assistant_confidence_threshold", "max_ngram_size"),
+        *("num_assistant_tokens", "assistant_confidence_threshold", "max_ngram_size", "cache_salt"),
     }
 )
 _TOOLS: Final = frozenset({"tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs"})
@@ -162,43 +159,41 @@ RESPONSES: Final = KnownFields(
     _SAMPLING
     | _TOOLS
     | {"input", "instructions", "max_output_tokens", "text", "reasoning", "include", "truncation"}
-    | {"max_tool_calls", "top_logprobs"},
-    _IGNORED,
+    | {"max_tool_calls", "top_logprobs", "store", "background", "previous_response_id"},
+    {**_IGNORED, "client_metadata": Fields.mapping},
     {
-        **_REFUSED,
-        "background": _Refused(f"{_NOT_STORED}; wait for the response"),
-        "context_management": _Refused(f"{_NOT_STORED}; send a shorter conversation"),
-        "conversation": _Refused(f"{_NOT_STORED}; send the conversation as input"),
-        "previous_response_id": _Refused(f"{_NOT_STORED}; send the conversation as input"),
+        **{name: refused for name, refused in _REFUSED.items() if name != "store"},
+        "context_management": _Refused("the server shortens no conversation; send a shorter one"),
+        "conversation": _Refused("the server has no conversations; use previous_response_id"),
         "prompt": _Refused("this server has no prompt templates; send input"),
     },
 )
 
 _TRUNCATE_OPTION: Final = _Refused("the option truncate of the model decides")
 _ENCODERS: Final[Mapping[str, _Refused]] = {
-    **dict.fromkeys(("truncate_prompt_tokens", "truncation_side"), _TRUNCATE_OPTION),
+    "truncation_side": _TRUNCATE_OPTION,
     "cache_salt": _Refused("there is no prefix cache; omit it"),
     "mm_processor_kwargs": _NO_MEDIA,
     "padding": _Refused("padding never changes the result", neutral="do_not_pad"),
     "use_activation": _Refused("the options of the model decide"),
 }
 EMBEDDINGS: Final = KnownFields(
-    frozenset({"model", "input", "encoding_format", "dimensions"}),
+    frozenset({"model", "input", "encoding_format", "dimensions", "truncate_prompt_tokens", "prompt_name"}),
     _IDENTITY,
     {
         **_ENCODERS,
         "add_special_tokens": _Refused("send tokens instead of a text", neutral=True),
         "embed_dtype": _Refused("numbers have 32 bits", neutral="float32"),
         "endianness": _Refused("numbers are little-endian", neutral="little"),
-        "input_type": _Refused("write the model's prefix into the texts"),
+        "input_type": _Refused("use prompt_name, or write the model's prefix into the texts"),
         "messages": _Refused("send texts as input"),
         "normalize": _Refused("the option normalize of the model decides"),
         "stream": _Refused("embeddings do not stream"),
-        "task": _Refused("write the model's prefix into the texts"),
+        "task": _Refused("use prompt_name, or write the model's prefix into the texts"),
     },
 )
 RERANK: Final = KnownFields(
-    frozenset({"model", "query", "documents", "top_n", "return_documents"}),
+    frozenset({"model", "query", "documents", "top_n", "return_documents", "truncate_prompt_tokens"}),
     _IDENTITY,
     {
         **_ENCODERS,
@@ -209,11 +204,29 @@ RERANK: Final = KnownFields(
         "stream": _Refused("scores do not stream"),
     },
 )
-TOKENIZE: Final = KnownFields(
-    frozenset({"model", "text", "add_special_tokens", "max_length", "pad_to_max_length", "padding_side"}),
+SCORE: Final = KnownFields(
+    frozenset(
+        {
+            *("model", "text_1", "text_2", "data_1", "data_2", "queries", "documents", "encoding_format"),
+            "truncate_prompt_tokens",
+        }
+    ),
     _IDENTITY,
-    {"messages": _Refused("send text"), "prompt": _Refused("send text")},
+    {**_ENCODERS, "instruction": _Refused("write it into the texts"), "stream": _Refused("scores do not stream")},
 )
+POOLING: Final = KnownFields(EMBEDDINGS.used | {"task"}, EMBEDDINGS.ignored, EMBEDDINGS.refused)
+TOKENIZE: Final = KnownFields(
+    frozenset(
+        {
+            *("model", "text", "add_special_tokens", "max_length", "pad_to_max_length", "padding_side"),
+            *("prompt", "messages", "return_token_strs", "add_generation_prompt", "continue_final_message"),
+            *("chat_template_kwargs", "tools", "tool_choice"),
+        }
+    ),
+    _IDENTITY,
+    {"chat_template": _NO_TEMPLATE, "mm_processor_kwargs": _NO_MEDIA},
+)
+DETOKENIZE: Final = KnownFields(frozenset({"model", "tokens"}), _IDENTITY, {})
 
 _NO_SAMPLING: Final = _Refused("the speech library has only a temperature")
 TRANSCRIPTION: Final = KnownFields(
@@ -249,5 +262,50 @@ SPEECH: Final = KnownFields(
     {
         "instructions": _Refused("the model has no instructions"),
         "stream": _Refused("use stream_format"),
+    },
+)
+
+
+def _one_of(*values: str) -> _Check:
+    return lambda fields, name: fields.choice(name, values)
+
+
+_IMAGE_OPTIONS: Final = frozenset(
+    {
+        *("model", "n", "size", "response_format", "output_format", "output_compression"),
+        *("num_images_per_prompt", "width", "height", "num_inference_steps", "guidance_scale", "strength"),
+        *("seed", "rng_seed", "negative_prompt", "negative_prompt_2", "negative_prompt_3", "max_sequence_length"),
+    }
+)
+_PROMPTS: Final = frozenset({"prompt", "prompt_2", "prompt_3"})
+_PARTIAL_IMAGES: Final = frozenset({"stream", "partial_images"})
+_IGNORED_OF_IMAGES: Final[Mapping[str, _Check]] = {
+    "user": Fields.text,
+    "safety_identifier": Fields.text,
+    "moderation": _one_of("auto", "low"),
+    "background": _one_of("auto", "opaque"),
+}
+_REFUSED_OF_IMAGES: Final = {
+    "lora_alphas": _Refused("image models have no LoRA adapters"),
+    "quality": _Refused("use num_inference_steps", neutral="auto"),
+    "style": _Refused("describe the style in the prompt"),
+}
+IMAGE_GENERATIONS: Final = KnownFields(
+    _IMAGE_OPTIONS | _PROMPTS | _PARTIAL_IMAGES,
+    _IGNORED_OF_IMAGES,
+    {**_REFUSED_OF_IMAGES, **dict.fromkeys(("image", "mask"), _Refused("use /images/edits"))},
+)
+IMAGE_EDITS: Final = KnownFields(
+    _IMAGE_OPTIONS | _PROMPTS | _PARTIAL_IMAGES | {"image", "mask"},
+    _IGNORED_OF_IMAGES,
+    {**_REFUSED_OF_IMAGES, "input_fidelity": _Refused("use strength")},
+)
+IMAGE_VARIATIONS: Final = KnownFields(
+    _IMAGE_OPTIONS | {"image"},
+    _IGNORED_OF_IMAGES,
+    {
+        **_REFUSED_OF_IMAGES,
+        **dict.fromkeys(("prompt", "mask"), _Refused("use /images/edits")),
+        "stream": _Refused("variations do not stream; use /images/edits"),
     },
 )

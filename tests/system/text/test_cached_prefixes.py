@@ -15,6 +15,7 @@ import trio
 from prometheus_client import CollectorRegistry
 
 from ovmstrio.config.specs import TextModelSpec
+from ovmstrio.core.callers import ALL_SCOPES, Caller, current_caller
 from ovmstrio.core.generation import Prompt, Sampling
 from ovmstrio.core.hooks import Collectors, Meters
 from ovmstrio.inference.engine.batch import PrefixCacheModel
@@ -59,7 +60,7 @@ def compare(blocks):
                     scores += output.generated_log_probs
         # Of an echoed prompt the library gives the probabilities that it has computed, but for the first of them.
         computed = len(scores) - made
-        estimates.append((prefixes.find(prompt), max(len(prompt) - computed - 1, 0)))
+        estimates.append((prefixes.find(prompt)[0], max(len(prompt) - computed - 1, 0)))
         text = prompt + tokens[-made:]
         prefixes.keep(text[:-1])
         earlier.append(text)
@@ -92,12 +93,26 @@ def test_evicted_prefixes_are_known_with_few_mistakes(found_and_true: list[list[
 def test_unfinished_text_lends_its_full_blocks() -> None:
     prefixes = PrefixCacheModel(10, 4)
     prefixes.keep([1, 2, 3, 4, 5, 6], is_whole=False)
-    assert prefixes.find([1, 2, 3, 4, 5, 6, 7]) == 4
+    assert prefixes.find([1, 2, 3, 4, 5, 6, 7]) == (4, 4)
     prefixes.keep([1, 2, 3, 4, 5, 6])
-    assert [prefixes.find([1, 2, 3, 4, 5, 6, 7]) for _ in range(2)] == [6, 4]
-    assert prefixes.find([1, 2, 3, 4]) == 3
+    assert [prefixes.find([1, 2, 3, 4, 5, 6, 7]) for _ in range(2)] == [(6, 6), (4, 4)]
+    assert prefixes.find([1, 2, 3, 4]) == (3, 3)
     prefixes.clear()
-    assert prefixes.find([1, 2, 3, 4, 5]) == 0
+    assert prefixes.find([1, 2, 3, 4, 5]) == (0, 0)
+
+
+def test_cached_tokens_are_told_apart_by_salt() -> None:
+    prefixes = PrefixCacheModel(10, 4)
+    prefixes.keep([1, 2, 3, 4, 5, 6, 7, 8, 9, 10], "a")
+    prefixes.keep([1, 2, 3, 4, 0, 0, 0, 0], "b")
+    prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]
+    assert prefixes.find(prompt, "b") == (10, 4)
+    assert prefixes.find(prompt, "a") == (8, 8)
+    assert prefixes.find(prompt) == (8, 0)
+    for number in range(100):
+        prefixes.keep([1, 2, 3, 4], f"salt {number}")
+    assert prefixes.find(prompt, "a") == (8, 0)
+    assert prefixes.find(prompt, "salt 99") == (8, 4)
 
 
 @asynccontextmanager
@@ -146,6 +161,29 @@ async def test_proposed_and_accepted_tokens_are_counted(tiny_folder: Path, tmp_p
         assert sum(piece.tokens for piece in pieces) == 41
         assert 0 <= accepted < meters.value("draft_tokens_total") / 2
         assert meters.value("draft_acceptance_rate") == accepted / meters.value("draft_tokens_total")
+
+
+async def test_usage_tells_nothing_about_prompts_of_other_callers(tiny_folder: Path) -> None:
+    prompt = tuple(range(20, 120))
+
+    async def find(name: str | None, salt: str = "") -> int:
+        caller = None if name is None else Caller(name, "key", ALL_SCOPES)
+        token = current_caller.set(caller)
+        try:
+            async with model.generate(replace(greedy(prompt, 1), cache_salt=salt)) as generation:
+                async for _ in generation:
+                    pass
+                return generation.cached_tokens
+        finally:
+            current_caller.reset(token)
+
+    async with _measured(tiny_folder) as (model, meters):
+        assert [await find("ann"), await find("ann")] == [0, 99]
+        assert [await find("bob"), await find("bob")] == [0, 99]
+        assert [await find("bob", "s"), await find("bob", "s"), await find("ann", "s")] == [0, 99, 0]
+        assert [await find(None), await find(None), await find(None, "s"), await find(None, "s")] == [0, 99, 0, 99]
+        # The library shares all blocks: the metric counts what it saved.
+        assert meters.value("cached_prompt_tokens_total") == 99 * 10
 
 
 async def test_preempted_texts_end_and_are_counted(tiny_folder: Path) -> None:
@@ -231,6 +269,8 @@ def found(tiny_folder: Path) -> dict[str, Any]:
         "of_a_prompt_given_up",
         "that_go_on_from_beams",
         "that_begin_like_beams",
+        "in_chunks",
+        "that_are_equal",
     ],
 )
 def test_texts_of_a_batch_are_those_made_alone(found: dict[str, Any], case: str) -> None:
@@ -241,5 +281,15 @@ def test_only_new_texts_of_a_common_prefix_wait_for_each_other(found: dict[str, 
     assert found["that_start_together"] == [4, 1, 4]
 
 
-def test_cancelled_text_reads_its_prompt_to_the_end(found: dict[str, Any]) -> None:
-    assert found["given_up"] == [1, 0, 0]
+def test_equal_prompts_start_together_once_their_beginning_is_cached(found: dict[str, Any]) -> None:
+    assert found["equal_starts"] == [1, 3, 3]
+
+
+def test_short_prompts_overtake_a_long_one(found: dict[str, Any]) -> None:
+    assert found["overtaken"] == [0, 1, 1, 1, 4, 0]
+
+
+def test_cancelled_text_leaves_the_batch_in_the_midst_of_its_prompt(found: dict[str, Any]) -> None:
+    running, steps, tokens = found["given_up"]
+    assert (running, tokens) == (0, 0)
+    assert steps <= 2

@@ -290,6 +290,11 @@ async def test_texts_are_embedded(serving: Serving) -> None:
     assert document == {**expected, "load_duration": 0, "prompt_eval_count": 4}
     one = await serving.post("/api/embed", json={"model": WORDS, "input": "aba", "options": {"num_ctx": 9}})
     assert one.json()["embeddings"] == [[3.0, 2.0, 0.0, 0.0]]
+    limits = []
+    for truncate in (None, True, False):
+        await serving.post("/api/embed", json={"model": WORDS, "input": "aba", "truncate": truncate})
+        limits.append(service_of(serving, WORDS).max_tokens)
+    assert limits == [-1, -1, None]
     old = await serving.post("/api/embeddings", json={"model": WORDS, "prompt": "aba"})
     assert old.json() == {"embedding": [3.0, 2.0, 0.0, 0.0]}
     wrong = await serving.post("/api/embed", json={"model": WORDS, "input": "a", "dimensions": 3})
@@ -307,7 +312,8 @@ async def test_text_models_are_listed_and_described(serving: Serving) -> None:
     for body in ({"model": CHAT}, {"name": f"{CHAT}:latest", "verbose": True}):
         document = (await serving.post("/api/show", json=body)).json()
         assert document["capabilities"] == ["completion", "tools", "thinking"]
-        assert document["model_info"] == {"general.architecture": "qwen3", "qwen3.context_length": 1000}
+        info = {"general.architecture": "qwen3", "general.basename": CHAT, "qwen3.context_length": 1000}
+        assert document["model_info"] == info
         assert document["template"] == "{{ messages }}"
     assert (await serving.post("/api/show", json={"model": WORDS})).json()["capabilities"] == ["embedding"]
     missing = await serving.post("/api/show", json={"model": "nothing"})
@@ -334,7 +340,7 @@ async def test_text_models_are_listed_and_described(serving: Serving) -> None:
         (CHATS, {"options": {"top_n": 2}}, "Unknown parameter: 'top_n'; did you mean 'top_"),
         (CHATS, {"format": 5}, 'format is neither "json" nor a JSON schema; got 5'),
         (CHATS, {"think": 5}, "think is neither a boolean nor low, medium or high"),
-        (CHATS, {"truncate": True}, "truncate is not supported: the server does not shorten prompts"),
+        (CHATS, {"truncate": 5}, "truncate accepts values true or false; got 5"),
         (CHATS, {"keep_alive": []}, "keep_alive is neither a number nor a string"),
         (CHATS, {"stream": "x"}, "stream field is not a boolean"),
         (TEXTS, {"suffix": "a"}, "suffix is not supported: the model only appends text"),
@@ -371,9 +377,12 @@ async def test_a_failure_of_a_started_stream_is_its_last_line(serving: Serving) 
     assert lines[-1] == {"error": "the engine has exited"}
 
 
-@pytest.mark.parametrize("path", ["/api/pull", "/api/push", "/api/create", "/api/copy"])
-async def test_changes_of_models_are_refused(serving: Serving, path: str) -> None:
-    answer = await serving.post(path, json={"model": "a"})
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [*(("POST", f"/api/{name}") for name in ("pull", "push", "create", "copy")), ("DELETE", "/api/delete")],
+)
+async def test_changes_of_models_are_refused(serving: Serving, method: str, path: str) -> None:
+    answer = await serving.with_http(lambda client: client.request(method, path, json={"model": "a"}))
     assert answer.status_code == 400
     assert "models come from the server's configuration" in answer.json()["error"]
 

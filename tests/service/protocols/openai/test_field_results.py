@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from tests.service.protocols.openai.servers import CHAT, EARS, VOICE, WORDS, service_of
+from tests.service.protocols.openai.servers import BRUSH, CHAT, EARS, VOICE, WORDS, service_of
 from tests.unit.protocols.servers import Serving
 
 _PAGE: Final = Path(__file__).parents[4] / "docs" / "openai_fields.md"
@@ -21,9 +21,13 @@ _BODIES: Final[dict[str, dict[str, Any]]] = {
     "/responses": {"model": CHAT, "input": "a"},
     "/embeddings": {"model": WORDS, "input": "a"},
     "/rerank": {"model": WORDS, "query": "a", "documents": ["a"]},
+    "/score": {"model": WORDS, "text_1": "a", "text_2": "a"},
+    "/pooling": {"model": WORDS, "input": "a"},
     "/tokenize": {"model": WORDS, "text": "a"},
+    "/detokenize": {"model": WORDS, "tokens": [1]},
     "/audio/transcriptions": {"model": EARS},
     "/audio/speech": {"model": VOICE, "input": "a"},
+    "/images/generations": {"model": BRUSH, "prompt": "a"},
 }
 _VALUES: Final[tuple[Any, ...]] = ([[5.5]], 5.5, {"x": 5.5}, "x", 1, True, {})
 """Values of all types; of a field that the server reads or checks, at least one is invalid."""

@@ -4,11 +4,11 @@ import pytest
 
 from ovmstrio.server.front_ends import make_rest_router
 from ovmstrio.transport.http.router import Route
-from tests.service.protocols.openai.servers import CHAT, EARS, PREFIXES, VOICE, WORDS
+from tests.service.protocols.openai.servers import BRUSH, CHAT, EARS, PREFIXES, VOICE, WORDS
 from tests.unit.protocols.servers import Serving
 
 PREFIX = pytest.mark.parametrize("prefix", PREFIXES)
-LISTED = [CHAT, EARS, VOICE, WORDS, "echo"]
+LISTED = [CHAT, BRUSH, EARS, VOICE, WORDS, "echo"]
 
 
 @PREFIX
@@ -21,14 +21,15 @@ async def test_models_that_make_text_are_listed_first(serving: Serving, prefix: 
     assert {(each["object"], each["owned_by"], type(each["created"])) for each in document["data"]} == {
         ("model", "OVMS", int)
     }
+    assert {each["id"]: each["max_model_len"] for each in document["data"] if "max_model_len" in each} == {CHAT: 1000}
 
 
 @pytest.mark.parametrize(
     ("path", "keys"),
     [
-        (f"/v3/models/{CHAT}", {"id", "object", "created", "owned_by"}),
-        (f"/v3/v1/models/{CHAT}", {"id", "object", "created", "owned_by"}),
-        (f"/v1/models/{CHAT}", {"id", "object", "created", "owned_by", "model_version_status"}),
+        (f"/v3/models/{CHAT}", {"id", "object", "created", "owned_by", "max_model_len"}),
+        (f"/v3/v1/models/{CHAT}", {"id", "object", "created", "owned_by", "max_model_len"}),
+        (f"/v1/models/{CHAT}", {"id", "object", "created", "owned_by", "max_model_len", "model_version_status"}),
         ("/v1/models/echo", {"model_version_status"}),
         ("/v1/models/echo/versions/2", {"model_version_status"}),
     ],
@@ -47,7 +48,7 @@ async def test_an_unknown_model_is_refused_with_the_known_ones(serving: Serving,
     assert answer.status_code == 404
     assert answer.json() == {
         "error": {
-            "message": f"The model `{name}` does not exist; available: chat, ears, echo, voice, words",
+            "message": f"The model `{name}` does not exist; available: brush, chat, ears, echo, voice, words",
             "type": "invalid_request_error",
             "param": "model",
             "code": "model_not_found",
@@ -64,11 +65,7 @@ async def test_an_unknown_model_is_refused_in_the_form_of_ovms_on_request(ovms_s
 @pytest.mark.parametrize(
     ("path", "status", "message"),
     [
-        *(
-            (f"{prefix}{path}", 400, f"{prefix}{path}: this server does not generate images")
-            for prefix in PREFIXES
-            for path in ("/images/generations", "/images/edits")
-        ),
+        *((f"{prefix}/images/generations", 400, "does no image_generation; it") for prefix in PREFIXES),
         ("/v3/chat/completion", 404, "unknown path 'chat/completion'"),
         ("/v3/models", 405, "POST /v3/models: use GET"),
     ],
@@ -86,8 +83,9 @@ async def test_examples_of_the_openapi_document_are_answered(serving: Serving) -
     assert {path: post["description"] for path, post in posts.items()} == {
         **dict.fromkeys(("/v3/chat/completions", "/v3/completions", "/v3/responses"), f"models: {CHAT}"),
         **dict.fromkeys(("/v1/messages", "/api/chat", "/api/generate"), f"models: {CHAT}"),
-        **dict.fromkeys(("/v3/embeddings", "/v3/rerank", "/api/embed"), f"models: {WORDS}"),
+        **dict.fromkeys(("/v3/embeddings", "/v3/pooling", "/v3/rerank", "/v3/score", "/api/embed"), f"models: {WORDS}"),
         "/v3/audio/speech": f"models: {VOICE}",
+        "/v3/images/generations": f"models: {BRUSH}",
     }
     for path, post in posts.items():
         example = post["requestBody"]["content"]["application/json"]["example"]
