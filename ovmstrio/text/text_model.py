@@ -245,6 +245,10 @@ def check_speculative_options(spec: TextModelSpec, asked: GenerationRequest) -> 
         if not is_available and getattr(asked.sampling, field) is not None:
             message = f"{field} is not supported: this model is served without {_REQUIREMENTS[field]}; leave it out"
             raise InvalidField(message, field=field, code=_UNSUPPORTED)
+    proposed = asked.sampling.num_assistant_tokens
+    if proposed is not None and proposed > spec.max_assistant_tokens:
+        message = f"num_assistant_tokens is at most {spec.max_assistant_tokens} here, a half of max_num_batched_tokens"
+        raise InvalidField(message, field="num_assistant_tokens", got=str(proposed))
     if (drafts or looks_up) and asked.sampling.best_of > 1:
         raise InvalidField(
             "best_of above 1 is not supported for this model, whose tokens are proposed and then checked; leave it out",

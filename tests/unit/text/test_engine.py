@@ -393,6 +393,10 @@ class _Library:
     blocks = 100
     block_tokens = 32
     proposes = False
+    has_eagle3_draft = False
+
+    def draft_tokens(self, _: Sampling) -> int:
+        return 0
 
     def __init__(self, *, caches_prefixes: bool) -> None:
         self.caches_prefixes = caches_prefixes
