@@ -418,6 +418,14 @@ class TextModel(HostedService):
     @asynccontextmanager
     async def generate(self, asked: GenerationRequest) -> AsyncIterator[RunningGeneration]:
         """Generate, as :meth:`TextGenerator.generate`."""
+        if isinstance(asked.prompt, Conversation) and not asked.prompt.has_loaded_images:
+            self._check(asked)
+            async with (
+                self._media.loading(asked.prompt) as conversation,
+                self.generate(replace(asked, prompt=conversation)) as generation,
+            ):
+                yield generation
+            return
         async with self._swap.using() as successor:
             if successor is not None:
                 async with successor.generate(asked) as generation:
@@ -426,8 +434,6 @@ class TextModel(HostedService):
             self._check(asked)
             if (caller := current_caller.get()) is not None:
                 asked = replace(asked, cache_salt=json.dumps([caller.proof, caller.name, asked.cache_salt]))
-            if isinstance(asked.prompt, Conversation) and asked.prompt.images:
-                asked = replace(asked, prompt=await self._media.load(asked.prompt))
             prepare = partial(self._reading.prepare, asked)
             is_slow = self._reading.is_slow(asked)
             asked, reading = await trio.to_thread.run_sync(prepare) if is_slow else prepare()

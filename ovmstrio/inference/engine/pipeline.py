@@ -381,7 +381,12 @@ class Pipeline:
         if not isinstance(prompt, ImagePrompt):
             return self._batch.add_request(number, ov.Tensor(np.array([prompt], np.int64)), config)
         config.apply_chat_template = not prompt.adds_special_tokens
-        return self._batch.add_request(number, prompt.text, [_pixels_of(image) for image in prompt.images], config)
+        images = [_pixels_of(image) for image in prompt.images]
+        try:
+            return self._batch.add_request(number, prompt.text, images, config)
+        finally:
+            # The library appends the tokens of all prompts to a history, which only this call clears.
+            self._batch.finish_chat()
 
     def step(self) -> None:
         """Run one step: prefill or the next token of each sequence; RuntimeError requires :meth:`rebuild`."""
