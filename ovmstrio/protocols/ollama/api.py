@@ -123,6 +123,27 @@ OPTIONS: Final = KnownFields(
     },
 )
 """Members of ``options``."""
+_DEFAULTS: Final = "defaults come from the model's `generation_config.json`"
+OPTION_NOTES: Final[Mapping[str, str]] = {
+    **dict.fromkeys((*_SAMPLING, "top_k", "repeat_penalty"), _DEFAULTS),
+    "num_predict": "0 and negative values are no limit",
+    **dict.fromkeys(("num_ctx", "num_keep"), "the context is the model's, and the server does not shorten prompts"),
+    **dict.fromkeys(("num_batch", "num_gpu", "main_gpu", "num_thread"), "options of the model decide"),
+    "draft_num_predict": "`draft_models_path` and `prompt_lookup` of the model decide",
+    **dict.fromkeys(
+        ("numa", "low_vram", "f16_kv", "logits_all", "vocab_only", "use_mmap", "use_mlock", "embedding_only"),
+        "how OpenVINO loads a model depends on options of the model",
+    ),
+    **dict.fromkeys(("mirostat_tau", "mirostat_eta"), "they belong to `mirostat`"),
+}
+"""Notes on options that work or have no effect, for their table in ``docs/ollama.md``."""
+NOTES: Final[Mapping[str, str]] = {
+    "keep_alive": "models stay loaded; `idle_unload_seconds` unloads idle ones",
+    "shift": "an answer ends at the end of the context",
+    "truncate": "the server does not shorten prompts: a prompt that is too long is an error",
+    "top_logprobs": "only 0",
+}
+"""Notes on fields of bodies; those of an endpoint take precedence."""
 
 
 def read_request(
@@ -253,9 +274,10 @@ class OllamaAnswer:
         """Encode a delta; a tool call is complete once the next one or the end comes."""
         del index, usage
         self._first = self._first or perf_counter_ns()
-        self._text.take(replace(piece, text="", reasoning="", logprobs=()))
-        last = max(self._text.calls, default=0)
-        calls = self._take_calls(None if piece.finish is not None else last)
+        calls: list[dict[str, Any]] = []
+        if piece.calls or piece.finish is not None:
+            self._text.take(replace(piece, text="", reasoning="", logprobs=()))
+            calls = self._take_calls(None if piece.finish is not None else max(self._text.calls))
         if not (piece.text or piece.reasoning or calls or piece.logprobs):
             return b""
         content = self._content(piece.text, piece.reasoning, calls)

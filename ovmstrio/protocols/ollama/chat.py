@@ -45,7 +45,7 @@ def chat_rules(api: OpenAIApi) -> list[Rule]:
 
     async def chat(request: HttpRequest) -> HttpAnswer:
         body = await read_body(api, request, CHAT)
-        if not body.document.get("messages"):
+        if body.document.get("messages") in (None, []):
             return await answer_loading(api, request, body, CHAT, {"message": {"role": "assistant", "content": ""}})
         return await answer_text(api, endpoint, request, body)
 

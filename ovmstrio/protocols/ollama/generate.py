@@ -51,7 +51,7 @@ def generate_rules(api: OpenAIApi) -> list[Rule]:
 
     async def generate(request: HttpRequest) -> HttpAnswer:
         body = await read_body(api, request, GENERATE)
-        if not body.document.get("prompt"):
+        if body.document.get("prompt") in (None, ""):
             return await answer_loading(api, request, body, GENERATE, {"response": ""})
         return await answer_text(api, endpoint, request, body)
 
