@@ -105,6 +105,11 @@ class Conversation:
     continues_final_message: bool = False
     images: tuple[Image, ...] = ()
 
+    @property
+    def has_loaded_images(self) -> bool:
+        """Whether all images, if any, are loaded."""
+        return all(isinstance(image.source, bytes) for image in self.images)
+
 
 class Padding(Enum):
     """Side of the padding tokens; values are those of ``padding_side``."""
