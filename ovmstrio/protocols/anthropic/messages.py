@@ -234,7 +234,7 @@ def read_conversation(fields: Fields, limits: GenerationLimits) -> Conversation:
         options,
         returns_first_call_only=choice is not None and bool(choice.flag("disable_parallel_tool_use")),
         continues_final_message=continues,
-        images=tuple(prompt.images),
+        images=tuple(each._replace(field=each.field.replace(".image_url.url", ".source")) for each in prompt.images),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from datetime import UTC, datetime
 from time import perf_counter_ns
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
         GenerationChunk,
         GenerationLimits,
         GenerationRequest,
+        Image,
         TokenLogprob,
     )
     from ovmstrio.core.http_messages import Headers, HttpAnswer, HttpRequest
@@ -215,6 +217,12 @@ def image_parts(fields: Fields) -> list[dict[str, Any]]:
     ]
 
 
+def images_of(prompt: PromptSize) -> tuple[Image, ...]:
+    """Return the images of a prompt with their paths in Ollama's body."""
+    return tuple(each._replace(field=_IMAGE_PATH.sub(r"images\1", each.field)) for each in prompt.images)
+
+
+_IMAGE_PATH: Final = re.compile(r"content(\[\d+\])\.image_url\.url$")
 _IMAGE_TYPES: Final[Mapping[str, str]] = {"/9j/": "jpeg", "R0lG": "gif", "UklG": "webp", "Qk": "bmp"}
 """Types of image files, by their first bytes in base64; others are PNG."""
 

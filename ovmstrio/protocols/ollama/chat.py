@@ -11,6 +11,7 @@ from ovmstrio.protocols.ollama.api import (
     answer_loading,
     check_keep_alive,
     image_parts,
+    images_of,
     read_body,
     read_request,
     read_thinking,
@@ -71,7 +72,7 @@ def _read_conversation(fields: Fields, prompt: PromptSize) -> Conversation:
         tools.tools,
         template_options=options,
         continues_final_message=continues,
-        images=tuple(prompt.images),
+        images=images_of(prompt),
     )
 
 
