@@ -114,4 +114,5 @@ licences:
 docs:
     {{ bin }}/python -m ovmstrio.cli.reference docs/cli.md
     {{ bin }}/python -m ovmstrio.cli.config_reference docs
+    {{ bin }}/python -m ovmstrio.cli.field_tables docs
     {{ bin }}/mkdocs build

@@ -105,6 +105,11 @@ class Conversation:
     continues_final_message: bool = False
     images: tuple[Image, ...] = ()
 
+    @property
+    def has_loaded_images(self) -> bool:
+        """Whether all images, if any, are loaded."""
+        return all(isinstance(image.source, bytes) for image in self.images)
+
 
 class Padding(Enum):
     """Side of the padding tokens; values are those of ``padding_side``."""
@@ -173,6 +178,7 @@ class GenerationRequest:
         echo: whether the completion starts with the prompt, with log-probabilities if requested.
         parses_output: whether the output parsers of the model extract tool calls and reasoning.
         deadline: on trio's clock, queueing included.
+        cache_salt: cached tokens are reported only of prompts with the same salt.
     """
 
     prompt: Prompt
@@ -186,6 +192,7 @@ class GenerationRequest:
     skips_special_tokens: bool = True
     parses_output: bool = True
     deadline: float = math.inf
+    cache_salt: str = ""
 
     @property
     def prompt_characters(self) -> int:
@@ -258,7 +265,7 @@ class Generation(Protocol):
 
     @property
     def cached_tokens(self) -> int:
-        """Number of prompt tokens found in the prefix cache, as far as known."""
+        """Number of prompt tokens that requests of the same caller and salt have left in the prefix cache."""
 
     def __aiter__(self) -> AsyncIterator[GenerationChunk]:
         """Iterate over pieces until each completion has finished.
@@ -407,11 +414,18 @@ class Embeddings:
 class Embedder(GenerativeService, Protocol):
     """A service with ``Task.EMBEDDINGS``."""
 
-    async def embed(self, inputs: Sequence[str | TokenIds], *, max_tokens: int | None = None) -> Embeddings:
-        """Return one vector per input, in order; ``max_tokens`` truncates inputs, -1 to what the model takes.
+    async def embed(
+        self, inputs: Sequence[str | TokenIds], *, prompt_name: str | None = None, max_tokens: int | None = None
+    ) -> Embeddings:
+        """Return one vector per input, in order.
+
+        Args:
+            inputs: texts or tokens.
+            prompt_name: prompt of the model that precedes texts; empty for none, None for the default one.
+            max_tokens: truncates inputs, -1 to what the model takes.
 
         Raises:
-            InvalidRequest: an input is too long, or there are too many.
+            InvalidRequest: an input is too long, there are too many, or the prompt is unknown.
             ServerError: inference failed.
         """
 

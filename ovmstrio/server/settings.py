@@ -237,6 +237,9 @@ class ServerSettings(BaseModel):
     max_tokens_limit: int | None = _setting(
         None, TEXT, "Maximum completion tokens of a request; by default limited by the context length."
     )
+    max_model_len: int | None = _setting(
+        None, TEXT, "Maximum tokens of prompt and completion; by default detected from the model's files."
+    )
     tool_parser: str | None = _setting(
         None, TEXT, "Tool-call parser, such as hermes3, or none; by default detected from the chat template."
     )
@@ -263,13 +266,27 @@ class ServerSettings(BaseModel):
         None, TEXT, "Draft model for speculative decoding; must have the vocabulary of the main model."
     )
     draft_device: str | None = _setting(None, TEXT, "Device of the draft model; by default that of the main model.")
+    draft_eagle3_mode: bool | None = _setting(
+        None, TEXT, "The draft model is one of EAGLE-3; by default detected from its files."
+    )
+    prompt_lookup: bool | None = _setting(
+        None, TEXT, "Speculative decoding without draft model: propose tokens from the earlier text."
+    )
+    num_assistant_tokens: int | None = _setting(
+        None, TEXT, "Tokens that the draft model or prompt lookup proposes per step; default 5."
+    )
     lora_adapters: str | None = _setting(
         None, TEXT, "LoRA adapters to serve as further models: NAME=PATH,..., or a JSON list with name, path and alpha."
     )
     pooling: str | None = _setting(
         None, TEXT, "Embedding pooling: CLS, LAST or MEAN; by default detected from the model's files."
     )
-    normalize: bool | None = _setting(None, TEXT, "Normalize embeddings to unit length; default on.")
+    normalize: bool | None = _setting(
+        None, TEXT, "Normalize embeddings to unit length; by default detected from the model's files."
+    )
+    default_prompt_name: str | None = _setting(
+        None, TEXT, "Prompt that precedes texts to embed, by its name in config_sentence_transformers.json."
+    )
     truncate: bool | None = _setting(None, TEXT, "Truncate over-long embedding inputs instead of rejecting them.")
     max_inputs: int | None = _setting(
         None, TEXT, "Maximum texts of an embedding request, or documents of a rerank request; default 2048."
@@ -406,6 +423,9 @@ class ServerSettings(BaseModel):
         SERVER,
         "Error format of the OpenAI API: openai, or the texts and statuses of ovms, which ignores unknown fields.",
     )
+    sse_keep_alive_interval: Annotated[float, Field(ge=0, le=3600)] = _setting(
+        0, SERVER, "Seconds without an event after which a text stream sends a comment, for proxies; 0 sends none."
+    )
     response_store_bytes: Annotated[int, Field(ge=0)] = _setting(
         64 * 2**20,
         LIMITS,
@@ -418,13 +438,13 @@ class ServerSettings(BaseModel):
         None, SERVER, "Folder of files and batches of the OpenAI API; unset refuses both."
     )
     file_store_bytes: Annotated[int, Field(gt=0)] = _setting(
-        10 * 2**30, LIMITS, "Maximum bytes of all files and batches in --file-store."
+        10 * 2**30, LIMITS, "Maximum bytes of all stored files and batches."
     )
     file_store_files: Annotated[int, Field(gt=0)] = _setting(
-        10_000, LIMITS, "Maximum number of files and batches in --file-store."
+        10_000, LIMITS, "Maximum number of stored files and batches."
     )
     file_store_seconds: Annotated[float, Field(gt=0)] = _setting(
-        30 * 86_400, LIMITS, "Time in seconds after which files and batches in --file-store are removed."
+        30 * 86_400, LIMITS, "Time in seconds after which stored files and batches are removed."
     )
     allowed_media_domains: str | None = _setting(
         None,

@@ -188,18 +188,64 @@ ROUTES: Final[dict[str, Route]] = {
         ("", "messages", "messages.0.content", "tools", "x", "metadata", "response_format", "logit_bias", "stop"),
     ),
     "completions": _text_route(("/completions",), {"prompt": "x"}, ("prompt", "stop", "x")),
-    "responses": _text_route(("/responses",), {"input": "x"}, ("input", "tools", "metadata")),
+    "messages": _text_route(
+        ("/messages", "/messages/count_tokens"),
+        {"messages": _MESSAGES, "max_tokens": 1},
+        (
+            *("", "messages", "messages.0.content", "system", "system.0.text"),
+            *("tools", "tools.0.input_schema", "tool_choice", "thinking", "metadata", "output_config.format", "x"),
+        ),
+    ),
+    "message batches": Route(_openai("/messages/batches"), {}, ("x",), status=404),
+    "chat of Ollama": Route(
+        ("/api/chat",),
+        {"model": "text", "messages": _MESSAGES},
+        ("", "messages", "messages.0.images", "messages.0.tool_calls", "tools", "options", "options.stop", "format"),
+        status=404,
+    ),
+    "texts of Ollama": Route(
+        ("/api/generate",),
+        {"model": "text", "prompt": "x"},
+        ("prompt", "system", "images", "context", "options.x", "format", "think", "keep_alive", "x"),
+        status=404,
+    ),
+    "embeddings of Ollama": Route(
+        ("/api/embed", "/api/embeddings"), {"model": "text", "input": "x"}, ("input", "options", "x"), status=404
+    ),
+    "models of Ollama": Route(("/api/show",), {"model": "text"}, ("", "model", "verbose", "x"), status=404),
+    "changes of Ollama": Route(
+        ("/api/pull", "/api/push", "/api/create", "/api/copy"), {"model": "text"}, ("", "x"), status=400
+    ),
+    "responses": _text_route(
+        ("/responses", "/responses/input_tokens"),
+        {"input": "x"},
+        ("input", "tools", "metadata", "previous_response_id", "store"),
+    ),
+    "cancelled response": _text_route(("/responses/<model>/cancel",), {}, ("x",)),
+    "files": _text_route(("/files", "/batches"), {}, ("x",), 400),
     "embeddings": _text_route(("/embeddings",), {"input": "x"}, ("input", "x")),
     "rerank": Route(
-        (*_openai("/rerank"), "/v2/rerank", "/v3/v2/rerank", "/v1/v2/rerank", "/v3/v1/v2/rerank"),
+        (*_openai("/rerank"), "/rerank", "/v2/rerank", "/v3/v2/rerank", "/v1/v2/rerank", "/v3/v1/v2/rerank"),
         {"model": "text", "query": "x", "documents": ["x"]},
         ("documents", "query"),
         status=404,
     ),
-    "tokenize": _text_route(("/tokenize",), {"text": "x"}, ("text", "x")),
+    "tokenize": Route((*_openai("/tokenize"), "/tokenize"), {"model": "text", "text": "x"}, ("text", "x"), status=404),
+    "tokenize a chat": _text_route(("/tokenize",), {"messages": _MESSAGES}, ("messages", "tools", "prompt")),
+    "detokenize": Route(
+        (*_openai("/detokenize"), "/detokenize"), {"model": "text", "tokens": [1]}, ("tokens", "x"), status=404
+    ),
+    "score": Route(
+        (*_openai("/score"), "/score"),
+        {"model": "text", "text_1": "x", "text_2": ["x"]},
+        ("text_1", "text_2", "x"),
+        status=404,
+    ),
+    "pooling": Route((*_openai("/pooling"), "/pooling"), {"model": "text", "input": "x"}, ("input", "x"), status=404),
     "speech": _text_route(("/audio/speech",), {"input": "x", "voice": "x"}, ("input", "x")),
     "transcriptions": _text_route(("/audio/transcriptions", "/audio/translations"), {}, ("file",), 400),
-    "images": _text_route(("/images/generations", "/images/edits", "/images/variations"), {}, ("prompt",), 400),
+    "images": _text_route(("/images/generations",), {"prompt": "x"}, ("prompt", "negative_prompt", "size", "x")),
+    "image edits": _text_route(("/images/edits", "/images/variations"), {}, ("prompt",), 400),
     "payload": Route(("/v3/<path>",), {"x": 0}, ("", "x", "model")),
     "unknown path of a model": Route(("/v1/models/<path>",), {}, ("x",), status=406),
     "trace setting": Route(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import io
 import re
-import traceback
+import sys
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ from ovmstrio.inference.engine.chunk_worker import ChunkWorker, run_process
 from ovmstrio.inference.engine.messages import FAILED, LOADED
 from ovmstrio.inference.engine.pipeline import library_error_message
 from ovmstrio.util.extras import Extra, install_command
+from ovmstrio.util.truncation import encode_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,6 +62,7 @@ def _load(options: dict[str, Any]) -> _Pipelines:
                 return make()
             except (RuntimeError, TypeError) as error:
                 failures.append(error)
+        sys.stderr.write(f"pipeline not available: {library_error_message(failures[-1])}\n")
         return None
 
     def compiled(kind: Any) -> Any:
@@ -130,8 +132,14 @@ def _encoded(pixels: np.ndarray[Any, np.dtype[np.uint8]], form: str, compression
 # ----------------------------------------------------------------------
 
 _UNSOLICITED: Final = 0
+_MIN_SIDE: Final = 16  # pixels per latent of any model
 _REFUSAL: Final = re.compile(r"(Check '.*' failed at|Exception from) \S*/image_generation/", re.DOTALL)
 """Start of the library's errors for options that a model does not accept."""
+
+
+def _valid(value: Any) -> Any:
+    """Return an option; in a text, unpaired surrogates are replaced."""
+    return encode_text(value).decode() if isinstance(value, str) else value
 
 
 class _Request(NamedTuple):
@@ -150,12 +158,16 @@ class _Program(ChunkWorker[_Request]):
 
     def open(self, *arguments: Any) -> _Request:
         prompt, asked = arguments
-        inputs = [prompt]
+        inputs = [_valid(prompt)]
+        options = {name: _valid(value) for name, value in asked["options"].items()}
         pipeline: Any = self._pipelines.text_to_image
         does = "generate images from text alone: send an image to change"
         if asked["image"]:
             pipeline, does = self._pipelines.image_to_image, "change images without a mask"
             image = _decoded(asked["image"], "image", asked["max_pixels"])
+            if min(image.size) < _MIN_SIDE and "width" not in options:
+                expected = f"at least {_MIN_SIDE}x{_MIN_SIDE} pixels, or a size to enlarge it"
+                raise InvalidField(f"image: expected {expected}", field="image", got=f"{image.width}x{image.height}")
             inputs.append(_tensor(image))
             if asked["mask"]:
                 pipeline, does = self._pipelines.inpainting, "repaint the area of a mask"
@@ -166,17 +178,16 @@ class _Program(ChunkWorker[_Request]):
                 inputs.append(_tensor(_repainted_area(mask)))
         if pipeline is None:
             raise NotSupported(f"the model cannot {does}")
-        return _Request(
-            pipeline, tuple(inputs), asked["options"], asked["form"], asked["compression"], asked["partial_images"]
-        )
+        return _Request(pipeline, tuple(inputs), options, asked["form"], asked["compression"], asked["partial_images"])
 
     def make_part(self, number: int, opened: _Request) -> dict[str, Any]:
         has_stepped = False
         partial_steps: set[int] = set()
+        failure: BaseException | None = None
 
         def report_step(step: int, steps: int, latents: ov.Tensor) -> bool:
             """Return whether to stop; called in a thread of the library, while later steps may run."""
-            nonlocal has_stepped, partial_steps
+            nonlocal has_stepped, partial_steps, failure
             if not has_stepped:
                 has_stepped = True
                 parts = opened.partial_images + 1
@@ -186,20 +197,23 @@ class _Program(ChunkWorker[_Request]):
                 partial = self._files(opened.pipeline.decode(latents), opened) if done in partial_steps else None
                 self.channel.send([_UNSOLICITED, [number, done, steps, partial]])
                 return not self.is_wanted(number)
-            except Exception:  # noqa: BLE001 - an error here would abort the process
-                traceback.print_exc()
+            except BaseException as error:  # noqa: BLE001 - raised below; here it would abort the process
+                failure = error
                 return True
 
         try:
             pixels = opened.pipeline.generate(*opened.inputs, **opened.options, callback=report_step)
-            if pixels.get_size():
-                return {**self._files(pixels, opened), "is_last": True}
+            files = self._files(pixels, opened) if pixels.get_size() else None
         except Exception as error:  # the library raises builtin exception types
             reason = library_error_message(error)
             if not has_stepped and _REFUSAL.match(str(error)):
                 raise InvalidField(f"the model does not accept the request: {reason}") from error
             raise ModelFailure(f"the model failed: {reason}") from error
-        raise ModelFailure("the request is closed")
+        if failure is not None:
+            raise failure
+        if files is None:
+            raise ModelFailure("the request is closed")
+        return {**files, "is_last": True}
 
     def _files(self, pixels: ov.Tensor, opened: _Request) -> dict[str, Any]:
         images = pixels.data

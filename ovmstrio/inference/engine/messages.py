@@ -31,11 +31,17 @@ from ovmstrio.core.generation import (
 )
 from ovmstrio.util.truncation import encode_text
 
+CONFIG: Final = "config.json"
+"""File in a model folder with architectures and context length."""
+
 LANGUAGE_MODEL_FILE: Final = "openvino_language_model.xml"
 """File of a model that takes images, in place of ``openvino_model.xml``."""
 
 CONTEXT_FILE: Final = "ovmstrio.json"
 """File in a converted model folder: ``{"context_length": 2048}``."""
+
+TOKENIZER_FILE: Final = "openvino_tokenizer.xml"
+"""File of the tokenizer in a model folder, which may contain a chat template."""
 
 ADAPTER_FILE: Final = "adapter_model.safetensors"
 """File of a LoRA adapter in peft's format."""
@@ -53,7 +59,7 @@ FAILED: Final = "failed"
 """Answer to the first message, with the reason."""
 
 ACCEPTED: Final = "accepted"
-"""Answer when a request runs: number of prompt tokens, end of the rendered prompt, cached prompt tokens."""
+"""Answer when a request runs: prompt tokens, end of the rendered prompt, cached prompt tokens, those of its salt."""
 
 REJECTED: Final = "refused"
 """Answer to a rejected request, with an error."""
@@ -104,6 +110,7 @@ def encode_request(request: GenerationRequest) -> dict[str, Any]:
         "echo": request.echo,
         "grammar": grammar,
         "skips_special_tokens": request.skips_special_tokens,
+        "cache_salt": request.cache_salt,
     }
     try:
         data = orjson.dumps(plain)
@@ -131,6 +138,7 @@ def decode_request(encoded: dict[str, Any]) -> GenerationRequest:
         echo=plain["echo"],
         grammar=None if grammar is None else Grammar(GrammarKind(grammar[0]), grammar[1]),
         skips_special_tokens=plain["skips_special_tokens"],
+        cache_salt=plain["cache_salt"],
         deadline=math.inf,
     )
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from ovmstrio.core.errors import ContextExceeded, InvalidField, InvalidRequest, ModelFailure, ServerError
 from ovmstrio.core.generation import Conversation
 from ovmstrio.inference.engine.chat_template import TemplateFailure, read_template_source
-from ovmstrio.inference.engine.messages import CONTEXT_FILE
+from ovmstrio.inference.engine.messages import CONFIG, CONTEXT_FILE, TOKENIZER_FILE
 from ovmstrio.inference.engine.pipeline import library_error_message
 from ovmstrio.inference.engine.template_program import HEADER
 from ovmstrio.util.regular_files import read_regular_bytes
@@ -277,25 +277,24 @@ def _encode(value: Any) -> bytes:
 # Prompts
 # ----------------------------------------------------------------------
 
-_CONFIG: Final = "config.json"
 _CONTEXT_KEYS: Final = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "context_length")
 _DECODED_END_TOKENS: Final = 12
 _INNER_KEYS: Final = ("text_config", "llm_config", "language_config")
 
 
-def context_length(folder: Path) -> int | None:
-    """Return the context length from a model's folder; None if unknown."""
-    for file in (_CONFIG, CONTEXT_FILE):
+def context_length(folder: Path) -> tuple[int | None, str]:
+    """Return the context length from a model's folder, and its file; None if unknown."""
+    for file in (CONFIG, CONTEXT_FILE):
         settings = _read_object(folder / file)
         found = _positive(settings, *(settings.get(key) for key in _INNER_KEYS))
         if found is not None:
-            return found
-    return None
+            return found, file
+    return None, ""
 
 
 def read_architectures(folder: Path) -> list[str]:
     """Return the architectures in ``config.json``, such as ``LlamaForCausalLM``."""
-    named = _read_object(folder / _CONFIG).get("architectures")
+    named = _read_object(folder / CONFIG).get("architectures")
     return [each for each in named if isinstance(each, str)] if isinstance(named, list) else []
 
 
@@ -373,7 +372,7 @@ class PromptTokenizer:
 
     def encode(self, text: str, **options: Any) -> npt.NDArray[np.int64]:
         """Return the tokens of a text (options are the tokenizer's); raise InvalidRequest if it is rejected."""
-        return np.array(self._encoded(_without_surrogates(text), **options).input_ids.data[0], np.int64)
+        return self.encode_all([text], **options)[0]
 
     def encode_all(self, texts: Sequence[str], **options: Any) -> list[npt.NDArray[np.int64]]:
         """Return the tokens of each text; for short texts ten times faster than a call per text."""
@@ -446,11 +445,15 @@ class PromptRenderer(NamedTuple):
     """Renderer of conversations to prompts.
 
     Attributes:
+        render: renders synchronously or raises.
+        source: template source, from which output parsers are detected.
+        file: file of the template; empty if there is none.
         process: process that renders in the background; None if rendering takes almost no time.
     """
 
-    render: Callable[[Conversation], str]  # renders synchronously or raises
-    source: str  # template source, from which output parsers are detected
+    render: Callable[[Conversation], str]
+    source: str
+    file: str = ""
     process: TemplateProcess | None = None
 
 
@@ -458,7 +461,8 @@ def choose_renderer(pipeline: Pipeline, folder: Path, mode: str) -> PromptRender
     """Return the renderer of a model, with ``mode`` MINJA the library's own; without a template it rejects all."""
     tokenizer, source = pipeline.tokenizer, pipeline.chat_template
     if mode == _LIBRARY:
-        return PromptRenderer(partial(_render_with_library, tokenizer, source), source)
+        file = TOKENIZER_FILE if source else ""
+        return PromptRenderer(partial(_render_with_library, tokenizer, source), source, file)
     try:
         template = read_template_source(
             folder, source, bos_token=tokenizer.get_bos_token(), eos_token=tokenizer.get_eos_token()
@@ -469,7 +473,7 @@ def choose_renderer(pipeline: Pipeline, folder: Path, mode: str) -> PromptRender
         return PromptRenderer(partial(_reject, "the model has no chat template; send a prompt to /completions"), "")
     source = template.arguments["tool_source"] or template.arguments["source"]
     process = TemplateProcess(template.arguments, f"the chat template {template.file}".rstrip())
-    return PromptRenderer(process.render, source, process)
+    return PromptRenderer(process.render, source, template.file or TOKENIZER_FILE, process)
 
 
 def _reject(reason: str, _: Conversation) -> str:

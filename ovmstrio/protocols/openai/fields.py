@@ -267,6 +267,12 @@ class Fields:
             return None
         return value
 
+    def check_levels(self) -> None:
+        """Record an error if this object, which is passed on unparsed, has too many levels."""
+        if _is_too_deep(self._document):
+            message = f"{self._at}: expected at most {_MAX_LEVELS} nested lists and objects"
+            self._errors.add(InvalidField(message, field=self._at))
+
     def translated(self, document: Mapping[str, Any], prompt: PromptSize) -> Fields:
         """Return the reader of an object that has the meaning of this one in another API; its path is the same."""
         return Fields(document, self._errors, self._at, prompt)
@@ -875,4 +881,12 @@ def make_request(
         # Text with special tokens is returned raw, without parsing tool calls and reasoning.
         parses_output=not keeps_special,
         deadline=deadline,
+        cache_salt=_read_cache_salt(fields),
     )
+
+
+def _read_cache_salt(fields: Fields) -> str:
+    salt = fields.name_text("cache_salt")
+    if salt == "":
+        fields.refuse("cache_salt", "cache_salt: expected a string that is not empty")
+    return salt or ""

@@ -85,7 +85,6 @@ _NO_TOKEN_IDS: Final = _Refused("answers have no token ids; use /tokenize")
 _NO_MEDIA: Final = _Refused("the settings in the folder of the model apply")
 _ONE_ENGINE: Final = _Refused("a model has one engine")
 _NAME_OF_ADAPTER: Final = _Refused("an adapter is fixed when its model is loaded; set model to the adapter's name")
-_SHARED_CACHE: Final = _Refused("all callers share cached prefixes; serve the model with enable_prefix_caching false")
 _REFUSED: Final[Mapping[str, _Refused]] = {
     **dict.fromkeys(
         ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "structural_tag"),
@@ -98,7 +97,6 @@ _REFUSED: Final[Mapping[str, _Refused]] = {
     **dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "routed_experts_prompt_start"), _ONE_ENGINE),
     **dict.fromkeys(("adapter_id", "lora", "lora_adapters", "lora_path", "lora_request"), _NAME_OF_ADAPTER),
     "return_mm_kwargs": _Refused("answers have no inputs of the model", neutral=True),
-    "cache_salt": _SHARED_CACHE,
     "guided_decoding_backend": _Refused("the server has one grammar compiler; omit it"),
     "guided_whitespace_pattern": _Refused("JSON has no optional white space; use response_format with a grammar"),
     "logit_bias": _Refused("the generation library has no logit bias"),
@@ -121,7 +119,7 @@ _SAMPLING: Final = frozenset(
         *("model", "stream", "stream_options", "response_format", "n", "stop", "seed", "temperature", "top_p", "top_k"),
         *("min_p", "min_tokens", "frequency_penalty", "presence_penalty", "repetition_penalty", "length_penalty"),
         *("ignore_eos", "best_of", "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens"),
-        *("num_assistant_tokens", "assistant_confidence_threshold", "max_ngram_size"),
+        *("num_assistant_tokens", "assistant_confidence_threshold", "max_ngram_size", "cache_salt"),
     }
 )
 _TOOLS: Final = frozenset({"tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs"})
@@ -180,18 +178,18 @@ _ENCODERS: Final[Mapping[str, _Refused]] = {
     "use_activation": _Refused("the options of the model decide"),
 }
 EMBEDDINGS: Final = KnownFields(
-    frozenset({"model", "input", "encoding_format", "dimensions", "truncate_prompt_tokens"}),
+    frozenset({"model", "input", "encoding_format", "dimensions", "truncate_prompt_tokens", "prompt_name"}),
     _IDENTITY,
     {
         **_ENCODERS,
         "add_special_tokens": _Refused("send tokens instead of a text", neutral=True),
         "embed_dtype": _Refused("numbers have 32 bits", neutral="float32"),
         "endianness": _Refused("numbers are little-endian", neutral="little"),
-        "input_type": _Refused("write the model's prefix into the texts"),
+        "input_type": _Refused("use prompt_name, or write the model's prefix into the texts"),
         "messages": _Refused("send texts as input"),
         "normalize": _Refused("the option normalize of the model decides"),
         "stream": _Refused("embeddings do not stream"),
-        "task": _Refused("write the model's prefix into the texts"),
+        "task": _Refused("use prompt_name, or write the model's prefix into the texts"),
     },
 )
 RERANK: Final = KnownFields(

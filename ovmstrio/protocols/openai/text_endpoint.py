@@ -236,7 +236,9 @@ async def answer_text(api: OpenAIApi, endpoint: TextEndpoint, request: HttpReque
     """Generate text and answer with one document, or with events if the body requests a stream."""
     if is_stream(body):
         stream = TextEventStream(api, endpoint, request, body)
-        return await stream_events(request, stream.stream, stream.fail, api.stream_headers)
+        return await stream_events(
+            request, stream.stream, stream.fail, api.stream_headers, keep_alive_seconds=api.keep_alive_seconds
+        )
     return await _answer_complete(api, endpoint, request, body)
 
 

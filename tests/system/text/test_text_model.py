@@ -29,6 +29,7 @@ from ovmstrio.core.generation import (
     GrammarKind,
     Sampling,
 )
+from ovmstrio.server.check import check_config
 from ovmstrio.text.text_model import TextModel
 from tests.support.served_text_models import (
     PROMPTS,
@@ -40,7 +41,7 @@ from tests.support.served_text_models import (
     text_of,
     with_settings,
 )
-from tests.support.tiny_llm import CHAT_TEMPLATE, CONTEXT, VOCABULARY
+from tests.support.tiny_llm import CHAT_TEMPLATE, CONTEXT, VOCABULARY, bound_tokenizer
 from tests.system.text.conftest import ServeTiny
 
 _BARE: Final = """
@@ -170,6 +171,36 @@ async def test_prompt_that_leaves_no_room_is_refused_with_the_numbers(model: Tex
     assert sum(piece.tokens for piece in pieces) == 3
     with pytest.raises(ContextExceeded, match=f"length is {CONTEXT} tokens, and prompt has at least 40000000"):
         await made(model, greedy("the " * 10_000_000, 1))
+
+
+async def test_prompts_are_read_beyond_the_bound_of_the_tokenizer(
+    serve_tiny: ServeTiny, tiny_folder: Path, tmp_path: Path
+) -> None:
+    folder = bound_tokenizer(Path(shutil.copytree(tiny_folder, tmp_path / "bound")), 64)
+    prompt = "the " * 137
+    async with serve_tiny(path=folder) as model:
+        assert model.limits.context_length == CONTEXT
+        (tokens,) = await model.tokenize([prompt])
+        assert len(tokens) == 2 * 137
+        async with model.generate(greedy(prompt, 8)) as generation:
+            assert generation.prompt_tokens == 2 * 137
+        text = text_of(await made(model, greedy(prompt, 8)))
+        assert text == text_of(await made(model, greedy(tuple(map(int, tokens)), 8)))
+        with pytest.raises(ContextExceeded, match=f"maximum context length is {CONTEXT} tokens"):
+            await made(model, greedy("the " * CONTEXT, 1))
+
+
+async def test_prompts_that_the_tokenizer_cuts_are_refused(
+    serve_tiny: ServeTiny, tiny_folder: Path, tmp_path: Path
+) -> None:
+    folder = bound_tokenizer(Path(shutil.copytree(tiny_folder, tmp_path / "bound")), 64, by_minimum=False)
+    async with serve_tiny(path=folder) as model:
+        assert model.limits.context_length == 63
+        async with model.generate(greedy("the " * 31, 1)) as generation:
+            assert generation.prompt_tokens == 62
+        for count in (32, 137):
+            with pytest.raises(ContextExceeded, match="maximum context length is 63 tokens"):
+                await made(model, greedy("the " * count, 1))
 
 
 @pytest.mark.parametrize("tokens", [(-1, 4), (3, 100_000), ()])
@@ -346,23 +377,49 @@ _SCHEMA: Final = '{"type": "object", "properties": {"a": {"enum": [1, 2]}}, "req
 def _proposing(how: str, folder: Path) -> dict[str, Any]:
     if how == "draft":
         return {"plugin_config": _PRECISE, "draft_path": folder}
-    return {"plugin_config": {**_PRECISE, "prompt_lookup": True}}
+    return {"plugin_config": _PRECISE, "prompt_lookup": True}
 
 
-async def _texts(model: TextModel, requests: list[GenerationRequest]) -> list[str]:
-    texts = [""] * len(requests)
+_Answer = tuple[str, int, Finish | None]
+"""Text, number of tokens and finish reason."""
+
+
+async def _answers(model: TextModel, requests: list[GenerationRequest]) -> list[list[_Answer]]:
+    """Return the answers to requests at the same time, each with all its texts."""
+    answers: list[list[_Answer]] = [[]] * len(requests)
 
     async def generate(place: int, request: GenerationRequest) -> None:
-        texts[place] = text_of(await made(model, request))
+        pieces = await made(model, request)
+        answers[place] = [
+            (
+                text_of(pieces, index),
+                sum(piece.tokens for piece in pieces if piece.index == index),
+                next((piece.finish for piece in pieces if piece.finish and piece.index == index), None),
+            )
+            for index in range(request.n)
+        ]
 
     async with trio.open_nursery() as nursery:
         for place, request in enumerate(requests):
             nursery.start_soon(generate, place, request)
-    return texts
+    return answers
 
 
+def _with_sampling(prompt: str, **sampling: Any) -> GenerationRequest:
+    request = greedy(prompt, 60)
+    return replace(request, sampling=replace(request.sampling, **sampling))
+
+
+# More proposals than the tokens of a step, and more prompts than a step reads.
 _REQUESTS: Final = [
     *(greedy(prompt, tokens) for tokens in (1, 2, 90) for prompt in PROMPTS),
+    *(greedy(f"{number} of the inn " * 12, 40) for number in range(24)),
+    *(replace(greedy(prompt, 60), stop=(" a",)) for prompt in PROMPTS),
+    *(replace(greedy(prompt, 60), stop=("the",), includes_stop=True, n=2) for prompt in PROMPTS[:2]),
+    _with_sampling("hello", max_tokens=300, ignore_eos=False),
+    _with_sampling("hello", max_tokens=300, ignore_eos=False, min_tokens=50),
+    _with_sampling("hello", repetition_penalty=1.3),
+    _with_sampling("hello", frequency_penalty=0.8, presence_penalty=0.4),
     GenerationRequest(
         "hello", Sampling(max_tokens=60, temperature=0), grammar=Grammar(GrammarKind.JSON_SCHEMA, _SCHEMA)
     ),
@@ -375,23 +432,36 @@ def proposer(request: pytest.FixtureRequest, host_of: HostOf, tiny_folder: Path)
 
 
 @pytest.fixture(scope="module")
-def expected(host_of: HostOf) -> list[str]:
-    made_without: list[str] = []
+def expected(host_of: HostOf) -> list[list[_Answer]]:
+    made_without: list[list[_Answer]] = []
     host = host_of(plugin_config=_PRECISE)
 
     async def make() -> None:
-        made_without.extend(await _texts(host.model, _REQUESTS))
+        made_without.extend(await _answers(host.model, _REQUESTS))
 
     host.run(make)
     return made_without
 
 
 @on_model_loop
-async def test_texts_are_those_made_without_proposals(proposer: TextModel, expected: list[str]) -> None:
+async def test_answers_are_those_made_without_proposals(proposer: TextModel, expected: list[list[_Answer]]) -> None:
     async with proposer.generate(greedy("the inn", 1500)) as generation:
         await anext(aiter(generation))
-    assert await _texts(proposer, _REQUESTS) == expected
+    assert await _answers(proposer, _REQUESTS) == expected
     assert proposer.limits.context_length == 2048
+
+
+@pytest.mark.parametrize("how", ["draft", "lookup"])
+async def test_answers_that_fill_the_cache_are_those_made_without_proposals(
+    how: str, serve_tiny: ServeTiny, tiny_folder: Path
+) -> None:
+    # Each answer may grow to a third of the cache, and none is suspended.
+    requests = [greedy(f"number {number}", 100) for number in range(8)]
+    settings = {"cache_size": 0.0002, "kv_overcommit": 2.0}
+    async with serve_tiny(**{**settings, "plugin_config": _PRECISE}) as model:
+        expected = await _answers(model, requests)
+    async with serve_tiny(**{**settings, **_proposing(how, tiny_folder)}) as model:
+        assert await _answers(model, requests) == expected
 
 
 @on_model_loop
@@ -424,6 +494,8 @@ async def test_fields_unsupported_with_a_draft_are_refused(proposer: TextModel) 
         assert (caught.value.field, caught.value.code) == (field, "unsupported_parameter")
     with pytest.raises(InvalidField, match="max_ngram_size is not supported: this model is served without"):
         await made(proposer, GenerationRequest("hello", Sampling(max_ngram_size=2)))
+    with pytest.raises(InvalidField, match="num_assistant_tokens is at most 128 here"):
+        await made(proposer, GenerationRequest("hello", Sampling(num_assistant_tokens=129)))
     threshold = Sampling(assistant_confidence_threshold=0.4, max_tokens=20, ignore_eos=True, temperature=0)
     assert sum(piece.tokens for piece in await made(proposer, GenerationRequest("hello", threshold))) == 20
 
@@ -534,6 +606,50 @@ async def test_template_of_the_folder_decides_how_answers_are_read(
     assert "".join(piece.reasoning for piece in pieces) == reasoning
 
 
+async def test_check_reports_what_it_detected_and_unknown_formats(tiny_folder: Path, tmp_path: Path) -> None:
+    tools = CHAT_TEMPLATE + "{% for tool in tools %}{% endfor %}"
+    folders: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
+        "template": ({}, tools + "<tool_call></tool_call><think>", {}),
+        "architecture": ({"architectures": ["Qwen2ForCausalLM"]}, tools, {"max_model_len": 100}),
+        "unknown": ({}, tools, {"reasoning_parser": "qwen3"}),
+    }
+    entries = []
+    for name, (config, template, settings) in folders.items():
+        folder = Path(shutil.copytree(tiny_folder, tmp_path / name))
+        (folder / "config.json").write_text(json.dumps({"max_position_embeddings": CONTEXT, **config}))
+        (folder / "chat_template.jinja").write_text(template)
+        entries.append({"config": {"name": name, "base_path": name, "cache_size": 0.01, **settings}})
+    document = {"model_config_list": [], "text_model_config_list": entries}
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    with trio.fail_after(120):
+        report = await check_config(tmp_path / "config.json")
+    detected = {each.model: {one.setting: (one.value, one.source) for one in each.detected} for each in report.loaded}
+    files = {"task": ("text_generation", "openvino_detokenizer.xml"), "chat_template": ("JINJA", "chat_template.jinja")}
+    assert detected == {
+        "template": {
+            **files,
+            "max_model_len": (CONTEXT, "config.json"),
+            "tool_parser": ("hermes3", "chat_template.jinja"),
+            "reasoning_parser": ("qwen3", "chat_template.jinja"),
+        },
+        "architecture": {
+            **files,
+            "max_model_len": (100, "option"),
+            "tool_parser": ("hermes3", "config.json"),
+            "reasoning_parser": ("none", "chat_template.jinja"),
+        },
+        "unknown": {
+            **files,
+            "max_model_len": (CONTEXT, "config.json"),
+            "tool_parser": ("generic", "chat_template.jinja"),
+            "reasoning_parser": ("qwen3", "option"),
+        },
+    }
+    (problem,) = report.problems
+    assert (problem.severity, problem.path) == ("warning", "text_model_config_list[2].config")
+    assert problem.message == "the chat template has tools in a format without a parser"
+
+
 @pytest.mark.parametrize(
     ("architectures", "template", "settings", "written", "calls"),
     [
@@ -572,7 +688,7 @@ async def test_constrained_text_may_end_with_its_first_token(model: TextModel) -
     assert (piece.tokens, piece.finish) == (1, Finish.LENGTH)
 
 
-@pytest.mark.parametrize("tool_parser", ["hermes3", "", "mistral", "qwen3coder", "gptoss", "lfm2"])
+@pytest.mark.parametrize("tool_parser", ["hermes3", "", "mistral", "qwen3coder", "gptoss", "lfm2", "kimi_k2"])
 @on_model_loop
 async def test_named_function_is_called_with_arguments_of_its_schema(model: TextModel, tool_parser: str) -> None:
     model = with_settings(model, tool_parser=tool_parser)
