@@ -263,6 +263,15 @@ ROUTES: Final[dict[str, Route]] = {
     "unload": Route(
         ("/v2/repository/models/<model>/unload",), {"parameters": {}}, ("", "parameters", "x"), "absent", status=404
     ),
+    "load adapter": Route(
+        ("/v1/load_lora_adapter",),
+        {"lora_name": "a", "lora_path": "/absent", "parent": "text"},
+        ("", "lora_name", "lora_path", "parent", "load_inplace", "x"),
+        status=400,
+    ),
+    "unload adapter": Route(
+        ("/v1/unload_lora_adapter",), {"lora_name": "absent"}, ("", "lora_name", "lora_int_id", "x"), status=404
+    ),
     "register": Route(
         ("/v2/systemsharedmemory/region/<region>/register", "/v2/cudasharedmemory/region/<region>/register"),
         {"key": "/absent", "byte_size": 64},

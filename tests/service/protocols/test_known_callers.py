@@ -244,6 +244,7 @@ async def test_only_routes_that_change_the_server_need_the_admin_scope_and_only_
     assert {path for path, need in needs if need is Permission.ADMIN} == {
         "/v1/config/reload",
         "/v2/repository/models",
+        *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
         *("/v2/systemsharedmemory/region", "/v2/systemsharedmemory/unregister", "/v2/logging", "/v2/profile"),
         *("/v2/cudasharedmemory/region", "/v2/cudasharedmemory/unregister"),
         *("/console/api/reload", "/console/api/services", "/console/api/log_level"),

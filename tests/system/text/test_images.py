@@ -127,15 +127,15 @@ def test_images_of_other_apis_are_those_of_chats(server: ServedInThread) -> None
     usage = message["usage"]
     assert message["content"] == [{"type": "text", "text": text}]
     assert usage["input_tokens"] + usage["cache_read_input_tokens"] == counted["input_tokens"] == tokens
-    asked = {"model": "eyes", "stream": False, "options": {"num_predict": TOKENS, "temperature": 0}}
+    asked: dict[str, Any] = {"model": "eyes", "stream": False, "options": {"num_predict": TOKENS, "temperature": 0}}
     messages = [{"role": "user", "content": "What?", "images": images}]
     answer = server.ask("POST", "/api/chat", json={**asked, "messages": messages}).json()
     assert (answer["message"]["content"], answer["prompt_eval_count"]) == (text, tokens)
     made = server.ask("POST", "/api/generate", json={**asked, "prompt": "What?", "images": images}).json()
     assert (made["response"], made["prompt_eval_count"]) == (text, tokens)
     wrong = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "?"}}
-    body = {"model": "eyes", "max_tokens": 1, "messages": [{"role": "user", "content": [wrong]}]}
-    refused = server.ask("POST", "/v1/messages", json=body).json()["error"]["message"]
+    bad = {"model": "eyes", "max_tokens": 1, "messages": [{"role": "user", "content": [wrong]}]}
+    refused = server.ask("POST", "/v1/messages", json=bad).json()["error"]["message"]
     assert "messages[0].content[0].source" in refused
     messages = [{"role": "user", "content": "What?", "images": [images[0], "?"]}]
     refused = server.ask("POST", "/api/chat", json={**asked, "messages": messages}).json()["error"]
