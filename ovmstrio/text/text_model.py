@@ -13,9 +13,10 @@ import trio
 from ovmstrio.core.errors import InvalidField
 from ovmstrio.core.generation import Conversation, Finish, GenerationChunk, GenerationLimits, Task, prompt_too_long
 from ovmstrio.core.request import ServableMetadata
+from ovmstrio.inference.engine.messages import GRAMMAR_FIELD, PROMPT_FIELD
 from ovmstrio.serving.hosted_service import HostedService
 from ovmstrio.text.engine_client import AcceptedRequest, EngineClient
-from ovmstrio.text.grammars import check_grammar, to_compact_json, tool_call_grammar
+from ovmstrio.text.grammars import check_grammar, check_tools, to_compact_json, tool_call_grammar
 from ovmstrio.text.parsing import Delta, StreamingParser, make_parser, opens_reasoning, select_parsers
 from ovmstrio.util.truncation import size_of
 
@@ -95,6 +96,7 @@ class OutputParsing:
         conversation = asked.prompt
         if not isinstance(conversation, Conversation):
             return asked, OutputReader(conversation=None, tools=_NONE, reasoning=_NONE)
+        check_tools(conversation)
         has_tools = bool(conversation.tools) and conversation.tool_choice != _NONE
         tools, reasoning = self._tools if has_tools else _NONE, self._reasoning
         imposed = tool_call_grammar(conversation, self._tools, guided=self._guided)
@@ -295,6 +297,18 @@ class RunningGeneration:
         return piece
 
 
+def _request_error(error: InvalidField, asked: GenerationRequest, forced_calls: ForcedCalls | None) -> InvalidField:
+    """Return an error of the engine with the name of the request's field."""
+    if error.field == GRAMMAR_FIELD and forced_calls is not None:
+        return forced_calls.refusal(error)
+    field = asked.prompt_field
+    if error.field == GRAMMAR_FIELD:
+        field = GRAMMAR_FIELD if asked.grammar is None else asked.grammar.field
+    named = error.retold(error.message.replace(f"{error.field}: ", f"{field}: ", 1))
+    named.field = field
+    return named
+
+
 class TextModel(HostedService):
     """One language model; a :class:`TextGenerator` and a :class:`Tokenizer`.
 
@@ -367,21 +381,21 @@ class TextModel(HostedService):
             self._check(asked)
             prepare = partial(self._reading.prepare, asked)
             is_slow = self._reading.is_slow(asked)
-            asked, reading = await trio.to_thread.run_sync(prepare) if is_slow else prepare()
+            prepared, reading = await trio.to_thread.run_sync(prepare) if is_slow else prepare()
             process = await self._process.ready()
             try:
-                async with self._link.ask(process, asked) as opened:
+                async with self._link.ask(process, prepared) as opened:
                     yield RunningGeneration(opened, reading)
             except InvalidField as error:
-                if reading.forced_calls is None or error.field != "response_format":
+                if error.field not in {GRAMMAR_FIELD, PROMPT_FIELD}:
                     raise
-                raise reading.forced_calls.refusal(error) from error
+                raise _request_error(error, asked, reading.forced_calls) from error
 
     def _check(self, asked: GenerationRequest) -> None:
         """Check a request against the model's limits."""
         limits, sampling = self._limits, asked.sampling
         if asked.prompt_characters > limits.max_characters:
-            raise prompt_too_long(limits, "prompt", asked.prompt_characters)
+            raise prompt_too_long(limits, asked.prompt_field, asked.prompt_characters)
         texts = max(asked.n, sampling.best_of)
         check_speculative_options(self._spec, asked)
         if texts > limits.best_of_limit:

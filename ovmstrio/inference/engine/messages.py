@@ -46,6 +46,12 @@ REJECTED: Final = "refused"
 TOKENS: Final = "tokens"
 """Answer to a tokenization request: tokens of all texts in one array, and the count per text."""
 
+PROMPT_FIELD: Final = "messages"
+"""Field of errors of a prompt, which the server replaces by the request's own."""
+
+GRAMMAR_FIELD: Final = "response_format"
+"""Field of errors of a grammar, which the server replaces by the request's own."""
+
 CANCELLED: Final = ModelFailure("the request was cancelled")
 """Error of a request cancelled before it was answered."""
 

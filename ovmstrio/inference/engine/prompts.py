@@ -22,7 +22,7 @@ import numpy.typing as npt
 from ovmstrio.core.errors import ContextExceeded, InvalidField, InvalidRequest, ModelFailure, ServerError
 from ovmstrio.core.generation import Conversation
 from ovmstrio.inference.engine.chat_template import TemplateFailure, read_template_source
-from ovmstrio.inference.engine.messages import CONTEXT_FILE
+from ovmstrio.inference.engine.messages import CONTEXT_FILE, PROMPT_FIELD
 from ovmstrio.inference.engine.pipeline import library_error_message
 from ovmstrio.inference.engine.template_program import HEADER
 from ovmstrio.util.regular_files import read_regular_bytes
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 # rendering has used its CPU time.
 
 _PROGRAM: Final = "ovmstrio.inference.engine.template_program"
-_FIELD: Final = "messages"
+_FIELD: Final = PROMPT_FIELD
 _CPU_SECONDS: Final = 2.0
 _SEND_SECONDS: Final = 5.0
 _WALL_SECONDS: Final = 30.0  # wall-clock limit, for a process that gets no CPU time
@@ -343,7 +343,7 @@ class PromptTokenizer:
         wrong = next((token for token in prompt if not 0 <= token < self.vocabulary_size), None)
         if wrong is not None:
             limit = self.vocabulary_size - 1
-            raise InvalidRequest(f"the prompt has an unknown token: {wrong} (expected 0 to {limit})")
+            raise InvalidField(f"the prompt has an unknown token: {wrong} (expected 0 to {limit})", field=_FIELD)
         return self._nonempty(list(prompt))
 
     def tokenize_rendered(self, text: str) -> list[int]:
@@ -353,7 +353,7 @@ class PromptTokenizer:
     @staticmethod
     def _nonempty(tokens: list[int]) -> list[int]:
         if not tokens:
-            raise InvalidRequest("the prompt has no tokens; send a text that is not empty")
+            raise InvalidField("the prompt has no tokens; send a text that is not empty", field=_FIELD)
         return tokens
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:

@@ -125,6 +125,7 @@ class Chat:
             max_tokens=max_tokens,
             is_stream=is_stream,
             logprobs=_read_logprobs(fields),
+            prompt_field="messages",
             deadline=deadline,
         )
         CHAT.check(fields)
@@ -162,6 +163,7 @@ def _read_conversation(fields: Fields) -> Conversation:
         options,
         returns_first_call_only=once,
         continues_final_message=continues,
+        parameters_fields=tools.parameters_fields,
     )
 
 

@@ -112,7 +112,10 @@ class Completions:
         )
         COMPLETIONS.check(fields)
         errors.tell()
-        requests = tuple(replace(request, prompt=prompt) for prompt in prompts)
+        place = "prompt[{}]" if _is_batch(fields.get("prompt")) else "prompt"
+        requests = tuple(
+            replace(request, prompt=prompt, prompt_field=place.format(number)) for number, prompt in enumerate(prompts)
+        )
         return ParsedRequest(requests, options.includes_usage, options.has_continuous_usage)
 
     def whole(self, body: Body, parsed: ParsedRequest) -> _CompletionBuilder:
@@ -125,6 +128,10 @@ class Completions:
     ) -> _CompletionStream:
         """Create a chunk writer."""
         return _CompletionStream(body.model, parsed, write_error)
+
+
+def _is_batch(prompt: Any) -> bool:
+    return isinstance(prompt, list) and not isinstance(prompt[0], int)
 
 
 def _read_logprobs(fields: Fields) -> bool:

@@ -72,10 +72,10 @@ _IGNORED: Final[Mapping[str, _Check]] = {
     **dict.fromkeys(("safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier"), Fields.text),
     **dict.fromkeys(("metadata", "prediction", "prompt_cache_options"), Fields.mapping),
     "spaces_between_special_tokens": Fields.flag,
+    "guided_decoding_backend": Fields.text,
     "stream_interval": _integer,
 }
 
-_USE_FORMAT: Final = _Refused("use response_format")
 _NO_FILTER: Final = _Refused("the generation library has no token filter; use response_format")
 _NO_TRUNCATION: Final = _Refused("prompts are not truncated; shorten the prompt")
 _NO_TOKEN_IDS: Final = _Refused("answers have no token ids; use /tokenize")
@@ -84,10 +84,6 @@ _ONE_ENGINE: Final = _Refused("a model has one engine")
 _NOT_STORED: Final = "responses are not stored"
 _SHARED_CACHE: Final = _Refused("all callers share cached prefixes; serve the model with enable_prefix_caching false")
 _REFUSED: Final[Mapping[str, _Refused]] = {
-    **dict.fromkeys(
-        ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "structural_tag"),
-        _USE_FORMAT,
-    ),
     **dict.fromkeys(("bad_words", "allowed_token_ids"), _NO_FILTER),
     **dict.fromkeys(("truncate_prompt_tokens", "truncation_side"), _NO_TRUNCATION),
     **dict.fromkeys(("return_token_ids", "return_tokens_as_token_ids", "return_token_offsets"), _NO_TOKEN_IDS),
@@ -95,7 +91,6 @@ _REFUSED: Final[Mapping[str, _Refused]] = {
     **dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "routed_experts_prompt_start"), _ONE_ENGINE),
     "return_mm_kwargs": _Refused("this model accepts text only", neutral=True),
     "cache_salt": _SHARED_CACHE,
-    "guided_decoding_backend": _Refused("the server has one grammar compiler; omit it"),
     "guided_whitespace_pattern": _Refused("JSON has no optional white space; use response_format with a grammar"),
     "logit_bias": _Refused("the generation library has no logit bias"),
     "logits_processors": _Refused("the server runs no code of requests"),
@@ -118,6 +113,7 @@ _SAMPLING: Final = frozenset(
         *("min_p", "min_tokens", "frequency_penalty", "presence_penalty", "repetition_penalty", "length_penalty"),
         *("ignore_eos", "best_of", "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens"),
         *("num_assistant_tokens", "assistant_confidence_threshold", "max_ngram_size"),
+        *("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structural_tag"),
     }
 )
 _TOOLS: Final = frozenset({"tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs"})

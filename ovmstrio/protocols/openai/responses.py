@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import uuid4
 
@@ -407,7 +406,16 @@ class Responses:
         tools = read_tools(fields)
         once = fields.flag("parallel_tool_calls") is False
         options = _read_template_options(fields)
-        prompt = Conversation(messages, tools.tools, tools.choice, tools.name, options, returns_first_call_only=once)
+        prompt = Conversation(
+            messages,
+            tools.tools,
+            tools.choice,
+            tools.name,
+            options,
+            returns_first_call_only=once,
+            parameters_fields=tools.parameters_fields,
+        )
+        text = fields.within("text")
         request = make_request(
             fields,
             limits,
@@ -415,10 +423,10 @@ class Responses:
             max_tokens=max_tokens,
             is_stream=is_stream,
             logprobs=_LOGPROBS in (fields.items("include") or ()),
+            grammar=None if text is None else read_response_format(text, "format"),
+            prompt_field="input",
             deadline=deadline,
         )
-        text = fields.within("text")
-        grammar = None if text is None else read_response_format(text, "format")
         if request.n > 1:
             fields.refuse("n", "n greater than 1 is not supported for Responses API", got=str(request.n))
         RESPONSES.check(fields)
@@ -426,7 +434,7 @@ class Responses:
         # The response repeats this object, so check its size.
         fields.mapping("text")
         errors.tell()
-        return ParsedRequest((replace(request, grammar=grammar or request.grammar),))
+        return ParsedRequest((request,))
 
     def whole(self, body: Body, parsed: ParsedRequest) -> _ResponseBuilder:
         """Create a response builder."""

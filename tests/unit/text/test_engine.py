@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import trio
 import trio.testing
-from openvino_genai.py_openvino_genai import GenerationStatus
+from openvino_genai.py_openvino_genai import GenerationConfig, GenerationStatus
 from trio.testing import MockClock
 
 from ovmstrio.core.errors import ContextExceeded, ModelFailure, NotReady, WorkerRestarting
@@ -33,7 +33,7 @@ from ovmstrio.inference.engine.messages import (
     encode_request,
     encode_texts,
 )
-from ovmstrio.inference.engine.pipeline import Pipeline
+from ovmstrio.inference.engine.pipeline import NO_TOP_K, Pipeline, configure_generation
 from ovmstrio.inference.engine.prompts import PromptTokenizer
 from ovmstrio.isolation.worker_process import WorkerProcess
 from ovmstrio.text.engine_client import EngineClient
@@ -740,3 +740,13 @@ async def test_failed_load_of_an_engine_is_reported_at_once(autojump_clock: Mock
             assert await engines.answer(LISTEN_ENGINE, ["m 1", 1]) == "new"
         with pytest.raises(NotReady):
             await engines.answer(LISTEN_ENGINE, ["m 1", 1])
+
+
+@pytest.mark.parametrize(
+    ("default", "asked", "expected"), [(None, None, NO_TOP_K), (None, -1, NO_TOP_K), (5, None, 5), (5, 7, 7)]
+)
+def test_top_k_is_off_unless_the_request_or_the_model_sets_it(
+    default: int | None, asked: int | None, expected: int
+) -> None:
+    config = GenerationConfig() if default is None else GenerationConfig(top_k=default)
+    assert configure_generation(config, Sampling(temperature=0.5, top_k=asked)).top_k == expected

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import trio
@@ -453,6 +453,13 @@ async def test_tools_and_their_choice_reach_the_service(
     assert all(tool == TOOL for tool in prompt.tools)
 
 
+_STRUCTURE: Final = {"begin": "<f=a>", "schema": {"type": "object"}, "end": "</f>"}
+_TAG: Final = (
+    '{"type":"structural_tag","format":{"type":"triggered_tags","triggers":["<f"],"tags":[{"type":"tag",'
+    '"begin":"<f=a>","content":{"type":"json_schema","json_schema":{"type":"object"}},"end":"</f>"}]}}'
+)
+
+
 @pytest.mark.parametrize(
     ("sent", "expected"),
     [
@@ -460,7 +467,11 @@ async def test_tools_and_their_choice_reach_the_service(
         ({"type": "json_object"}, Grammar(GrammarKind.JSON_OBJECT, "")),
         (
             {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": {"type": "object"}}},
-            Grammar(GrammarKind.JSON_SCHEMA, '{"type":"object"}'),
+            Grammar(GrammarKind.JSON_SCHEMA, '{"type":"object"}', is_strict=True),
+        ),
+        (
+            {"type": "structural_tag", "structures": [_STRUCTURE], "triggers": ["<f"]},
+            Grammar(GrammarKind.STRUCTURAL_TAG, _TAG),
         ),
         ({"type": "regex", "regex": "a+"}, Grammar(GrammarKind.REGEX, "a+")),
         ({"type": "grammar", "grammar": "root ::= x"}, Grammar(GrammarKind.EBNF, "root ::= x")),
@@ -468,6 +479,41 @@ async def test_tools_and_their_choice_reach_the_service(
 )
 async def test_the_response_format_becomes_a_grammar(serving: Serving, sent: Any, expected: Grammar | None) -> None:
     assert (await _request(serving, response_format=sent)).grammar == expected
+
+
+_NUMBER: Final = Grammar(GrammarKind.JSON_SCHEMA, '{"type":"integer"}', is_strict=True)
+_CHOICES: Final = Grammar(GrammarKind.EBNF, 'root ::= "yes" | "it\'s \\"no\\"\\n"\n')
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected", "field"),
+    [
+        ({"guided_json": {"type": "integer"}}, _NUMBER, "guided_json"),
+        ({"guided_json": '{"type":"integer"}'}, _NUMBER, "guided_json"),
+        ({"guided_regex": "a+", "guided_decoding_backend": "outlines"}, Grammar(GrammarKind.REGEX, "a+"), ""),
+        ({"guided_grammar": "root ::= x"}, Grammar(GrammarKind.EBNF, "root ::= x"), ""),
+        ({"guided_choice": ["yes", 'it\'s "no"\n', "yes"]}, _CHOICES, ""),
+        ({"structural_tag": _TAG}, Grammar(GrammarKind.STRUCTURAL_TAG, _TAG), ""),
+        (
+            {"structured_outputs": {"json": {"type": "integer"}, "disable_any_whitespace": True}},
+            _NUMBER,
+            "structured_outputs.json",
+        ),
+        ({"structured_outputs": {"regex": "a+"}}, Grammar(GrammarKind.REGEX, "a+"), "structured_outputs.regex"),
+        ({"structured_outputs": {"choice": ["yes", 'it\'s "no"\n']}}, _CHOICES, "structured_outputs.choice"),
+        ({"structured_outputs": {"json_object": True}}, Grammar(GrammarKind.JSON_OBJECT, ""), ""),
+        ({"structured_outputs": {"json_object": False, "regex": None}}, None, ""),
+    ],
+)
+async def test_structured_outputs_of_vllm_become_the_same_grammars(
+    serving: Serving, sent: Any, expected: Grammar | None, field: str
+) -> None:
+    for path, body in (("/v3/chat/completions", chat_body(**sent)), ("/v3/completions", {"prompt": "a", **sent})):
+        answer = await serving.post(path, json={"model": CHAT, **body})
+        assert answer.status_code == 200, answer.text
+        grammar = service_of(serving).requests[-1].grammar
+        assert grammar == expected
+        assert grammar is None or grammar.field == (field or grammar.field)
 
 
 async def test_input_items_of_a_response_become_messages(serving: Serving) -> None:
