@@ -1,6 +1,7 @@
 """Fields that requests may have: read by the endpoint, without effect on the answer, or refused with a reason.
 
 All other fields are refused, because a field that is ignored silently may have been meant to change the answer.
+``docs/openai_fields.md`` is generated from :data:`ENDPOINT_FIELDS`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,13 @@ _SHOWN_NAME_CHARACTERS: Final = 80
 _Check: TypeAlias = Callable[[Fields, str], object]
 
 
+class _Ignored(NamedTuple):
+    """Field without effect on the answer: the check of its value, and why it has none."""
+
+    check: _Check
+    reason: str
+
+
 class _Refused(NamedTuple):
     """Unsupported field with a hint; ``neutral`` is an accepted value, None accepts 0, false and empty values."""
 
@@ -23,18 +31,19 @@ class _Refused(NamedTuple):
 
 
 class KnownFields(NamedTuple):
-    """Fields of an endpoint; ``ignored`` has the check of each value that has no effect on the answer."""
+    """Fields of an endpoint; ``limits`` says which values of a used field are supported, if not all are."""
 
     used: frozenset[str]
-    ignored: Mapping[str, _Check]
+    ignored: Mapping[str, _Ignored]
     refused: Mapping[str, _Refused]
+    limits: Mapping[str, str] = {}
 
     def check(self, fields: Fields) -> None:
         """Record an error for each field that is unknown, unsupported or ignored with an invalid value."""
         for name in sorted(fields.names() - self.used):
             value = fields.get(name)
             if name in self.ignored:
-                self.ignored[name](fields, name)
+                self.ignored[name].check(fields, name)
             elif name not in self.refused:
                 if value is not None:
                     self._refuse_unknown(fields, name)
@@ -61,19 +70,20 @@ def _integer(fields: Fields, name: str) -> int | None:
     return fields.whole(name, f"{name} is not an integer")
 
 
-_IDENTITY: Final[Mapping[str, _Check]] = {
-    "user": Fields.text,
-    "request_id": Fields.text,
-    "session_id": Fields.text,
-    "priority": _integer,
-}
-_IGNORED: Final[Mapping[str, _Check]] = {
+_NAMES_CALLER: Final = _Ignored(Fields.text, "identifies the caller or the request")
+_IDENTITY: Final[Mapping[str, _Ignored]] = dict.fromkeys(("user", "request_id", "session_id"), _NAMES_CALLER)
+_CACHE_HINT: Final = "a hint for caches; the prefix cache finds equal prompts itself"
+_IGNORED: Final[Mapping[str, _Ignored]] = {
     **_IDENTITY,
-    **dict.fromkeys(("safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier"), Fields.text),
-    **dict.fromkeys(("metadata", "prediction", "prompt_cache_options"), Fields.mapping),
-    "spaces_between_special_tokens": Fields.flag,
-    "guided_decoding_backend": Fields.text,
-    "stream_interval": _integer,
+    "safety_identifier": _NAMES_CALLER,
+    **dict.fromkeys(("prompt_cache_key", "prompt_cache_retention"), _Ignored(Fields.text, _CACHE_HINT)),
+    "prompt_cache_options": _Ignored(Fields.mapping, _CACHE_HINT),
+    "metadata": _Ignored(Fields.mapping, "notes of the caller"),
+    "service_tier": _Ignored(Fields.text, "the server has one tier"),
+    "prediction": _Ignored(Fields.mapping, "a hint for speed; prompt_lookup of the model does the same"),
+    "spaces_between_special_tokens": _Ignored(Fields.flag, "the tokenizer decides"),
+    "guided_decoding_backend": _Ignored(Fields.text, "the server has one grammar compiler"),
+    "stream_interval": _Ignored(_integer, "each event has all text since the one before"),
 }
 
 _NO_FILTER: Final = _Refused("the generation library has no token filter; use response_format")
@@ -81,6 +91,8 @@ _NO_TRUNCATION: Final = _Refused("prompts are not truncated; shorten the prompt"
 _NO_TOKEN_IDS: Final = _Refused("answers have no token ids; use /tokenize")
 _NO_MEDIA: Final = _Refused("this model accepts text only")
 _ONE_ENGINE: Final = _Refused("a model has one engine")
+_ONE_QUEUE: Final = _Refused("requests are served in order of arrival; omit it, or send 0")
+_ONE_CHOICE: Final = "only the probability of the chosen token is known"
 _NOT_STORED: Final = "responses are not stored"
 _SHARED_CACHE: Final = _Refused("all callers share cached prefixes; serve the model with enable_prefix_caching false")
 _REFUSED: Final[Mapping[str, _Refused]] = {
@@ -94,8 +106,9 @@ _REFUSED: Final[Mapping[str, _Refused]] = {
     "guided_whitespace_pattern": _Refused("JSON has no optional white space; use response_format with a grammar"),
     "logit_bias": _Refused("the generation library has no logit bias"),
     "logits_processors": _Refused("the server runs no code of requests"),
-    "logprob_token_ids": _Refused("only the chosen token's probability is known"),
+    "logprob_token_ids": _Refused(_ONE_CHOICE),
     "moderation": _Refused("the server has no moderation"),
+    "priority": _ONE_QUEUE,
     "no_repeat_ngram_size": _Refused("use repetition_penalty"),
     "prompt_logprobs": _Refused("use echo and logprobs of /completions"),
     "repetition_detection": _Refused("use repetition_penalty, or max_tokens"),
@@ -137,10 +150,11 @@ CHAT: Final = KnownFields(
         "include_reasoning": _Refused("the answer has the reasoning in separate fields", neutral=True),
         "web_search_options": _Refused("this server has no web search"),
     },
+    {"top_logprobs": f"0: {_ONE_CHOICE}", "modalities": "text"},
 )
 COMPLETIONS: Final = KnownFields(
     _SAMPLING | {"prompt", "max_tokens", "logprobs", "echo"},
-    {**_IGNORED, "parallel_tool_calls": Fields.flag},
+    {**_IGNORED, "parallel_tool_calls": _Ignored(Fields.flag, "completions have no tools")},
     {
         **_REFUSED,
         "add_special_tokens": _Refused("send tokens instead of a text", neutral=True),
@@ -148,6 +162,7 @@ COMPLETIONS: Final = KnownFields(
         "suffix": _Refused("the model only appends text"),
         "top_logprobs": _Refused("use logprobs"),
     },
+    {"logprobs": f"0 or 1: {_ONE_CHOICE}"},
 )
 RESPONSES: Final = KnownFields(
     _SAMPLING
@@ -162,6 +177,16 @@ RESPONSES: Final = KnownFields(
         "conversation": _Refused(f"{_NOT_STORED}; send the conversation as input"),
         "previous_response_id": _Refused(f"{_NOT_STORED}; send the conversation as input"),
         "prompt": _Refused("this server has no prompt templates; send input"),
+        **dict.fromkeys(("previous_input_messages", "previous_response"), _Refused("send the conversation as input")),
+        "enable_response_messages": _Refused("answers have no messages of the engine"),
+        "access_programs": _Refused("this server has no access programs"),
+        "background_options": _Refused(f"{_NOT_STORED}; wait for the response"),
+        "image": _Refused("responses have no images"),
+    },
+    {
+        "top_logprobs": f"0: {_ONE_CHOICE}",
+        "truncation": "auto never truncates: a conversation that is too long is refused",
+        "max_tool_calls": "never reached: the server calls no tools",
     },
 )
 
@@ -171,6 +196,7 @@ _ENCODERS: Final[Mapping[str, _Refused]] = {
     "cache_salt": _Refused("there is no prefix cache; omit it"),
     "mm_processor_kwargs": _NO_MEDIA,
     "padding": _Refused("padding never changes the result", neutral="do_not_pad"),
+    "priority": _ONE_QUEUE,
     "use_activation": _Refused("the options of the model decide"),
 }
 EMBEDDINGS: Final = KnownFields(
@@ -182,11 +208,16 @@ EMBEDDINGS: Final = KnownFields(
         "embed_dtype": _Refused("numbers have 32 bits", neutral="float32"),
         "endianness": _Refused("numbers are little-endian", neutral="little"),
         "input_type": _Refused("write the model's prefix into the texts"),
-        "messages": _Refused("send texts as input"),
+        **dict.fromkeys(
+            ("messages", "add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs"),
+            _Refused("send texts as input"),
+        ),
+        "media_io_kwargs": _NO_MEDIA,
         "normalize": _Refused("the option normalize of the model decides"),
         "stream": _Refused("embeddings do not stream"),
         "task": _Refused("write the model's prefix into the texts"),
     },
+    {"dimensions": "the model's own"},
 )
 RERANK: Final = KnownFields(
     frozenset({"model", "query", "documents", "top_n", "return_documents"}),
@@ -214,7 +245,7 @@ TRANSCRIPTION: Final = KnownFields(
             *("timestamp_granularities", "include", "chunking_strategy"),
         }
     ),
-    {"user": Fields.text, "stream_include_usage": Fields.flag},
+    {"user": _NAMES_CALLER, "stream_include_usage": _Ignored(Fields.flag, "the last event has the usage")},
     {
         **dict.fromkeys(
             (
@@ -233,12 +264,29 @@ TRANSCRIPTION: Final = KnownFields(
         "to_language": _Refused("translations are English", neutral="en"),
         "vllm_xargs": _Refused("the server has no extensions of vLLM"),
     },
+    {
+        "chunking_strategy": "auto",
+        "include": "empty: token probabilities are unknown",
+    },
 )
 SPEECH: Final = KnownFields(
     frozenset({"model", "input", "voice", "language", "speed", "response_format", "stream_format"}),
-    {"user": Fields.text},
+    {"user": _NAMES_CALLER},
     {
         "instructions": _Refused("the model has no instructions"),
         "stream": _Refused("use stream_format"),
     },
 )
+
+ENDPOINT_FIELDS: Final[Mapping[str, KnownFields]] = {
+    "/chat/completions": CHAT,
+    "/completions": COMPLETIONS,
+    "/responses": RESPONSES,
+    "/embeddings": EMBEDDINGS,
+    "/rerank": RERANK,
+    "/tokenize": TOKENIZE,
+    "/audio/transcriptions": TRANSCRIPTION,
+    "/audio/translations": TRANSCRIPTION,
+    "/audio/speech": SPEECH,
+}
+"""Fields by endpoint."""
