@@ -151,7 +151,7 @@ async def _serve(counted: Callable[[], int], length: int) -> list[tuple[_Interfa
     plan = plan_service(service, service_settings({"grpc_bind_address": "127.0.0.1"}))
     measured = trio.Event()
     async with trio.open_nursery() as nursery:
-        serve = partial(serve_plan, plan, WorkerProcessContext(until=measured.wait), handle_signals=False)
+        serve = partial(serve_plan, plan, WorkerProcessContext(wait_drain=measured.wait), handle_signals=False)
         running = await nursery.start(serve)
         found = await trio.to_thread.run_sync(_measure, running, counted)
         measured.set()

@@ -24,13 +24,14 @@ if TYPE_CHECKING:
     from ovmstrio.server.server import serve
     from ovmstrio.server.settings import ServerSettings
     from ovmstrio.server.target import settings_of
-    from ovmstrio.serving.kind import Kind, LoadContext, Takes
+    from ovmstrio.serving.kind import CallType, Kind, LoadContext
     from ovmstrio.telemetry.logs import configure_logs
 
 __all__ = [
     "KINDS",
     "Array",
     "AsyncClient",
+    "CallType",
     "Client",
     "ClientTls",
     "InferRequest",
@@ -43,7 +44,6 @@ __all__ = [
     "ServableMetadata",
     "ServerSettings",
     "Service",
-    "Takes",
     "Tensor",
     "TensorSpec",
     "configure_logs",
@@ -57,6 +57,7 @@ _HOMES: Final = {
     "KINDS": "server.kinds",
     "Array": "core.tensor",
     "AsyncClient": "client.async_client",
+    "CallType": "serving.kind",
     "Client": "client.sync_client",
     "ClientTls": "client.tls",
     "InferRequest": "core.request",
@@ -69,7 +70,6 @@ _HOMES: Final = {
     "ServableMetadata": "core.request",
     "ServerSettings": "server.settings",
     "Service": "core.service",
-    "Takes": "serving.kind",
     "Tensor": "core.tensor",
     "TensorSpec": "core.tensor",
     "configure_logs": "telemetry.logs",
@@ -82,6 +82,8 @@ _HOMES: Final = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "Takes":
+        return import_module("ovmstrio.util.deprecation").forward_names(__name__, __name__, {name: "CallType"})(name)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

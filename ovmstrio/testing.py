@@ -103,19 +103,19 @@ class LocalServer:
 
 @contextmanager
 def serving(
-    thing: ServerSettings | Path | str, *, clock: FakeClock | None = None, **options: Any
+    target: ServerSettings | Path | str, *, clock: FakeClock | None = None, **options: Any
 ) -> Iterator[LocalServer]:
     """Serve in a thread until the block ends, on free ports; the block begins when everything is loaded.
 
     Args:
-        thing: what ``ovms serve`` takes (a model, a folder of models, a configuration, a project), or settings.
+        target: what ``ovms serve`` takes (a model, a folder of models, a configuration, a project), or settings.
         clock: clock of the server.
         options: fields of ``ServerSettings`` by name.
 
     Raises:
         ConfigError: the configuration is invalid, or something could not be loaded.
     """
-    settings = _settings(thing, options)
+    settings = _settings(target, options)
     started: SimpleQueue[LocalServer | BaseException] = SimpleQueue()
     ending: list[Callable[[], None]] = []
 
@@ -155,10 +155,10 @@ def serving(
 
 @asynccontextmanager
 async def serving_async(
-    thing: ServerSettings | Path | str, *, clock: FakeClock | None = None, **options: Any
+    target: ServerSettings | Path | str, *, clock: FakeClock | None = None, **options: Any
 ) -> AsyncIterator[LocalServer]:
     """Serve as ``serving`` does, for tests on trio or asyncio."""
-    server = serving(thing, clock=clock, **options)
+    server = serving(target, clock=clock, **options)
     started = await anyio.to_thread.run_sync(server.__enter__)
     try:
         yield started
@@ -181,13 +181,13 @@ class MemoryServer:
 
 
 @asynccontextmanager
-async def serving_in_memory(thing: ServerSettings | Path | str, **options: Any) -> AsyncIterator[MemoryServer]:
+async def serving_in_memory(target: ServerSettings | Path | str, **options: Any) -> AsyncIterator[MemoryServer]:
     """Serve without sockets in the running trio loop until the block ends; arguments as those of ``serving``.
 
     Raises:
         ConfigError: as ``serving``.
     """
-    plan = replace(await read_plan(_settings(thing, options)), grpc=_ANY_PORT, rest=_ANY_PORT)
+    plan = replace(await read_plan(_settings(target, options)), grpc=_ANY_PORT, rest=_ANY_PORT)
     grpc, rest = _MemoryListener(), _MemoryListener()
     with _quiet_logs():
         async with _serving(plan, WorkerProcessContext(listeners={"gRPC": [grpc], "REST": [rest]})):
@@ -213,10 +213,10 @@ async def _serving(plan: Plan, context: WorkerProcessContext | None) -> AsyncIte
         nursery.cancel_scope.cancel()
 
 
-def _settings(thing: ServerSettings | Path | str, options: dict[str, Any]) -> ServerSettings:
-    if isinstance(thing, ServerSettings):
-        return thing.model_copy(update=options) if options else thing
-    return settings_of(thing, **{"crash_probe": "off", **options})
+def _settings(target: ServerSettings | Path | str, options: dict[str, Any]) -> ServerSettings:
+    if isinstance(target, ServerSettings):
+        return target.model_copy(update=options) if options else target
+    return settings_of(target, **{"crash_probe": "off", **options})
 
 
 def _single(error: BaseException) -> BaseException:

@@ -38,12 +38,12 @@ class CallerDirectory:
     Secrets are compared by hash only, so that timing reveals nothing.
 
     Args:
-        ledger: counters shared by all workers, or None.
+        counters: counters shared by all workers, or None.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.time, ledger: Counters | None = None) -> None:
+    def __init__(self, clock: Callable[[], float] = time.time, counters: Counters | None = None) -> None:
         self._clock = clock
-        self._ledger = ledger
+        self._shared_counters = counters
         self._callers: dict[CallerEntry, Caller] = {}
         self._keys: dict[bytes, tuple[Caller, float]] = {}
         self._certificates: dict[str, tuple[Caller, float]] = {}
@@ -93,7 +93,7 @@ class CallerDirectory:
         limits = entry.requests_per_second, entry.concurrency, entry.tokens_per_minute
         allowance: CallerQuota | None = None
         if any(limits):
-            shared = None if self._ledger is None else SharedQuota(self._ledger, entry)
+            shared = None if self._shared_counters is None else SharedQuota(self._shared_counters, entry)
             allowance = shared or CallerQuota(entry.name, *limits)
         return Caller(entry.name, entry.proof, entry.scopes, allowance)
 

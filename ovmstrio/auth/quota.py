@@ -47,7 +47,7 @@ class TokenBucket:
     def level(self, level: TokenBucketLevel) -> None:
         self._tokens, self._filled_at = level if level.filled_at else (self._burst, None)
 
-    def take(self) -> float:
+    def acquire(self) -> float:
         """Take a token; return 0, or the seconds until one is available."""
         seconds = self.wait()
         if not seconds:
@@ -71,7 +71,7 @@ class TokenBucket:
 class CallerQuota:
     """Quota of one caller."""
 
-    __slots__ = ("_bucket", "_concurrency", "_name", "_rate", "_token_bucket", "_tokens_per_minute", "under_way")
+    __slots__ = ("_bucket", "_concurrency", "_name", "_rate", "_token_bucket", "_tokens_per_minute", "in_flight")
 
     def __init__(
         self,
@@ -89,25 +89,25 @@ class CallerQuota:
         per_second = tokens_per_minute / _MINUTE
         self._token_bucket = TokenBucket(per_second, tokens_per_minute, clock) if tokens_per_minute else None
         self._concurrency = concurrency
-        self.under_way = 0
+        self.in_flight = 0
 
-    def take(self) -> None:
+    def acquire(self) -> None:
         """Count a new request.
 
         Raises:
             CallerLimited: the quota is exceeded; the message has the limit and the retry time.
         """
-        if self._concurrency and self.under_way >= self._concurrency:
-            raise CallerLimited(f"{self._name!r} has {self.under_way} concurrent requests, which is its limit")
-        seconds = self._bucket.take() if self._bucket is not None else 0.0
+        if self._concurrency and self.in_flight >= self._concurrency:
+            raise CallerLimited(f"caller {self._name!r}: limit of {self.in_flight} concurrent requests reached")
+        seconds = self._bucket.acquire() if self._bucket is not None else 0.0
         if seconds:
             text = f"{self._name!r} is limited to {self._rate:g} requests per second; try again in {seconds:.2g} s"
             raise CallerLimited(text, retry_after_seconds=seconds)
-        self.under_way += 1
+        self.in_flight += 1
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Count a finished request."""
-        self.under_way -= 1
+        self.in_flight -= 1
 
     def check_tokens(self) -> None:
         """Check the token quota; :meth:`spend_tokens` counts the tokens later.
@@ -133,41 +133,41 @@ class CallerQuota:
 class SharedQuota(CallerQuota):
     """Quota of one caller, counted exactly in memory shared by all workers."""
 
-    __slots__ = ("_counters", "_ledger")
+    __slots__ = ("_counters", "_shared_counters")
 
-    def __init__(self, ledger: Counters, entry: CallerEntry) -> None:
+    def __init__(self, counters: Counters, entry: CallerEntry) -> None:
         limits = entry.requests_per_second, entry.concurrency, entry.tokens_per_minute
         # trio's clock differs between processes.
         super().__init__(entry.name, *limits, clock=time.monotonic)
-        self._ledger = ledger
+        self._shared_counters = counters
         # The key contains all settings, so that counts continue only while a caller is unchanged.
-        self._counters = ledger.row(f"caller {entry!r}")
+        self._counters = counters.row(f"caller {entry!r}")
 
     @contextmanager
     def _synchronized(self) -> Iterator[None]:
         """Load the shared counts for the block and store them afterwards."""
         buckets = [(number, each) for number, each in enumerate((self._bucket, self._token_bucket)) if each is not None]
-        with self._ledger.locked():
-            elsewhere = self._counters.elsewhere().under_way
-            self.under_way = self._counters.under_way + elsewhere
+        with self._shared_counters.locked():
+            elsewhere = self._counters.elsewhere().in_flight
+            self.in_flight = self._counters.in_flight + elsewhere
             for number, each in buckets:
                 each.level = self._counters.bucket(number)
             try:
                 yield
             finally:
-                self._counters.write(self.under_way - elsewhere)
+                self._counters.write(self.in_flight - elsewhere)
                 for number, each in buckets:
                     self._counters.fill(number, each.level)
 
-    def take(self) -> None:
+    def acquire(self) -> None:
         """Count a new request; raises CallerLimited if the quota is exceeded."""
         with self._synchronized():
-            super().take()
+            super().acquire()
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Count a finished request."""
         with self._synchronized():
-            super().give_back()
+            super().release()
 
     def check_tokens(self) -> None:
         """Check the token quota; raises CallerLimited if earlier requests have used up the quota."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ovmstrio.cli.console import ending_with, fail
+from ovmstrio.cli.console import exit_on_error, fail
 from ovmstrio.cli.exits import EX_FAILED, EX_USAGE
 from ovmstrio.cli.server_options import Ca, Cert, Key, Url, finding_server
 from ovmstrio.cli.tables import FORMATS, JsonOption, Output, chosen, print_csv
@@ -123,7 +123,7 @@ def chat(
     given = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
     options = {field: value for field, value in given.items() if value is not None}
     with finding_server(address, needs="REST", timeout=timeout, ca=ca, cert=cert, key=key) as server:
-        with ending_with(EX_USAGE, InvalidRequest):
+        with exit_on_error(EX_USAGE, InvalidRequest):
             client = ChatClient(server.url, api_key=api_key, timeout=timeout, tls=server.tls)
         talk = ChatConversation(client, name or _first(client), options, system)
         went_well = _talk(talk, once, chosen(form, as_json=as_json))
@@ -139,10 +139,10 @@ def _first(client: ChatClient) -> str:
 
 
 def _talk(talk: ChatConversation, once: str | None, form: Output) -> bool:
-    from ovmstrio.cli.chat_terminal import answer_aloud, converse, show_piece
+    from ovmstrio.cli.chat_terminal import open_answer_writer, print_answer, run_chat_loop
 
     if form is Output.TABLE and once is None:
-        return converse(talk, answer_aloud)
+        return run_chat_loop(talk, print_answer)
     printer = _Printer(form)
 
     def answer(talk: ChatConversation, message: str) -> bool:
@@ -150,13 +150,13 @@ def _talk(talk: ChatConversation, once: str | None, form: Output) -> bool:
         return True
 
     if once is None:
-        return converse(talk, answer)
+        return run_chat_loop(talk, answer)
     message = sys.stdin.read() if once == "-" else once
     if not message.strip():
         fail("the message is empty", EX_USAGE)
     if form is not Output.TABLE:
         return answer(talk, message)
-    show, end = show_piece()
+    show, end = open_answer_writer()
     try:
         talk.ask(message, show)
     finally:

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 from ovmstrio.cli.chat_answers import ChatConversation
-from ovmstrio.cli.console import note
+from ovmstrio.cli.console import print_message
 from ovmstrio.cli.stream_text import safe_for_terminals
 from ovmstrio.core.errors import ServerError
 from ovmstrio.encoding.status_errors import Unreachable
@@ -55,13 +55,13 @@ class _AnswerWriter:
             sys.stdout.flush()
 
 
-def show_piece() -> tuple[Callable[[ChatDelta], None], Callable[[], None]]:
+def open_answer_writer() -> tuple[Callable[[ChatDelta], None], Callable[[], None]]:
     """Return a function that writes a delta of an answer, and one that ends the answer."""
     writer = _AnswerWriter()
     return writer.piece, writer.end
 
 
-def converse(talk: ChatConversation, answer: Callable[[ChatConversation, str], bool]) -> bool:
+def run_chat_loop(talk: ChatConversation, answer: Callable[[ChatConversation, str], bool]) -> bool:
     """Answer lines until the end of the input, and return whether all were answered.
 
     ``answer`` answers one message, and returns whether that succeeded.
@@ -73,39 +73,39 @@ def converse(talk: ChatConversation, answer: Callable[[ChatConversation, str], b
     if is_terminal:
         import readline  # noqa: F401 - adds line editing and history to input()
 
-        note(f"{talk.model} at {talk.client.url}; /help lists commands")
+        print_message(f"{talk.model} at {talk.client.url}; /help lists commands")
     went_well = True
     while (line := _next_message(is_terminal=is_terminal)) is not None:
         message = line.strip()
         if message in {"/exit", "/quit"}:
             break
         if message.startswith("/") and message.split()[0] in _COMMANDS:
-            _obey(talk, message)
+            _run_command(talk, message)
         elif message.startswith("/") and is_terminal:
-            note(f"unknown command {message.split()[0]}; /help lists commands")
+            print_message(f"unknown command {message.split()[0]}; /help lists commands")
         elif message:
             went_well = answer(talk, message) and went_well
     return went_well
 
 
-def answer_aloud(talk: ChatConversation, message: str) -> bool:
+def print_answer(talk: ChatConversation, message: str) -> bool:
     """Show a streamed answer with its figures; errors of the server are shown, and the conversation continues."""
-    show, end = show_piece()
+    show, end = open_answer_writer()
     try:
         answer = talk.ask(message, show)
     except KeyboardInterrupt:
         end()
         if not sys.stdin.isatty():
             raise
-        note("stopped")
+        print_message("stopped")
         return True
     except Unreachable:
         raise
     except ServerError as error:
-        note(f"error: {safe_for_terminals(error.message)}", style="red")
+        print_message(f"error: {safe_for_terminals(error.message)}", style="red")
         return False
     end()
-    note(answer.summary())
+    print_message(answer.summary())
     return True
 
 
@@ -117,12 +117,12 @@ def _next_message(*, is_terminal: bool) -> str | None:
             line = input((_MORE if lines else _PROMPT) if is_terminal else "")
         except EOFError:
             if is_terminal:
-                note("")
+                print_message("")
             return "\n".join(lines) if lines else None
         except KeyboardInterrupt:
             if not is_terminal:
                 raise
-            note("\n/exit or Ctrl-D exits")
+            print_message("\n/exit or Ctrl-D exits")
             lines.clear()
             continue
         if not line.endswith("\\"):
@@ -130,17 +130,17 @@ def _next_message(*, is_terminal: bool) -> str | None:
         lines.append(line[:-1])
 
 
-def _obey(talk: ChatConversation, message: str) -> None:
+def _run_command(talk: ChatConversation, message: str) -> None:
     command, _, text = message.partition(" ")
     match command:
         case "/system" if text.strip():
             talk.system = "" if text.strip() == "-" else text.strip()
-            note("system message set" if talk.system else "system message removed")
+            print_message("system message set" if talk.system else "system message removed")
         case "/system":
-            note(talk.system or "no system message")
+            print_message(talk.system or "no system message")
         case "/reset":
             talk.reset()
-            note("conversation reset")
+            print_message("conversation reset")
         case _:
             for name, meaning in _COMMANDS.items():
-                note(f"{name:8} {meaning}")
+                print_message(f"{name:8} {meaning}")

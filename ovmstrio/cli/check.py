@@ -21,10 +21,10 @@ def register(app: typer.Typer) -> None:
 
 
 def check(
-    thing: Annotated[
+    location: Annotated[
         str,
         typer.Argument(
-            metavar="THING",
+            metavar="PATH",
             help="What ovms serve takes: a model file, a folder, a configuration, a graph or a project.",
         ),
     ],
@@ -52,15 +52,15 @@ def check(
     from ovmstrio.util.interrupts import run_interruptible
 
     form = chosen(form, as_json=as_json)
-    pipeline = _find_pipeline(thing, as_text=form is Output.TABLE)
+    pipeline = _find_pipeline(location, as_text=form is Output.TABLE)
     configure_logs(level="ERROR")
     _leave_out_what_is_reported()
     # Output of user code must not mix with the report on standard output.
-    with stderr().status(f"checking {thing} ..."), redirect_stdout(sys.stderr):
+    with stderr().status(f"checking {location} ..."), redirect_stdout(sys.stderr):
         if pipeline is not None:
             report = _check_pipeline(pipeline, imports=not no_import, keys_file=keys_file)
         else:
-            report = run_interruptible(partial(check_config, thing, imports=not no_import, keys_file=keys_file))
+            report = run_interruptible(partial(check_config, location, imports=not no_import, keys_file=keys_file))
     if strict:
         report = replace(report, problems=tuple(as_errors(report.problems)))
     if form is Output.JSON:
@@ -72,7 +72,7 @@ def check(
     raise typer.Exit(1 if report.errors else 0)
 
 
-def _find_pipeline(thing: str, *, as_text: bool) -> Path | None:
+def _find_pipeline(location: str, *, as_text: bool) -> Path | None:
     """Return the configuration of a pipeline of Ops; None for anything else.
 
     Exits with 1 ``as_text`` if there is no such path.
@@ -81,9 +81,9 @@ def _find_pipeline(thing: str, *, as_text: bool) -> Path | None:
     from ovmstrio.server.target import TargetKind, find_target
 
     try:
-        target = find_target(thing)
+        target = find_target(location)
     except ConfigError as error:
-        if as_text and not Path(thing).exists():
+        if as_text and not Path(location).exists():
             fail(str(error))
         return None
     return target.path if target.kind is TargetKind.OPS else None

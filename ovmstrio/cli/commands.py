@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from ovmstrio.cli.console import note
+from ovmstrio.cli.console import print_message
 from ovmstrio.cli.help_text import Entry, lay_out, parameter_entries, summary, usage
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def _with_format(params: list[Any], args: list[str]) -> list[str]:
             continue
         given = value if is_attached else next(ahead, None)
         if given in formats:
-            note(f"--output {given} is deprecated; use --format {given}: --output names a file")
+            print_message(f"--output {given} is deprecated; use --format {given}: --output names a file")
         if given in formats or not has_file:
             option = "--format"
         spelt += [option] if given is None else [option, given]

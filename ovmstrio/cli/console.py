@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 __all__ = [
     "EX_INTERRUPTED",
     "EX_USAGE",
-    "broken_pipe_ends",
     "data_table",
     "echo",
-    "ending_with",
     "escaping_console",
+    "exit_on_broken_pipe",
+    "exit_on_error",
     "fail",
-    "file_of",
-    "note",
     "print_json",
-    "say",
+    "print_message",
+    "print_result",
+    "resolve_file",
     "stderr",
     "stdout",
 ]
@@ -77,12 +77,12 @@ def echo(text: str, *, nl: bool = True, file: IO[str] | None = None) -> None:
     typer.echo(escape_controls(text, keep="\n\t"), nl=nl, file=file)
 
 
-def say(markup: str) -> None:
+def print_result(markup: str) -> None:
     """Print a line of a result without wrapping it."""
     stdout().print(markup, highlight=False, soft_wrap=True)
 
 
-def note(text: str, style: str = "dim") -> None:
+def print_message(text: str, style: str = "dim") -> None:
     """Print a message to standard error, without markup."""
     stderr().print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
@@ -106,7 +106,7 @@ def data_table(*columns: str, justify: Literal["left", "right"] = "left") -> Tab
 
 
 @contextmanager
-def broken_pipe_ends() -> Iterator[None]:
+def exit_on_broken_pipe() -> Iterator[None]:
     """Exit with 1 and without a message when the reader of standard output has closed the pipe."""
     try:
         yield
@@ -116,7 +116,7 @@ def broken_pipe_ends() -> Iterator[None]:
         raise typer.Exit(1) from None
 
 
-def file_of(path: Path, default_name: str) -> Path:
+def resolve_file(path: Path, default_name: str) -> Path:
     """Return the path, or the file ``default_name`` in a directory; exit if there is no such file."""
     file = path / default_name if path.is_dir() else path
     if not file.is_file():
@@ -125,7 +125,7 @@ def file_of(path: Path, default_name: str) -> Path:
 
 
 @contextmanager
-def ending_with(code: int, *errors: type[Exception]) -> Iterator[None]:
+def exit_on_error(code: int, *errors: type[Exception]) -> Iterator[None]:
     """Exit with ``code`` and the error's text if the block raises one of these errors."""
     try:
         yield

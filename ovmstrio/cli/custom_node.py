@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ovmstrio.cli.commands import App
-from ovmstrio.cli.console import EX_USAGE, data_table, ending_with, fail, say
+from ovmstrio.cli.console import EX_USAGE, data_table, exit_on_error, fail, print_result
 from ovmstrio.cli.problems import conclude, problem_facts, safe
 from ovmstrio.cli.tables import FormatOption, JsonOption, Output, chosen, plain_rows, print_csv, print_table
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ovmstrio.cli.custom_node_check import LibraryVerdict
+    from ovmstrio.cli.custom_node_check import LibraryReport
 
 
 def register(app: typer.Typer) -> None:
@@ -48,9 +48,9 @@ def build(
     """
     from ovmstrio.cli.custom_node_build import BuildError, NothingToBuildError, build_library
 
-    with ending_with(1, BuildError), ending_with(EX_USAGE, NothingToBuildError):
+    with exit_on_error(1, BuildError), exit_on_error(EX_USAGE, NothingToBuildError):
         made = build_library(source, output, flag or [])
-    say(f"[bold green]ok[/]: {safe(f'built {made}; try it: ovms custom-node check {made}')}")
+    print_result(f"[bold green]ok[/]: {safe(f'built {made}; try it: ovms custom-node check {made}')}")
 
 
 def check(
@@ -96,7 +96,7 @@ def _params(given: list[str]) -> dict[str, str]:
     return params
 
 
-def _items(verdict: LibraryVerdict) -> Table:
+def _items(verdict: LibraryReport) -> Table:
     table = data_table("side", "name", "element type", "shape")
     for side, items in (("input", verdict.inputs), ("output", verdict.outputs)):
         for item in items:

@@ -31,7 +31,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class LibraryVerdict:
+class LibraryReport:
     """Inputs, outputs and problems of a library."""
 
     inputs: tuple[Item, ...]
@@ -39,7 +39,7 @@ class LibraryVerdict:
     problems: tuple[Problem, ...]
 
 
-def check_library(library: str, params: Mapping[str, str], timeout: float) -> LibraryVerdict:
+def check_library(library: str, params: Mapping[str, str], timeout: float) -> LibraryReport:
     """Run a library with parameters in a separate process; the library's own output goes to standard error.
 
     Args:
@@ -75,12 +75,12 @@ def _read_report(report: Path) -> dict[str, Any]:
     return facts
 
 
-def _verdict(library: str, facts: Mapping[str, Any], end: str) -> LibraryVerdict:
+def _verdict(library: str, facts: Mapping[str, Any], end: str) -> LibraryReport:
     problems = [Problem(**problem) for problem in facts.get("problems", ())]
     if end:
         step = _STEPS.get(facts.get("step", ""), "the check began")
         problems.append(Problem(f"the library {end} while {step}", file=library))
-    return LibraryVerdict(_items(facts.get("inputs", ())), _items(facts.get("outputs", ())), tuple(problems))
+    return LibraryReport(_items(facts.get("inputs", ())), _items(facts.get("outputs", ())), tuple(problems))
 
 
 def _items(facts: Any) -> tuple[Item, ...]:

@@ -127,7 +127,7 @@ async def _demo(config: Path, port: int, rest_port: int, once: bool, form: Outpu
 
     async with trio.open_nursery() as nursery:
         running: Running = await nursery.start(serve_until_stopped)
-        received = await _interview(running, port, rest_port)
+        received = await _call_samples(running, port, rest_port)
         if running.plane.is_draining:
             await trio.sleep_forever()
         answers = received
@@ -139,7 +139,7 @@ async def _demo(config: Path, port: int, rest_port: int, once: bool, form: Outpu
     return answers
 
 
-async def _interview(running: Running, port: int, rest_port: int) -> list[Answer]:
+async def _call_samples(running: Running, port: int, rest_port: int) -> list[Answer]:
     """Call all samples over both protocols, from a thread, like an external client.
 
     Cancellation: immediate; the thread ends with its call.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 import typer
 
 from ovmstrio.cli.commands import App
-from ovmstrio.cli.console import echo, fail, note
+from ovmstrio.cli.console import echo, fail, print_message
 from ovmstrio.cli.exits import EX_UNREACHABLE
 from ovmstrio.cli.problems import conclude
 
@@ -113,7 +113,7 @@ def ray(
     ran_before = _deploy(address, document, built)
     if ran_before and not (_answers(http_host, http_port) and _answers(http_host, grpc_port)):
         echo(f"✓ deployed {name}")
-        note(_KEPT.format(f"{http_host}:{http_port} and {grpc_port}"), style="yellow")
+        print_message(_KEPT.format(f"{http_host}:{http_port} and {grpc_port}"), style="yellow")
         return
     echo(f"✓ deployed {name}: http://{http_host}:{http_port}{route_prefix}, gRPC at port {grpc_port}")
 
@@ -154,11 +154,11 @@ def _built(args: dict[str, Any]) -> tuple[Any, list[str]]:
 
 
 def _fail_without_ray(error: ModuleNotFoundError) -> NoReturn:
-    from ovmstrio.util.extras import Extra, way_to_install
+    from ovmstrio.util.extras import Extra, install_command
 
     if (error.name or "").partition(".")[0] not in {"ray", "starlette"}:
         raise error
-    fail(f"{error.name} is not installed: {way_to_install(Extra.RAY)}")
+    fail(f"{error.name} is not installed: {install_command(Extra.RAY)}")
 
 
 def _write(output: Path, document: dict[str, Any]) -> None:
@@ -169,7 +169,7 @@ def _write(output: Path, document: dict[str, Any]) -> None:
     except OSError as error:
         fail(f"{output} cannot be written: {error.strerror}")
     echo(f"✓ generated {output}")
-    note(f"deploy it with: serve deploy {output}", style="")
+    print_message(f"deploy it with: serve deploy {output}", style="")
 
 
 def _deploy(address: str, document: dict[str, Any], built: Any) -> bool:
@@ -255,7 +255,7 @@ def _report_progress(name: str, over: Event) -> None:
         messages = [] if application is None else [each.message for each in application.deployments.values()]
         for message in messages:
             if message and message not in shown and not over.is_set():
-                note(message.partition("\n")[0])
+                print_message(message.partition("\n")[0])
                 shown.add(message)
 
 

@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ovmstrio.cli.commands import App
-from ovmstrio.cli.console import file_of
-from ovmstrio.cli.pictures import DrawingJsonOption, FileOption, PictureFormat, PictureOption, render, write_picture
+from ovmstrio.cli.console import resolve_file
+from ovmstrio.cli.diagram_output import (
+    DrawingJsonOption,
+    FileOption,
+    PictureFormat,
+    PictureOption,
+    render,
+    write_picture,
+)
 from ovmstrio.cli.problems import Strict, as_errors, conclude, count, point_to, show_problems
 from ovmstrio.cli.tables import FormatOption, JsonOption, Output, chosen
 
@@ -38,8 +45,8 @@ def check(
     examined = _examine(path)
     nodes = 0 if examined.config is None else len(examined.config.nodes)
     problems = as_errors(examined.problems) if strict else examined.problems
-    sound = f"{count(nodes, 'node')}, no problem found"
-    conclude(problems, sound, output=chosen(form, as_json=as_json))
+    success_message = f"{count(nodes, 'node')}, no problem found"
+    conclude(problems, success_message, output=chosen(form, as_json=as_json))
 
 
 def show(
@@ -64,4 +71,4 @@ def show(
 def _examine(path: Path) -> GraphValidation:
     from ovmstrio.graphs.validate import examine_graph
 
-    return examine_graph(file_of(path, "graph.pbtxt"))
+    return examine_graph(resolve_file(path, "graph.pbtxt"))

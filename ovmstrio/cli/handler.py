@@ -1,4 +1,4 @@
-"""``ovms handler``: the Dockerfile of a handler project."""
+"""``ovms handler``: write a Dockerfile for a handler project."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from ovmstrio.cli.commands import App
-from ovmstrio.cli.console import echo, fail, note
+from ovmstrio.cli.console import echo, fail, print_message
 from ovmstrio.cli.problems import conclude, show_problems
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def dockerfile(
     echo(f"✓ generated {file}")
     is_context = project.image.use_local_cortex_libs and not wheel
     sources = f" --build-context {LOCAL_SERVER}=SOURCES" if is_context else ""
-    note(f"build the image with: docker build -f {file}{sources} -t {project.name} {context}", style="")
+    print_message(f"build the image with: docker build -f {file}{sources} -t {project.name} {context}", style="")
 
 
 def _built(source: Path, folder: Path) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from ovmstrio.cli.console import echo, note
+from ovmstrio.cli.console import echo, print_message
 from ovmstrio.cli.tensor_contents import sniff
 from ovmstrio.cli.tensor_files import is_inline_json
 from ovmstrio.cli.tensor_output import FORMS
@@ -53,7 +53,7 @@ def post_file(client: Client, handler: str, given: Sequence[str], target: str) -
         _print(answer)
     else:
         Path(target).write_bytes(answer.body)
-        note(f"saved {target}", style="")
+        print_message(f"saved {target}", style="")
 
 
 def _content_type(file: str, content: bytes) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ovmstrio.cli.console import data_table, note, stdout
+from ovmstrio.cli.console import data_table, print_message, stdout
 from ovmstrio.cli.problems import safe
 from ovmstrio.cli.server_options import Ca, Cert, Key, Rest, Timeout, Url, asking
 from ovmstrio.cli.tables import FormatOption, JsonOption, Output, chosen, show_data
@@ -53,7 +53,7 @@ def health(
     elif answer.ready:
         stdout().print("live" if live else "ready")
     else:
-        note(answer.reason or "not ready", style="")
+        print_message(answer.reason or "not ready", style="")
     raise typer.Exit(0 if answer.ready else 1)
 
 

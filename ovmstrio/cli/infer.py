@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from ovmstrio.cli.console import EX_USAGE, ending_with, fail, note, stderr
+from ovmstrio.cli.console import EX_USAGE, exit_on_error, fail, print_message, stderr
 from ovmstrio.cli.server_options import Ca, Cert, Key, Rest, Timeout, Url, asking
 from ovmstrio.cli.tables import FormatOption, JsonOption, Output, chosen
 
@@ -117,7 +117,7 @@ def infer(
         fail("expected a model: ovms infer NAME INPUT, or --model NAME", EX_USAGE)
     target = output or chosen(form, as_json=as_json)
     images = ImageOptions(encoded, mean, scale)
-    with ending_with(EX_USAGE, InvalidRequest):
+    with exit_on_error(EX_USAGE, InvalidRequest):
         check_target(target)
         images.check(inputs_given)
     with asking(url, rest=rest, timeout=timeout, ca=ca, cert=cert, key=key) as client:
@@ -134,10 +134,10 @@ def infer(
         if known.inputs and not inputs_given:
             names = ", ".join(each.name for each in known.inputs)
             fail(f"{model} takes {names}; expected a file or JSON for each, as INPUT or --input", EX_USAGE)
-        tensors = read_inputs(inputs_given, known.inputs, note, images)
+        tensors = read_inputs(inputs_given, known.inputs, print_message, images)
         (outputs, pieces), seconds = _timed(lambda: _answer(client, known, version, tensors, timeout), repeat)
         if pieces > 1:
-            note(f"{model} streams: {pieces} pieces joined; ovms stream shows each piece as it arrives")
+            print_message(f"{model} streams: {pieces} pieces joined; ovms stream shows each piece as it arrives")
         write_outputs(outputs, target)
     if repeat > 1:
         _print_latencies(seconds)
@@ -169,7 +169,9 @@ def _call(client: Client, known: ModelInfo, version: str, inputs: dict[str, Any]
         return client.infer(known.name, inputs, version=version, datatypes=datatypes), 1
     except ServerError as error:
         if _NO_SEQUENCE in error.message:
-            note(f"{known.name} serves sequences: ovms sequence run --model {known.name} streams data through one")
+            print_message(
+                f"{known.name} serves sequences: ovms sequence run --model {known.name} streams data through one"
+            )
         raise
 
 

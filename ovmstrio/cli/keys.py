@@ -1,4 +1,4 @@
-"""``ovms keys``: the key file of ``ovms serve --keys-file``."""
+"""``ovms keys``: add, list and revoke callers in the key file of ``ovms serve --keys-file``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from ovmstrio.cli.commands import App
-from ovmstrio.cli.console import data_table, ending_with, fail, note, print_json
+from ovmstrio.cli.console import data_table, exit_on_error, fail, print_json, print_message
 from ovmstrio.cli.exits import EX_USAGE
 from ovmstrio.cli.problems import safe
 from ovmstrio.cli.tables import FormatOption, JsonOption, Output, show_data
@@ -99,7 +99,7 @@ def new(
     from ovmstrio.auth.key_file import CallerEntry, key_hash, new_key
     from ovmstrio.core.callers import Scopes
 
-    with ending_with(EX_USAGE, ValueError):
+    with exit_on_error(EX_USAGE, ValueError):
         scopes = Scopes.parse(scope or ["infer:*"])
     if certificate and subject:
         fail("--certificate and --subject cannot be combined", EX_USAGE)
@@ -123,7 +123,7 @@ def new(
     if as_json:
         print_json({**entry.document(), "key": key})
     elif key:
-        note(f"{name!r} may {', '.join(scopes.texts())}. Its key, which is shown only once:")
+        print_message(f"{name!r} may {', '.join(scopes.texts())}. Its key, which is shown only once:")
         typer.echo(key)
 
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from ovmstrio.cli.commands import App, Group, suggest
-from ovmstrio.cli.console import EX_INTERRUPTED, EX_USAGE, note
+from ovmstrio.cli.console import EX_INTERRUPTED, EX_USAGE, print_message
 from ovmstrio.cli.help_text import Entry
-from ovmstrio.cli.ovms_lines import OWN_OPTIONS, begins_like_ovms
+from ovmstrio.cli.ovms_arguments import OWN_OPTIONS, begins_like_ovms
 from ovmstrio.server.gc_tuning import set_serving_gc_threshold
 from ovmstrio.util.deprecation import RENAMED_COMMANDS, RENAMED_SETTINGS
 
@@ -31,7 +31,7 @@ PANELS: Final[Mapping[str, Mapping[str, str]]] = {
     "Call": {
         "infer": "Call a model, a graph, a pipeline or a handler.",
         "stream": "Stream to a graph, and show its responses as they arrive.",
-        "chat": "Talk to a text model.",
+        "chat": "Chat with a text model.",
         "sequence": "Stream data through a stateful model; list its sequences.",
     },
     "Inspect": {
@@ -102,7 +102,7 @@ class Commands(Group):
         elif args and args[0] in RENAMED_COMMANDS:
             renamed = RENAMED_COMMANDS[args[0]]
             if not ctx.resilient_parsing:
-                note(f"ovms {args[0]} is deprecated; use ovms {renamed}")
+                print_message(f"ovms {args[0]} is deprecated; use ovms {renamed}")
             args = [*renamed.split(), *args[1:]]
         self._has_options = not args or args[0].startswith("-")
         return super().parse_args(ctx, args)

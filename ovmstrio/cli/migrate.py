@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from ovmstrio.cli.commands import App
-from ovmstrio.cli.console import EX_USAGE, ending_with, fail, print_json, say
+from ovmstrio.cli.console import EX_USAGE, exit_on_error, fail, print_json, print_result
 from ovmstrio.cli.problems import count, safe, show_problems
 from ovmstrio.cli.tables import FormatOption, JsonOption, Output, chosen, print_csv
 
@@ -73,7 +73,7 @@ def triton(
         fail(f"--output: {file} is inside of {repository}; expected another folder", EX_USAGE)
     if file.exists() and not force:
         fail(f"{file} exists already; overwrite it with --force", EX_USAGE)
-    with ending_with(1, OSError):
+    with exit_on_error(1, OSError):
         found = convert(read_repository(repository))
         is_written = bool(found.converted) and not found.errors
         if is_written:
@@ -151,18 +151,20 @@ def _show(found: Conversions, repository: Path, file: Path | None) -> None:
     show_problems(sorted(found.errors, key=lambda problem: (problem.file, problem.line or 0)))
     for each in found.models.values():
         colour = "red" if each.reason is not None else "yellow" if each.notes else "green"
-        say(f"[bold]{safe(each.model.name)}[/]  {safe(each.model.backend or '?')}  [{colour}]{each.status}[/]")
+        print_result(f"[bold]{safe(each.model.name)}[/]  {safe(each.model.backend or '?')}  [{colour}]{each.status}[/]")
         for row in [each.reason] if each.reason is not None else each.notes:
             where = os.path.relpath(row.file, repository) + (f":{row.line}" if row.line else "")
             field = f"[cyan]{safe(row.path)}[/]: " if row.path else ""
             advice = f"; {row.suggestion}" if row.suggestion else ""
-            say(f"    {safe(where)}  {field}{safe(row.message + advice)}")
+            print_result(f"    {safe(where)}  {field}{safe(row.message + advice)}")
     if file is not None:
         done = len(found.converted)
         others = len(found.models) - done
-        say(f"[bold green]ok[/]: {count(done, 'model')} converted, {others} not converted, in {safe(str(file))}")
-        say(f"next: ovms check {safe(str(file))}")
+        print_result(
+            f"[bold green]ok[/]: {count(done, 'model')} converted, {others} not converted, in {safe(str(file))}"
+        )
+        print_result(f"next: ovms check {safe(str(file))}")
     elif found.errors:
-        say(f"[bold red]not ok[/]: {count(len(found.errors), 'error')}, nothing is written")
+        print_result(f"[bold red]not ok[/]: {count(len(found.errors), 'error')}, nothing is written")
     else:
-        say(f"[bold red]not ok[/]: no model of {safe(str(repository))} can be converted, nothing is written")
+        print_result(f"[bold red]not ok[/]: no model of {safe(str(repository))} can be converted, nothing is written")

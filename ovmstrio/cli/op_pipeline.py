@@ -1,4 +1,4 @@
-"""Pipelines of Ops in ``ovms pipeline``: a ``config.yml``, and the script that creates the Ops."""
+"""``ovms pipeline check`` and ``show`` for pipelines of Ops (Paddle Serving)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import typer
 
 from ovmstrio.cli.console import EX_USAGE, fail
-from ovmstrio.cli.pictures import PictureFormat, render, write_picture
+from ovmstrio.cli.diagram_output import PictureFormat, render, write_picture
 from ovmstrio.cli.problems import as_errors, conclude, count, problem_facts, safe
 from ovmstrio.cli.script import call_script
 
@@ -128,8 +128,8 @@ def check_service(config: Path, service: Path | None, *, load: bool, strict: boo
     found = _examine_service(config, _find_script(config, service), load=load)
     problems = as_errors(found.problems) if strict else found.problems
     facts = {"pipelines": found.names, **problem_facts(problems), "without_effect": dict(found.without_effect)}
-    remarks = [f"[dim]no effect  {safe(key)}: {safe(reason)}[/]" for key, reason in found.without_effect.items()]
-    conclude(problems, found.sound, facts, remarks, output)
+    notes = [f"[dim]no effect  {safe(key)}: {safe(reason)}[/]" for key, reason in found.without_effect.items()]
+    conclude(problems, found.success_message, facts, notes, output)
 
 
 def find_service_problems(config: Path, *, imports: bool) -> tuple[list[str], list[Problem]]:
@@ -170,7 +170,7 @@ class _Findings:
     """Findings about one pipeline so far, and the message if there are no problems."""
 
     names: list[str] = field(default_factory=list)
-    sound: str = "no problem found in the configuration; --service names the script to check its Ops"
+    success_message: str = "no problem found in the configuration; --service names the script to check its Ops"
     without_effect: Mapping[str, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
@@ -186,7 +186,7 @@ class _Findings:
         service = _load_service(config, script)
         self.names = [service.name]
         graph = service.graph()
-        self.sound = f"service {safe(service.name)} with {count(len(graph.ops), 'Op')}, no problem found"
+        self.success_message = f"service {safe(service.name)} with {count(len(graph.ops), 'Op')}, no problem found"
         with_script = _examine(config, service)
         self.problems += [problem for problem in with_script.problems if problem not in self.problems]
         self.problems += run_interruptible(lambda: validate_pipeline(graph, with_script, load=load))

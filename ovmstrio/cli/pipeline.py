@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ovmstrio.cli.commands import App
-from ovmstrio.cli.console import EX_USAGE, fail, file_of, stderr
-from ovmstrio.cli.pictures import DrawingJsonOption, FileOption, PictureFormat, PictureOption, render, write_picture
+from ovmstrio.cli.console import EX_USAGE, fail, resolve_file, stderr
+from ovmstrio.cli.diagram_output import (
+    DrawingJsonOption,
+    FileOption,
+    PictureFormat,
+    PictureOption,
+    render,
+    write_picture,
+)
 from ovmstrio.cli.problems import Strict, as_errors, conclude, count, point_to, problem_facts, show_problems
 from ovmstrio.cli.tables import FormatOption, JsonOption, Output, chosen
 from ovmstrio.util.regular_files import read_regular_bytes
@@ -68,7 +75,7 @@ def check(
         from ovmstrio.cli.op_pipeline import check_service
 
         check_service(of_ops, service, load=not no_models, strict=strict, output=form)
-    file = file_of(config, _DEFAULT_NAME)
+    file = resolve_file(config, _DEFAULT_NAME)
     pipelines, problems = _read(file, name)
     with stderr().status(f"checking {file} ..."):
         report = run_interruptible(lambda: check_pipelines(file, [name] if name else [], load=not no_models))
@@ -76,8 +83,8 @@ def check(
         fail(f"{file}: no pipelines found in pipeline_config_list")
     found = as_errors(report.problems) if strict else report.problems
     facts = {"pipelines": [pipeline.name for pipeline in pipelines], **problem_facts(found)}
-    sound = f"{count(len(pipelines), 'pipeline')}, no problem found"
-    conclude(found, sound, facts, output=form)
+    success_message = f"{count(len(pipelines), 'pipeline')}, no problem found"
+    conclude(found, success_message, facts, output=form)
 
 
 def show(
@@ -98,7 +105,7 @@ def show(
         return
     from ovmstrio.pipelines.plan import draw_pipeline
 
-    file = file_of(config, _DEFAULT_NAME)
+    file = resolve_file(config, _DEFAULT_NAME)
     pipelines, problems = _read(file, name)
     if not pipelines:
         show_problems(problems)
@@ -120,7 +127,7 @@ def _find_ops(config: Path, service: Path | None, name: str) -> Path | None:
     file = find_op_config(config, service)
     if file is None:
         return None
-    found = file_of(file, "config.yml")
+    found = resolve_file(file, "config.yml")
     if name:
         fail(f"{found} has one pipeline, named by its script: remove {name!r}", EX_USAGE)
     return found

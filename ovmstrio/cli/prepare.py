@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ovmstrio.cli.console import EX_USAGE, ending_with, fail
+from ovmstrio.cli.console import EX_USAGE, exit_on_error, fail
 from ovmstrio.cli.tables import FormatOption, JsonOption, Output, chosen
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def _forms(options: Sequence[str]) -> dict[str, InputSpec]:
     from ovmstrio.core.errors import ConfigError
     from ovmstrio.inference.conversion import parse_input_form
 
-    with ending_with(EX_USAGE, ConfigError):
+    with exit_on_error(EX_USAGE, ConfigError):
         return dict(map(parse_input_form, options))
 
 

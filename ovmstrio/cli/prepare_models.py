@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import typer
 
-from ovmstrio.cli.console import EX_USAGE, ending_with, fail, note, say, stderr
+from ovmstrio.cli.console import EX_USAGE, exit_on_error, fail, print_message, print_result, stderr
 from ovmstrio.cli.exits import EX_FAILED
 from ovmstrio.cli.problems import count, safe
 from ovmstrio.cli.progress import spinner
@@ -44,7 +44,7 @@ def prepare_models(
     from ovmstrio.telemetry.logs import configure_logs
 
     configure_logs(level="ERROR")
-    with ending_with(EX_FAILED, ServerError, OSError):
+    with exit_on_error(EX_FAILED, ServerError, OSError):
         found = find_models(source)
     if len(found) == 1:
         _prepare_one(found[0].path, repository, name or found[0].name, version, wanted, force=force, form=form)
@@ -68,7 +68,7 @@ def _prepare_one(
 ) -> None:
     from ovmstrio.core.errors import ServerError
 
-    with ending_with(EX_FAILED, ServerError, OSError), spinner(f"converting {source.name}") as step:
+    with exit_on_error(EX_FAILED, ServerError, OSError), spinner(f"converting {source.name}") as step:
         from ovmstrio.inference.conversion import convert
 
         converted = convert(source, repository, name, version, wanted=wanted, force=force, begin_step=step)
@@ -173,10 +173,10 @@ def _tensors(converted: Converted) -> Table:
 
 def _show(converted: Converted, name: str) -> None:
     quantized = f", quantized to int8 with {count(converted.samples, 'sample')}" if converted.samples else ""
-    say(f"[green]prepared[/] {safe(str(converted.directory))} from {converted.framework}{quantized}")
+    print_result(f"[green]prepared[/] {safe(str(converted.directory))} from {converted.framework}{quantized}")
     print_table(_tensors(converted))
     for before, after in converted.state.items():
-        say(f"[dim]state[/]   {safe(before)} <- {safe(after)}")
+        print_result(f"[dim]state[/]   {safe(before)} <- {safe(after)}")
     stateful = " --stateful" if converted.state else ""
     serve = f"ovms serve --model-name {name} --model-path {converted.directory.parent}{stateful}"
     infer = [f"ovms infer --model {name} --input {each.name}=data.npy" for each in converted.inputs[:1]]
@@ -195,19 +195,19 @@ def _models(folder: Path, outcomes: Mapping[ModelSource, Outcome]) -> Table:
         elif isinstance(outcome, Path):
             table.add_row(*begin, "", "", "", f"[green]already exists[/] {safe(str(outcome))}")
         else:
-            sides = ["\n".join(_told(spec) for spec in side) for side in (outcome.inputs, outcome.outputs)]
+            sides = ["\n".join(_format_spec(spec) for spec in side) for side in (outcome.inputs, outcome.outputs)]
             table.add_row(*begin, outcome.framework, *sides, f"[green]prepared[/] {safe(str(outcome.directory))}")
     return table
 
 
 def _show_failures(outcomes: Mapping[ModelSource, Outcome]) -> None:
     if any(isinstance(outcome, Path) for outcome in outcomes.values()):
-        note("existing versions were kept; --force replaces them")
+        print_message("existing versions were kept; --force replaces them")
     for error in (outcome for outcome in outcomes.values() if isinstance(outcome, Exception)):
         stderr().print(f"[bold red]error:[/] {safe(str(error))}", highlight=False, soft_wrap=True)
 
 
-def _told(spec: TensorSpec) -> str:
+def _format_spec(spec: TensorSpec) -> str:
     return safe(f"{spec.name} {spec}")
 
 
@@ -215,4 +215,4 @@ def next_steps(*commands: str) -> None:
     """Print the commands to run next, without empty ones."""
     stderr().print("\n[bold]next[/]", highlight=False)
     for command in filter(None, commands):
-        note(f"  {command}", style="")
+        print_message(f"  {command}", style="")

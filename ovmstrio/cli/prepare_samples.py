@@ -1,4 +1,4 @@
-"""Samples for ``ovms prepare``: their list, and the files that are written or downloaded for each."""
+"""``ovms prepare --sample`` and ``--list``: write or download a sample, or list the samples."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ovmstrio.cli.console import data_table, ending_with, fail, note, say, stderr
+from ovmstrio.cli.console import data_table, exit_on_error, fail, print_message, print_result, stderr
 from ovmstrio.cli.prepare_models import next_steps
 from ovmstrio.cli.problems import safe
 from ovmstrio.cli.progress import progress_bars
@@ -76,7 +76,7 @@ def prepare_sample(name: str, repository: Path, version: int, *, force: bool, fo
     written = prepared_folders(sample, repository, version)
     is_there = not force and all(map(Path.exists, written))
     if not is_there:
-        with ending_with(1, ServerError, WheelUnavailable, OSError, ValueError), progress_bars() as progress:
+        with exit_on_error(1, ServerError, WheelUnavailable, OSError, ValueError), progress_bars() as progress:
             written = preparing.prepare_sample(sample, repository, version, cache, force=force, progress=progress)
     config = repository / f"{name}.json" if len(written) > 1 else None
     if config:
@@ -85,7 +85,7 @@ def prepare_sample(name: str, repository: Path, version: int, *, force: bool, fo
         facts = {"sample": name, "versions": [str(path) for path in written], "config": config and str(config)}
         show_data(_folders(name, written), facts, form)
         return
-    _tell_written(written, is_there=is_there)
+    _print_written(written, is_there=is_there)
     if sample.service:
         next_steps(f"cd {written[0]} && ovms paddle run web_service.py", f"python -m ovmstrio.samples.{name}.client")
         return
@@ -96,11 +96,11 @@ def prepare_sample(name: str, repository: Path, version: int, *, force: bool, fo
     next_steps(f"ovms serve {target}", talk, f"python -m ovmstrio.samples.{name}.client --help")
 
 
-def _tell_written(folders: Sequence[Path], *, is_there: bool) -> None:
+def _print_written(folders: Sequence[Path], *, is_there: bool) -> None:
     for folder in folders:
-        say(f"[green]{'already exists:' if is_there else 'prepared'}[/] {safe(str(folder))}")
+        print_result(f"[green]{'already exists:' if is_there else 'prepared'}[/] {safe(str(folder))}")
     if is_there:
-        note("kept unchanged; --force replaces it")
+        print_message("kept unchanged; --force replaces it")
 
 
 def _folders(sample: str, folders: Sequence[Path]) -> Table:
@@ -118,11 +118,11 @@ def _prepare_project(sample: ProjectSample, repository: Path, form: Output, *, f
     folder = repository / sample.name
     is_there = not force and folder.exists()
     if not is_there:
-        with ending_with(1, ServerError, OSError):
+        with exit_on_error(1, ServerError, OSError):
             write_project(sample, repository, force=force)
     if form is not Output.TABLE:
         facts: dict[str, Any] = {"sample": sample.name, "versions": [], "config": None, "project": str(folder)}
         show_data(_folders(sample.name, [folder]), facts, form)
         return
-    _tell_written([folder], is_there=is_there)
+    _print_written([folder], is_there=is_there)
     next_steps(*sample.commands(folder), f"python -m ovmstrio.samples.{sample.name}.client")

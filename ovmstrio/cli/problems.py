@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 
-from ovmstrio.cli.console import print_json, say, stderr, stdout
+from ovmstrio.cli.console import print_json, print_result, stderr, stdout
 from ovmstrio.cli.tables import Output, print_csv
 from ovmstrio.util.truncation import escape_controls
 
@@ -31,7 +31,7 @@ def as_errors(problems: Iterable[Problem]) -> list[Problem]:
 def show_problems(problems: Sequence[Problem]) -> None:
     """Print problems, which must be ordered by file."""
     for file, found in groupby(problems, key=lambda problem: problem.file):
-        say(f"[bold]{safe(file)}[/]")
+        print_result(f"[bold]{safe(file)}[/]")
         for problem in found:
             _show_problem(problem)
         stdout().print()
@@ -49,23 +49,23 @@ def _show_problem(problem: Problem) -> None:
     else:
         lines[0] += f"  {safe(problem.message)}"
     lines += [f"    [dim]{label:8}[/]  {safe(text)}" for label, text in facts.items() if text]
-    say("\n".join(lines))
+    print_result("\n".join(lines))
 
 
 def conclude(
     problems: Sequence[Problem],
-    sound: str,
+    success_message: str,
     facts: Mapping[str, Any] | None = None,
-    remarks: Iterable[str] = (),
+    notes: Iterable[str] = (),
     output: Output = Output.TABLE,
 ) -> NoReturn:
     """Print the problems and their number, or the facts, and end the command: with 1 if one is an error.
 
     Args:
         problems: ordered by file.
-        sound: text that is printed if there are none; markup.
+        success_message: text that is printed if there are none; markup.
         facts: the JSON output; by default the problems and their number.
-        remarks: lines between the problems and their number; markup.
+        notes: lines between the problems and their number; markup.
         output: the form; CSV contains the problems.
     """
     errors = _errors(problems)
@@ -76,9 +76,9 @@ def conclude(
     else:
         show_problems(problems)
         mark = "[bold red]not ok[/]" if errors else "[bold green]ok[/]"
-        for remark in remarks:
-            say(remark)
-        say(f"{mark}: {count_problems(problems) if problems else sound}")
+        for each in notes:
+            print_result(each)
+        print_result(f"{mark}: {count_problems(problems) if problems else success_message}")
     raise typer.Exit(1 if errors else 0)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ovmstrio.cli.console import fail, note, print_json, say
+from ovmstrio.cli.console import fail, print_json, print_message, print_result
 from ovmstrio.cli.server_options import Ca, Cert, Key, Timeout, Url, asking
 from ovmstrio.cli.tables import FormatOption, JsonOption, Output, chosen, print_csv, print_table
 
@@ -70,7 +70,7 @@ def profile(
             print_csv([HEADER, *profile_rows(report)])
         case _:
             for title, table in profile_tables(report):
-                say(title)
+                print_result(title)
                 if table is not None:
                     print_table(table)
 
@@ -84,4 +84,4 @@ def _write(file: Path, report: Mapping[str, Any]) -> None:
         file.write_text(json.dumps(speedscope_document(report)))
     except OSError as error:
         fail(f"{file}: {error.strerror or error}")
-    note(f"{file}: open it at https://www.speedscope.app, which does not upload it")
+    print_message(f"{file}: open it at https://www.speedscope.app, which does not upload it")

@@ -116,6 +116,6 @@ def _layers(model: Mapping[str, Any]) -> tuple[str, Table | None]:
 
 def _shares(model: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], float]]:
     layers = model.get("layers", ())
-    whole = sum(layer["seconds"] for layer in layers) or 1.0
+    total = sum(layer["seconds"] for layer in layers) or 1.0
     for layer in layers:
-        yield layer, layer["seconds"] / whole
+        yield layer, layer["seconds"] / total

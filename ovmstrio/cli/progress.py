@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from ovmstrio.cli.console import note, stderr
+from ovmstrio.cli.console import print_message, stderr
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -69,7 +69,7 @@ def _progress_lines() -> Progress:
             if name in begun:
                 return
             begun.add(name)
-        note(name if total is None else f"{name} ({total / 10**6:.1f} MB)", style="")
+        print_message(name if total is None else f"{name} ({total / 10**6:.1f} MB)", style="")
 
     return show
 
@@ -82,7 +82,7 @@ def spinner(name: str) -> Iterator[Callable[[str], None]]:
         The function that begins a step.
     """
     if not stderr().is_terminal:
-        yield lambda step: note(f"{name}: {step}", style="")
+        yield lambda step: print_message(f"{name}: {step}", style="")
         return
     from rich.progress import Progress as Bars
     from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ovmstrio.cli.console import fail, note
+from ovmstrio.cli.console import fail, print_message
 from ovmstrio.cli.progress import progress_bars
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def pull_models(models: SourceModels) -> None:
             _pull(download)
     if models.is_pull:
         if not models.downloads:
-            note("the model is already there; --overwrite-models downloads it again")
+            print_message("the model is already there; --overwrite-models downloads it again")
         raise typer.Exit
 
 
@@ -44,4 +44,4 @@ def _pull(download: Download) -> None:
         run_interruptible(run)
     except ServerError as error:
         fail(error.message)
-    note(f"{download.address} is in {download.folder or download.address.path}", style="")
+    print_message(f"{download.address} is in {download.folder or download.address.path}", style="")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ovmstrio.cli.commands import App
-from ovmstrio.cli.console import EX_USAGE, data_table, ending_with, note
+from ovmstrio.cli.console import EX_USAGE, data_table, exit_on_error, print_message
 from ovmstrio.cli.server_options import Ca, Cert, Key, Rest, Timeout, Url, asking
 from ovmstrio.cli.tables import FORMATS, FormatOption, JsonOption, Output, chosen, show_data
 
@@ -40,7 +40,7 @@ _Chunk = Annotated[
 _Axis = Annotated[int, typer.Option("--axis", metavar="AXIS", help="The axis of the model's input to cut along.")]
 _Whole = Annotated[
     list[str] | None,
-    typer.Option("--whole", metavar="NAME", help="Send all of this input at each step. May be repeated."),
+    typer.Option("--unsliced", "--whole", metavar="NAME", help="Send all of this input at each step. May be repeated."),
 ]
 _Pad = Annotated[
     bool | None,
@@ -102,7 +102,7 @@ def run(
     given: _Given,
     chunk: _Chunk = None,
     axis: _Axis = 0,
-    whole: _Whole = None,
+    unsliced: _Whole = None,
     pad: _Pad = None,
     sequence_id: _SequenceId = None,
     version: _Version = "",
@@ -130,20 +130,20 @@ def run(
     answer, 64 if the command line is wrong, 130 if it is interrupted.
     """
     from ovmstrio.cli.sequence_run import SequenceModel, new_id, stream_steps
-    from ovmstrio.cli.sequence_show import Keeping, show
-    from ovmstrio.cli.sequence_steps import Cutting, WrongOption, plan
+    from ovmstrio.cli.sequence_show import OutputRecorder, show
+    from ovmstrio.cli.sequence_steps import SliceOptions, WrongOption, plan
     from ovmstrio.core.errors import InvalidRequest
 
-    cutting = Cutting(chunk, axis, pad, frozenset(whole or ()))
-    with ending_with(EX_USAGE, InvalidRequest):
-        keeping = Keeping.of(output, join) if output or join is not None else Keeping()
+    slicing = SliceOptions(chunk, axis, pad, frozenset(unsliced or ()))
+    with exit_on_error(EX_USAGE, InvalidRequest):
+        recorder = OutputRecorder.of(output, join) if output or join is not None else OutputRecorder()
     with asking(url, rest=rest, timeout=timeout, ca=ca, cert=cert, key=key) as client:
         known = client.metadata(model, version)
-        with ending_with(EX_USAGE, WrongOption):
-            steps = plan(given, known.inputs, cutting, note)
+        with exit_on_error(EX_USAGE, WrongOption):
+            steps = plan(given, known.inputs, slicing, print_message)
         called = SequenceModel(client, model, version, {tensor.name: tensor.datatype for tensor in known.inputs})
         number = sequence_id or new_id()
-        show(stream_steps(called, steps, number), number, len(steps), keeping, chosen(form, as_json=as_json))
+        show(stream_steps(called, steps, number), number, len(steps), recorder, chosen(form, as_json=as_json))
 
 
 def list_sequences(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
-from ovmstrio.cli.console import note
+from ovmstrio.cli.console import print_message
 from ovmstrio.client.api import cancel_on_interrupt
 from ovmstrio.core.errors import InvalidRequest, NotFound, ServerError
 
@@ -118,7 +118,7 @@ def _end(model: SequenceModel, inputs: Mapping[str, Array], number: int, patienc
     except KeyboardInterrupt:
         # ``cancel_on_interrupt`` raises it again.
         pass
-    note(f"sequence {number} may remain on the server until its idle timeout: {reason}")
+    print_message(f"sequence {number} may remain on the server until its idle timeout: {reason}")
 
 
 class _Patience:
@@ -138,4 +138,4 @@ class _Patience:
             self.lost = True
             raise KeyboardInterrupt
         self.interrupted = True
-        note("ending the sequence; press Ctrl-C again to exit at once")
+        print_message("ending the sequence; press Ctrl-C again to exit at once")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import typer
 
-from ovmstrio.cli.console import broken_pipe_ends, data_table, say, stderr, stdout
+from ovmstrio.cli.console import data_table, exit_on_broken_pipe, print_result, stderr, stdout
 from ovmstrio.cli.problems import count, safe
 from ovmstrio.cli.tables import Output, plain_rows, print_csv, print_table
 from ovmstrio.cli.tensor_output import as_json as as_lists
@@ -32,7 +32,7 @@ _SUFFIXES: Final = frozenset({".npy", ".npz", ".json"})
 
 
 @dataclass(slots=True)
-class Keeping:
+class OutputRecorder:
     """Outputs of all steps for a file; without a file none are kept.
 
     Attributes:
@@ -45,7 +45,7 @@ class Keeping:
     _kept: dict[str, list[Array]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, file: str, axis: int | None) -> Keeping:
+    def of(cls, file: str, axis: int | None) -> OutputRecorder:
         """Check the options.
 
         Raises:
@@ -105,7 +105,7 @@ class _Figures:
     total: float = 0.0
     elements: int = 0
 
-    def note(self, array: Array) -> None:
+    def print_message(self, array: Array) -> None:
         """Add the values of a step."""
         self.last = array
         if array.dtype.kind in "biuf" and array.size:
@@ -124,7 +124,7 @@ class _Figures:
         return [safe(each) for each in (self.name, kind, str(list(self.last.shape)), *shown, ", ".join(flat) + more)]
 
 
-def show(answers: Generator[StepAnswer], number: int, total: int, keeping: Keeping, form: Output) -> None:
+def show(answers: Generator[StepAnswer], number: int, total: int, recorder: OutputRecorder, form: Output) -> None:
     """Show the steps of a sequence as they finish, print a summary, and save the outputs.
 
     An early end closes ``answers``, which ends the sequence on the server.
@@ -137,13 +137,13 @@ def show(answers: Generator[StepAnswer], number: int, total: int, keeping: Keepi
     seconds: list[float] = []
     as_json = form is Output.JSON
     began = perf_counter()
-    with broken_pipe_ends(), closing(answers), _bar(total, hidden=as_json and stdout().is_terminal) as advance:
+    with exit_on_broken_pipe(), closing(answers), _bar(total, hidden=as_json and stdout().is_terminal) as advance:
         for answer in answers:
             seconds.append(answer.seconds)
             outputs = dict(answer.outputs)
             for name, array in outputs.items():
-                figures.setdefault(name, _Figures(name, array)).note(array)
-            keeping.add(outputs)
+                figures.setdefault(name, _Figures(name, array)).print_message(array)
+            recorder.add(outputs)
             if as_json:
                 _print_line(answer, number)
             advance()
@@ -151,7 +151,7 @@ def show(answers: Generator[StepAnswer], number: int, total: int, keeping: Keepi
         print_csv(plain_rows(_summary(list(figures.values()))))
     elif not as_json:
         _print_summary(list(figures.values()), number, seconds, perf_counter() - began)
-    keeping.save()
+    recorder.save()
 
 
 def _print_line(answer: StepAnswer, number: int) -> None:
@@ -174,7 +174,7 @@ def _summary(figures: list[_Figures]) -> Table:
 def _print_summary(figures: list[_Figures], number: int, seconds: list[float], elapsed: float) -> None:
     print_table(_summary(figures))
     median, late, worst = np.percentile(np.array(seconds) * 1e3, [50, 99, 100])
-    say(
+    print_result(
         f"{count(len(seconds), 'step')} in {elapsed:.2f} s, {len(seconds) / elapsed:.0f} steps/s; ms a step: "
         f"median {median:.2f}, p99 {late:.2f}, max {worst:.2f}; sequence {number} has ended"
     )

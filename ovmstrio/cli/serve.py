@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ovmstrio.cli.console import EX_USAGE, fail, stderr
-from ovmstrio.cli.ovms_lines import ServeCommand
+from ovmstrio.cli.ovms_arguments import ServeCommand
 from ovmstrio.cli.problems import safe
 from ovmstrio.cli.settings_options import server_parameters
 from ovmstrio.util.deprecation import RENAMED_SETTINGS
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 HELP = """Serve models, graphs, a configuration, a project or a pipeline of Ops.
 
-THING is a model file, a folder of a model, of its versions or of several models, config.json, graph.pbtxt, a project
+PATH is a model file, a folder of a model, of its versions or of several models, config.json, graph.pbtxt, a project
 with nucleus.yaml, or the config.yml of a pipeline of Ops. A model has the name of its file or folder. The first Ctrl-C
 or SIGTERM drains, the second stops at once.
 """
@@ -58,10 +58,10 @@ class _Serve(ServeCommand):
 
 
 def _command() -> Callable[..., None]:
-    def serve(thing: str | None = None, service: Path | None = None, **options: Any) -> None:
+    def serve(location: str | None = None, service: Path | None = None, **options: Any) -> None:
         given = {name: value for name, value in options.items() if value is not None}
-        if thing is not None:
-            _serve_target(_find(thing), service, given)
+        if location is not None:
+            _serve_target(_find(location), service, given)
         elif service is not None:
             from ovmstrio.cli.serve_service import run_pipeline_service
 
@@ -76,13 +76,13 @@ def _command() -> Callable[..., None]:
     return serve
 
 
-def _find(thing: str) -> Target:
+def _find(location: str) -> Target:
     """Return what a path serves; exit with 1 if there is nothing, or a choice is needed."""
     from ovmstrio.core.errors import ConfigError
     from ovmstrio.server.target import find_target
 
     try:
-        target = find_target(thing)
+        target = find_target(location)
     except ConfigError as error:
         fail("\n       ".join(map(str, error.problems)))
     for problem in target.skipped:
@@ -115,9 +115,9 @@ def _serve_target(target: Target, service: Path | None, given: dict[str, Any]) -
 
 def _thing_parameter() -> inspect.Parameter:
     help_text = "Model file, folder, configuration, graph or project; see above."
-    argument = typer.Argument(metavar="THING", help=help_text)
+    argument = typer.Argument(metavar="PATH", help=help_text)
     kind = Annotated[str | None, argument]
-    return inspect.Parameter("thing", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=kind)
+    return inspect.Parameter("location", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=kind)
 
 
 def _service_parameter() -> inspect.Parameter:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def run_project(path: Path, options: dict[str, Any]) -> None:
     """Serve a project until a signal stops it; exit with 64 for a wrong command line, with 1 for a failure."""
     from ovmstrio.server.plan import own_port, plan_project
-    from ovmstrio.server.project_logs import enter_project
+    from ovmstrio.server.project_process import enter_project
     from ovmstrio.server.start_failures import log_failures
     from ovmstrio.workers.serve import serve_in_processes
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ovmstrio.cli.console import ending_with, fail, note
+from ovmstrio.cli.console import exit_on_error, fail, print_message
 from ovmstrio.cli.exits import EX_INTERRUPTED, EX_UNREACHABLE, EX_USAGE
 from ovmstrio.cli.help_text import DEPRECATED
 
@@ -103,14 +103,16 @@ def finding_server(
     named = None if rest is None else Protocol.REST if rest else Protocol.GRPC
     if named is not None:
         flag, scheme = ("--rest", "http") if rest else ("--grpc", "grpc")
-        note(f"{flag} is deprecated; use --url {scheme}://HOST:PORT, or HOST:PORT for the protocol that answers there")
+        print_message(
+            f"{flag} is deprecated; use --url {scheme}://HOST:PORT, or HOST:PORT for the protocol that answers there"
+        )
     server = None
     try:
         needed = Protocol(needs) if needs else None
         find = partial(
             find_server, url, needs=needed, prefers=Protocol(prefers), tls=TlsFiles(ca, cert, key), timeout=timeout
         )
-        with ending_with(EX_USAGE, InvalidRequest):
+        with exit_on_error(EX_USAGE, InvalidRequest):
             try:
                 server = find(protocol=named)
             except Unreachable:

@@ -27,7 +27,7 @@ def usage() -> Iterator[None]:
 
 def set_up_logs(settings: ServerSettings, project: ProjectSpec | None = None) -> None:
     """Configure the logs by the settings or the project; exit with 1 if the log file cannot be opened."""
-    from ovmstrio.server.project_logs import configure_project_logs
+    from ovmstrio.server.project_process import configure_project_logs
     from ovmstrio.telemetry.log_levels import LOG_LEVEL, parse_log_levels
     from ovmstrio.telemetry.logs import configure_logs
     from ovmstrio.util.stdio import ignore_failed_writes

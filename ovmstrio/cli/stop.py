@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ovmstrio.cli.console import EX_USAGE, fail, say
+from ovmstrio.cli.console import EX_USAGE, fail, print_result
 
 if TYPE_CHECKING:
     from ovmstrio.ops.process_info import ServingProcess
@@ -51,7 +51,7 @@ def stop(
     late = []
     for process in sent:
         if wait_for_exit(process, timeout):
-            say(f"ended {_names([process])}")
+            print_result(f"ended {_names([process])}")
         else:
             late.append(process)
     if late:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ovmstrio.cli.console import broken_pipe_ends, echo, note, stdout
+from ovmstrio.cli.console import echo, exit_on_broken_pipe, print_message, stdout
 from ovmstrio.cli.stream_live import show_live
 from ovmstrio.cli.stream_text import TextReader, line_of, safe_for_terminals, text_of, values_of
 from ovmstrio.cli.tables import Output, print_csv
@@ -30,11 +30,11 @@ def show(replies: Generator[StreamReply], seen: Seen, form: Output, *, verbose: 
         ServerError: the stream failed; the responses before the failure have been shown.
     """
     try:
-        with broken_pipe_ends(), closing(replies):
+        with exit_on_broken_pipe(), closing(replies):
             _choose(form, verbose=verbose, live=live)(replies, seen)
     finally:
         if verbose:
-            note(seen.summary())
+            print_message(seen.summary())
 
 
 def _choose(form: Output, *, verbose: bool, live: bool) -> Callable[[Iterator[StreamReply], Seen], None]:
@@ -47,7 +47,7 @@ def _choose(form: Output, *, verbose: bool, live: bool) -> Callable[[Iterator[St
 
 def _print_json(replies: Iterator[StreamReply], seen: Seen) -> None:
     for reply in replies:
-        seen.note(reply)
+        seen.print_message(reply)
         document: dict[str, Any] = {}
         if reply.timestamp is not None:
             document["timestamp"] = reply.timestamp
@@ -63,7 +63,7 @@ def _print_rows(replies: Iterator[StreamReply], seen: Seen) -> None:
     print_csv([("timestamp", "output", "value")])
     texts = TextReader()
     for reply in replies:
-        seen.note(reply)
+        seen.print_message(reply)
         for output in reply.outputs:
             text = texts.read(output)
             value = json.dumps(values_of(output)) if text is None else text
@@ -73,7 +73,7 @@ def _print_rows(replies: Iterator[StreamReply], seen: Seen) -> None:
 def _print_lines(replies: Iterator[StreamReply], seen: Seen) -> None:
     texts = TextReader()
     for reply in replies:
-        seen.note(reply)
+        seen.print_message(reply)
         stamp = "-" if reply.timestamp is None else reply.timestamp
         for output in reply.outputs:
             text = texts.read(output)
@@ -90,7 +90,7 @@ def _print_text(replies: Iterator[StreamReply], seen: Seen) -> None:
     texts, writer = TextReader(), _Writer()
     try:
         for reply in replies:
-            seen.note(reply)
+            seen.print_message(reply)
             for output in reply.outputs:
                 text = texts.read(output)
                 if text is None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
-from ovmstrio.cli.console import note
+from ovmstrio.cli.console import print_message
 from ovmstrio.cli.problems import count
 from ovmstrio.cli.tensor_output import plain
 from ovmstrio.core.tensor import BY_NAME
@@ -39,7 +39,7 @@ class Seen:
     outputs: int = 0
     problem: str = ""
 
-    def note(self, reply: StreamReply) -> None:
+    def print_message(self, reply: StreamReply) -> None:
         """Count a response, and print its error."""
         if reply.outputs:
             self.last = perf_counter()
@@ -47,7 +47,7 @@ class Seen:
             self.outputs += len(reply.outputs)
         if reply.error:
             self.problem = reply.error
-            note(f"error: {safe_for_terminals(reply.error)}", style="red")
+            print_message(f"error: {safe_for_terminals(reply.error)}", style="red")
 
     def summary(self) -> str:
         """Return the time to the first output and the rate of the others as a text."""

@@ -31,14 +31,14 @@ _READ_SUFFIXES: Final = frozenset({".npy", ".npz", ".json", WAVE})
 def read_inputs(
     arguments: Sequence[str],
     expected: Sequence[TensorInfo],
-    note: Callable[[str], None],
+    report: Callable[[str], None],
     images: ImageOptions = _AS_DECODED,
 ) -> dict[str, Any]:
     """Read ``file`` or ``name=file`` arguments into the inputs of a model: arrays, or bytes.
 
     An argument that is no file may be JSON: ``[[1, 2]]``, ``name=[[1, 2]]``, or an object of values by name.
 
-    Conversions are reported to ``note``. With ``images.encoded``, files without arrays become ``BYTES`` of one element
+    Conversions are passed to ``report``. With ``images.encoded``, files without arrays become ``BYTES`` of one element
     for the server to decode. If an input has no datatype, such as a graph's, its values determine the datatype. Files
     that are neither arrays nor JSON are then sent as bytes, and so is an argument that is not a file. If the service
     has no named inputs, the arguments name them.
@@ -55,7 +55,7 @@ def read_inputs(
             if piped:
                 raise InvalidRequest(f"{argument}: standard input was read for {piped} and can be read only once")
             piped = argument
-        more = _read(name, file, expected, images, note)
+        more = _read(name, file, expected, images, report)
         twice = sorted(set(more) & set(found))
         if twice:
             raise InvalidRequest(f"{file}: duplicate inputs: {', '.join(twice)}")
@@ -70,7 +70,7 @@ def read_inputs(
             f"{how}: {', '.join(names)}" for how, names in (("unknown", strangers), ("missing", missing)) if names
         )
         raise InvalidRequest(f"inputs do not match ({what}); the model takes {', '.join(known)}")
-    return _fit_all(found, known, note)
+    return _fit_all(found, known, report)
 
 
 def _of_service(value: Any, tensor: TensorInfo) -> Array:
@@ -90,7 +90,7 @@ def _untyped(name: str) -> TensorInfo:
     return TensorInfo(name, "", ())
 
 
-def _fit_all(found: dict[str, Any], known: dict[str, TensorInfo], note: Callable[[str], None]) -> dict[str, Any]:
+def _fit_all(found: dict[str, Any], known: dict[str, TensorInfo], report: Callable[[str], None]) -> dict[str, Any]:
     """Convert all values and report all errors together; bytes are sent unchanged for any datatype."""
     inputs: dict[str, Any] = {}
     refusals = []
@@ -100,7 +100,7 @@ def _fit_all(found: dict[str, Any], known: dict[str, TensorInfo], note: Callable
             if isinstance(value, bytes):
                 inputs[name] = bytes_array([value], (1,)) if is_typed(tensor) else value
             else:
-                inputs[name] = fit(value, tensor, note) if is_typed(tensor) else to_own_type(value, tensor)
+                inputs[name] = fit(value, tensor, report) if is_typed(tensor) else to_own_type(value, tensor)
         except InvalidRequest as error:
             refusals.append(error.message)
     if refusals:
@@ -150,7 +150,7 @@ def _only(expected: Sequence[TensorInfo], file: str) -> TensorInfo:
 
 
 def _read(
-    name: str, file: str, expected: Sequence[TensorInfo], images: ImageOptions, note: Callable[[str], None]
+    name: str, file: str, expected: Sequence[TensorInfo], images: ImageOptions, report: Callable[[str], None]
 ) -> dict[str, Any]:
     """Read one file or text, which contains one input, or several if it is .npz or JSON."""
     tensor = _named(name, expected) or (expected[0] if len(expected) == 1 else None)
@@ -159,7 +159,7 @@ def _read(
     if is_meant_as_json or is_inline_json(file, is_scalar_taken=takes_values):
         return _values(name, file.encode(), cut(file, 40), expected)
     if file != _STANDARD_INPUT and not _is_file(file) and (texted := _text_instead(name, file, expected)) is not None:
-        note(f"input {texted.name}: no such file; sent as text")
+        report(f"input {texted.name}: no such file; sent as text")
         return {texted.name: os.fsencode(file)}
     content = sys.stdin.buffer.read() if file == _STANDARD_INPUT else Path(file).read_bytes()
     suffix = Path(file).suffix.lower() if file != _STANDARD_INPUT else sniff(content)
@@ -207,15 +207,15 @@ def _text_instead(name: str, file: str, expected: Sequence[TensorInfo]) -> Tenso
     return tensor if is_text and Path(file).suffix.lower() not in _READ_SUFFIXES else None
 
 
-def fit(value: Any, tensor: TensorInfo, note: Callable[[str], None]) -> Array:
+def fit(value: Any, tensor: TensorInfo, report: Callable[[str], None]) -> Array:
     """Convert a value to an input's datatype and rank.
 
     Raises:
         InvalidRequest: values would change, or the shape does not fit the input.
     """
-    array = to_type(value, tensor, note)
+    array = to_type(value, tensor, report)
     if array.ndim == len(tensor.shape) - 1 and tensor.shape[0] in {1, -1}:
-        note(f"input {tensor.name}: added a batch axis, {list(array.shape)} -> {[1, *array.shape]}")
+        report(f"input {tensor.name}: added a batch axis, {list(array.shape)} -> {[1, *array.shape]}")
         array = array[None]
     fits = array.ndim == len(tensor.shape) and all(
         wanted in {-1, size} for wanted, size in zip(tensor.shape, array.shape, strict=True)

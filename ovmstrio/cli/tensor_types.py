@@ -26,7 +26,7 @@ _MOST_DIMENSIONS: Final = 32
 """Maximum rank of arrays that numpy can iterate over."""
 
 
-def to_type(value: Any, tensor: TensorInfo, note: Callable[[str], None]) -> Array:
+def to_type(value: Any, tensor: TensorInfo, report: Callable[[str], None]) -> Array:
     """Convert an array, or nested lists from JSON; ``BF16`` becomes ``float32``.
 
     Raises:
@@ -47,7 +47,7 @@ def to_type(value: Any, tensor: TensorInfo, note: Callable[[str], None]) -> Arra
     if not survived:
         raise _refused(tensor, f"got {array.dtype}, whose values would change")
     if of_file:
-        note(f"input {tensor.name}: converted {array.dtype} to {tensor.datatype}")
+        report(f"input {tensor.name}: converted {array.dtype} to {tensor.datatype}")
     return converted
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ovmstrio.cli.console import ending_with, stdout
+from ovmstrio.cli.console import exit_on_error, stdout
 from ovmstrio.cli.exits import EX_INTERRUPTED, EX_UNREACHABLE, EX_USAGE
 from ovmstrio.cli.server_options import Timeout, Url, finding_server
 from ovmstrio.cli.tables import FORMATS, JsonOption, Output, chosen, print_csv
@@ -63,7 +63,7 @@ def watch_stages(target: str, service: str, patience: float, interval: float | N
     from ovmstrio.util.interrupts import run_interruptible
 
     try:
-        with ending_with(EX_USAGE, NoTarget), ending_with(1, NoFigures), ending_with(EX_UNREACHABLE, NoServer):
+        with exit_on_error(EX_USAGE, NoTarget), exit_on_error(1, NoFigures), exit_on_error(EX_UNREACHABLE, NoServer):
             run_interruptible(lambda: _watch(find_url(target), service, patience, interval, form))
     except KeyboardInterrupt:
         raise typer.Exit(EX_INTERRUPTED) from None

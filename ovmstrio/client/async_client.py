@@ -268,7 +268,7 @@ class AsyncClient(ClientBase):
                     except Refused as refusal:
                         failure = refusal
                     finally:
-                        await self._give_back(connection)
+                        await self._return_connection(connection)
                 await anyio.sleep(attempts.pause_after(failure))
         finally:
             self._slots.release()
@@ -283,7 +283,7 @@ class AsyncClient(ClientBase):
             if limited.cancelled_caught:
                 raise self._late() from None
 
-    async def _give_back(self, connection: _Connection) -> None:
+    async def _return_connection(self, connection: _Connection) -> None:
         if connection.link.is_reusable and not connection.is_closed:
             self._idle.append(connection)
         else:
@@ -347,7 +347,7 @@ class AsyncClient(ClientBase):
                 with anyio.CancelScope(shield=True):
                     if connection.link.answer is None:
                         await stream.cancel()
-                    await self._give_back(connection)
+                    await self._return_connection(connection)
         finally:
             self._slots.release()
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ovmstrio.encoding.messages import METHOD, REQUEST, RESPONSE
-from ovmstrio.ops.values import LOD_SUFFIX, PipelineTensor, add_tensor, from_array
+from ovmstrio.ops.messages import LOD_SUFFIX, PipelineTensor, add_tensor, from_array
 from ovmstrio.util.extras import Extra, missing_extra
 
 if TYPE_CHECKING:

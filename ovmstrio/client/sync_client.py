@@ -257,10 +257,10 @@ class Client(ClientBase):
                 except Refused as refusal:
                     failure = refusal
                 finally:
-                    self._give_back(connection)
+                    self._return_connection(connection)
             time.sleep(attempts.pause_after(failure))
 
-    def _give_back(self, connection: _Connection) -> None:
+    def _return_connection(self, connection: _Connection) -> None:
         if connection.link.is_reusable and not connection.is_closed:
             self._idle.append(connection)
         else:
@@ -336,7 +336,7 @@ class Client(ClientBase):
             raise stream.failure or self._failure(error, is_stream=stream.has_begun) from None
         finally:
             stream.close()
-            self._give_back(connection)
+            self._return_connection(connection)
 
 
 class Sequencer:

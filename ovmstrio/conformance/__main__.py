@@ -8,7 +8,7 @@ import sys
 
 import httpx
 
-from ovmstrio.extras import Extra, way_to_install
+from ovmstrio.extras import Extra, install_command
 
 try:
     from ovmstrio.conformance.run import as_document, run_cases, summary
@@ -16,7 +16,7 @@ try:
 except ModuleNotFoundError as missing:
     if missing.name != "grpc":
         raise
-    raise SystemExit(f"error: the test needs grpcio: {way_to_install(Extra.GRPC)}") from None
+    raise SystemExit(f"error: the test needs grpcio: {install_command(Extra.GRPC)}") from None
 
 
 def main(arguments: list[str] | None = None) -> int:

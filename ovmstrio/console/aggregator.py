@@ -343,9 +343,9 @@ class ConsoleAggregator:
     """Aggregator of all workers' console data for the viewers of one worker; ``series`` has the last hour."""
 
     def __init__(self, plane: DataPlane, history: RecentHistory) -> None:
-        self.siblings = plane.siblings
-        self.row = 0 if self.siblings is None else self.siblings.row
-        self.past = MergedHistory(is_alone=self.siblings is None)
+        self.peers = plane.peers
+        self.row = 0 if self.peers is None else self.peers.row
+        self.past = MergedHistory(is_alone=self.peers is None)
         self.series = SeriesHistory()
         self._local = LocalSnapshots(plane, history)
         self._subscribed: Counter[str] = Counter()
@@ -357,11 +357,11 @@ class ConsoleAggregator:
         self._nodes: dict[str, dict[str, Any]] = {}
         self._retry_at: dict[int, float] = {}
         self._query_lock = trio.Lock()
-        if self.siblings is not None:
-            self.siblings.answer_with(_SNAPSHOT_RPC, self._answer)
-            self.siblings.answer_with(_DOCUMENT_RPC, self._answer_document)
-            self.siblings.answer_with(_TRACE_RPC, self._answer_trace)
-            self.siblings.answer_with(_SERIES_RPC, self._answer_series)
+        if self.peers is not None:
+            self.peers.register_handler(_SNAPSHOT_RPC, self._answer)
+            self.peers.register_handler(_DOCUMENT_RPC, self._answer_document)
+            self.peers.register_handler(_TRACE_RPC, self._answer_trace)
+            self.peers.register_handler(_SERIES_RPC, self._answer_series)
 
     # RPC handlers
 
@@ -426,19 +426,17 @@ class ConsoleAggregator:
             query.counts, query.rows = is_counting, FRESH_ROWS if wants_rows else query.rows
         parts: dict[int, Snapshot] = {self.row: self._local.tell(queries[self.row])}
         silent: list[int] = []
-        if self.siblings is not None:
-            questions = {
-                worker: [_SNAPSHOT_RPC, asdict(query)] for worker, query in queries.items() if worker != self.row
-            }
-            answers = await self._ask(questions)
+        if self.peers is not None:
+            calls = {worker: [_SNAPSHOT_RPC, asdict(query)] for worker, query in queries.items() if worker != self.row}
+            answers = await self._ask(calls)
             parts |= {worker: _parse(each) for worker, each in answers.items()}
-            silent = [worker for worker in self.siblings.others if worker not in parts]
+            silent = [worker for worker in self.peers.others if worker not in parts]
         self._apply(parts, is_counting=is_counting)
         return AggregatedSnapshot(dict(sorted(parts.items())), silent, self._rows)
 
     def _due_workers(self) -> list[int]:
         now = trio.current_time()
-        others = () if self.siblings is None else self.siblings.others
+        others = () if self.peers is None else self.peers.others
         return [self.row, *(worker for worker in others if self._retry_at.get(worker, now) <= now)]
 
     def _query_for(self, worker: int, now: float) -> SnapshotQuery:
@@ -454,12 +452,12 @@ class ConsoleAggregator:
         self.past.know(known, worker, **wanted)
         return known
 
-    async def _ask(self, questions: Mapping[int, Sequence[Any]]) -> dict[int, Any]:
+    async def _ask(self, calls: Mapping[int, Sequence[Any]]) -> dict[int, Any]:
         """Query peers; pause queries to peers that do not answer."""
-        assert self.siblings is not None  # noqa: S101 - for the type checker
-        answers = await self.siblings.ask_soon(questions, _ANSWER_SECONDS)
+        assert self.peers is not None  # noqa: S101 - for the type checker
+        answers = await self.peers.call_within(calls, _ANSWER_SECONDS)
         until = trio.current_time() + _SILENT_SECONDS
-        for worker in questions:
+        for worker in calls:
             if worker in answers:
                 self._retry_at.pop(worker, None)
             else:
@@ -523,7 +521,7 @@ class ConsoleAggregator:
 
     async def _from_all(self, question: str, argument: str, local: dict[str, Any] | None) -> dict[int, dict[str, Any]]:
         found = {self.row: local}
-        if self.siblings is not None:
+        if self.peers is not None:
             others = {worker: [question, argument] for worker in self._due_workers() if worker != self.row}
             found |= {worker: _parse(each) for worker, each in (await self._ask(others)).items()}
         return {worker: each for worker, each in sorted(found.items()) if each is not None}

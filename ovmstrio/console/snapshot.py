@@ -20,7 +20,7 @@ from ovmstrio.core.errors import NotFound, ServerError
 from ovmstrio.core.latency_histogram import histogram_quantile
 from ovmstrio.core.resource_registry import current_resource_registry
 from ovmstrio.core.service import SequenceServable
-from ovmstrio.serving.kind import Takes
+from ovmstrio.serving.kind import CallType
 from ovmstrio.serving.records import OK, VersionState
 from ovmstrio.telemetry.process_metrics import resident_bytes
 
@@ -54,7 +54,7 @@ def _service_row(plane: DataPlane, name: str, versions: Sequence[VersionStatus])
     return {
         "name": name,
         "kind": registry.kind_of(name),
-        "takes": sorted(each.name.lower() for each in kind.takes) if kind is not None else [],
+        "takes": sorted(each.name.lower() for each in kind.call_types) if kind is not None else [],
         "state": state,
         "reason": reason,
         "versions": [_version(each) for each in versions],
@@ -171,7 +171,7 @@ def latency_document(times: Sequence[int]) -> dict[str, Any]:
 
 
 def _tasks(plane: DataPlane, name: str, service: object) -> list[str]:
-    if Takes.GENERATION not in plane.registry.call_types(name):
+    if CallType.GENERATION not in plane.registry.call_types(name):
         return []
     return sorted(task.value for task in cast("GenerativeService", service).tasks)
 

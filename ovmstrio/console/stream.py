@@ -118,7 +118,7 @@ class FrameMaker:
         """Make a frame at least every five seconds, so that the series have no gaps; runs until cancelled."""
         if self.aggregator.row >= _SAMPLING_WORKERS:
             return
-        is_new = self.aggregator.siblings is not None
+        is_new = self.aggregator.peers is not None
         while True:
             try:
                 if is_new:
@@ -201,7 +201,7 @@ class FrameMaker:
         figures = totals.figures()
         figures["in_flight"] = sum(in_flight.values())
         figures["cpu"] = None if is_first else round(sum(each["cpu"] or 0.0 for each in workers), 4)
-        if self.aggregator.siblings is not None:
+        if self.aggregator.peers is not None:
             figures |= {"workers": workers, "silent": snapshot.silent}
         return changed, figures, totals, windows
 

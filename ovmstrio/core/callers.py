@@ -122,10 +122,10 @@ ALL_SCOPES: Final = Scopes(("*",), read=True, metrics=True, admin=True)
 class Quota(Protocol):
     """Quota of a caller."""
 
-    def take(self) -> None:
+    def acquire(self) -> None:
         """Count a new request; raises CallerLimited if the quota is exceeded."""
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Count a finished request."""
 
     def check_tokens(self) -> None:
@@ -197,12 +197,12 @@ class Caller:
             CallerLimited: the quota is exceeded; the request is not counted.
         """
         if self.allowance is not None:
-            self.allowance.take()
+            self.allowance.acquire()
 
     def leave(self) -> None:
         """Count a finished request."""
         if self.allowance is not None:
-            self.allowance.give_back()
+            self.allowance.release()
 
 
 def _is_met(need: Permission, scopes: Scopes) -> bool:

@@ -1,4 +1,4 @@
-"""The client of a connection or request as a type: loopback, Unix socket, remote or unknown.
+"""Client addresses: loopback, Unix socket, remote or unknown, with the headers of trusted proxies.
 
 The listener takes the address once, from ``accept``.  A :class:`Peer` is the other end of a connection;
 :meth:`Peer.client` derives the client of one request, which differs from the peer where a proxy forwards requests.

@@ -197,7 +197,7 @@ class CallEvent:
     name: str
     version: str
     kind: str
-    door: ApiInterface
+    api_interface: ApiInterface
     method: str
     request_id: str = ""
     received: int = 0

@@ -149,7 +149,7 @@ class GenerationRequest:
         stop: stop strings, excluded from the text unless ``includes_stop``.
         logprobs: whether each token has a log-probability.
         echo: whether the completion starts with the prompt, with log-probabilities if requested.
-        parses: whether the output parsers of the model extract tool calls and reasoning.
+        parses_output: whether the output parsers of the model extract tool calls and reasoning.
         prompt_field: field of the request that errors of the prompt name.
         deadline: on trio's clock, queueing included.
     """

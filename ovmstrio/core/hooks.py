@@ -48,13 +48,13 @@ class ServableHooks(BatchHooks):
     def set_pool(self, size: int, active: int) -> None:
         """Set the size of the infer-request pool and the requests in use."""
 
-    def placed(self, *, inline: bool, changed: bool) -> None:
+    def set_execution_mode(self, *, inline: bool, changed: bool) -> None:
         """Record whether inferences run on the event loop, and with ``changed`` a move."""
 
-    def bound(self, *, to_cores: bool, changed: bool) -> None:
+    def set_cpu_pinning(self, *, to_cores: bool, changed: bool) -> None:
         """Record whether threads are pinned to cores, and with ``changed`` a change."""
 
-    def bucketed(self, fit: str, request_elements: int, padding_elements: int) -> None:
+    def record_padding(self, fit: str, request_elements: int, padding_elements: int) -> None:
         """Count a bucketed inference: ``exact``, ``padded`` or ``larger``, with input and padding elements."""
 
     def set_load_seconds(self, seconds: float) -> None:

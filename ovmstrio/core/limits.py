@@ -59,10 +59,10 @@ class ConcurrencyLimit(Protocol):
     def maximum(self) -> int:
         """Maximum number of running requests; 0 for unlimited."""
 
-    def take(self) -> None:
+    def acquire(self) -> None:
         """Count a started request; raises TooManyRequests if the limit is reached."""
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Count a finished request."""
 
 
@@ -78,13 +78,13 @@ class LocalLimit:
         self.maximum = maximum
         self.in_flight = 0
 
-    def take(self) -> None:
+    def acquire(self) -> None:
         """Count a started request; raises TooManyRequests if the limit is reached."""
         if self.maximum and self.in_flight >= self.maximum:
             raise too_many_requests(self.maximum)
         self.in_flight += 1
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Count a finished request."""
         self.in_flight -= 1
 

@@ -83,7 +83,7 @@ class InferRequest:
         event: the call event, to which services add times.
         arrival: position among the requests of the connection, where order matters.
         wants_all_packets: whether a graph returns every packet of its outputs instead of the first.
-        most_bytes: maximum size of all outputs together.
+        max_output_bytes: maximum size of all outputs together.
         timeout_seconds: time limit of the inference, counted from its start.
         priority: rank among requests that wait for a batch: 1 before 2, 0 last.
     """
@@ -100,7 +100,7 @@ class InferRequest:
     received: int = 0
     event: CallEvent | None = None
     arrival: ArrivalTicket | None = None
-    most_bytes: float = math.inf
+    max_output_bytes: float = math.inf
     wants_all_packets: bool = False
     timeout_seconds: float = math.inf
     priority: int = 0

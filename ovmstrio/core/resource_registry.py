@@ -122,7 +122,7 @@ def owned_by(service: str) -> Iterator[None]:
         current_owner.reset(token)
 
 
-_registry: Final = trio.lowlevel.RunVar[ResourceRegistry]("census")
+_registry: Final = trio.lowlevel.RunVar[ResourceRegistry]("resource registry")
 
 
 def current_resource_registry() -> ResourceRegistry:

@@ -23,7 +23,7 @@ class ForwardedStep:
 
     Attributes:
         version: number, or empty for the default version.
-        most_bytes: maximum size of all outputs together.
+        max_output_bytes: maximum size of all outputs together.
     """
 
     model: str
@@ -32,7 +32,7 @@ class ForwardedStep:
     start: bool
     end: bool
     arrays: Mapping[str, Array]
-    most_bytes: float
+    max_output_bytes: float
 
 
 class StepResult(NamedTuple):
@@ -84,20 +84,20 @@ class WorkerPeers(Protocol):
     row: int
     others: Sequence[int]
 
-    async def ask_soon(self, questions: Mapping[int, Sequence[Any]], seconds: float) -> dict[int, Any]:
+    async def call_within(self, calls: Mapping[int, Sequence[Any]], seconds: float) -> dict[int, Any]:
         """Call several workers and return the results that arrive within ``seconds``, by worker.
 
         Missing workers are starting, stuck or have failed, as their logs say.
 
         Args:
-            questions: name and arguments of the call, by worker.
+            calls: name and arguments of the call, by worker.
             seconds: timeout.
         """
 
-    def answer_with(self, question: str, answer: Callable[..., Awaitable[Any]]) -> None:
+    def register_handler(self, method: str, answer: Callable[..., Awaitable[Any]]) -> None:
         """Register the handler of an RPC; arguments and results are plain data."""
 
-    async def ask_all(self, question: str, *arguments: Any, limit_seconds: float = 60) -> list[Any]:
+    async def call_all(self, method: str, *arguments: Any, limit_seconds: float = 60) -> list[Any]:
         """Call all reachable workers and return their results.
 
         Raises:
@@ -113,7 +113,7 @@ class WorkerPeers(Protocol):
     def retained_metrics(self, answered: Iterable[int], *, is_open: bool) -> list[bytes]:
         """Return metrics retained from exited workers that are not among ``answered``."""
 
-    async def in_turn(self, work: Callable[[], Awaitable[_T]]) -> _T:
+    async def run_locked(self, work: Callable[[], Awaitable[_T]]) -> _T:
         """Run ``work`` under the server-wide lock for admin changes; raises as ``work``."""
 
 
@@ -126,7 +126,7 @@ class PeerCounters(NamedTuple):
     ``rows`` are the workers with waiting calls.
     """
 
-    under_way: int = 0
+    in_flight: int = 0
     waiting: int = 0
     since: float = math.inf
     rows: tuple[int, ...] = ()
@@ -146,13 +146,13 @@ class CounterRow(Protocol):
     """Counter row of one name; readers and writers hold the table's lock."""
 
     @property
-    def under_way(self) -> int:
+    def in_flight(self) -> int:
         """Running calls of this worker."""
 
     def elsewhere(self) -> PeerCounters:
         """Return the counters of other workers."""
 
-    def write(self, under_way: int, waiting: int = 0, since: float = math.inf) -> None:
+    def write(self, in_flight: int, waiting: int = 0, since: float = math.inf) -> None:
         """Set this worker's counters; reset when the worker exits."""
 
     def bucket(self, number: int) -> TokenBucketLevel:
@@ -229,7 +229,7 @@ class EngineDirectory(Protocol):
     def exported(self, key: str, engine: ExportedEngine) -> AbstractContextManager[None]:
         """Export an engine to other workers within the block, under a key that all workers compute."""
 
-    def refuse(self, key: str, error: ServerError) -> None:
+    def set_load_error(self, key: str, error: ServerError) -> None:
         """Set the error for calls of a missing engine, until it is exported or another error is set."""
 
     async def call(self, owner: int, key: str, value: Any) -> Any:

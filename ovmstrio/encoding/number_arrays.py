@@ -14,7 +14,7 @@ import orjson
 import structlog
 
 from ovmstrio.core.tensor import Array
-from ovmstrio.util.extras import Extra, way_to_install
+from ovmstrio.util.extras import Extra, install_command
 from ovmstrio.util.slices import SLICE_BYTES
 
 log = structlog.get_logger(__name__)
@@ -237,5 +237,5 @@ def simdjson_module() -> Any:
     try:
         return import_module("simdjson")
     except ImportError:
-        log.info("large JSON bodies parsed without pysimdjson", install=way_to_install(Extra.JSON))
+        log.info("large JSON bodies parsed without pysimdjson", install=install_command(Extra.JSON))
         return None

@@ -18,15 +18,17 @@ from ovmstrio.core.request import (
 from ovmstrio.core.service import HttpRoutes, InferStream, LeasedServable, Servable, Service, StreamingServable
 from ovmstrio.core.tensor import ANY_SIZE, BY_NAME, Datatype, Dim, RawTensor, Tensor, TensorSpec
 from ovmstrio.models.validation import Validator
-from ovmstrio.serving.fingerprints import content_mark, tree_mark
-from ovmstrio.serving.kind import Dependency, Kind, LoadContext, Takes
+from ovmstrio.serving.fingerprints import content_fingerprint, tree_fingerprint
+from ovmstrio.serving.kind import CallType, Dependency, Kind, LoadContext
 from ovmstrio.serving.model_versions import ONLY_VERSION, Listing
+from ovmstrio.util.deprecation import forward_names
 
 __all__ = [
     "ANY_SIZE",
     "BY_NAME",
     "ONLY_VERSION",
     "ByteStream",
+    "CallType",
     "ConfigFile",
     "Contents",
     "Datatype",
@@ -56,12 +58,17 @@ __all__ = [
     "Service",
     "StreamProblem",
     "StreamingServable",
-    "Takes",
     "Tensor",
     "TensorSpec",
     "Validator",
     "check_members",
-    "content_mark",
+    "content_fingerprint",
     "is_whole",
-    "tree_mark",
+    "tree_fingerprint",
 ]
+
+__getattr__ = forward_names(
+    __name__,
+    __name__,
+    {"Takes": "CallType", "content_mark": "content_fingerprint", "tree_mark": "tree_fingerprint"},
+)

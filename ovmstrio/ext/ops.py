@@ -1,9 +1,7 @@
 """Op pipeline API, for scripts."""
 
 from ovmstrio.ops.graph import WebService, set_default_runner
-from ovmstrio.ops.observing.analyst import Analyst, OpAnalyst
-from ovmstrio.ops.op import Op, RequestOp, ResponseOp
-from ovmstrio.ops.values import (
+from ovmstrio.ops.messages import (
     ChannelData,
     ChannelDataType,
     CustomException,
@@ -13,6 +11,8 @@ from ovmstrio.ops.values import (
     PipelineTensor,
     ProductErrCode,
 )
+from ovmstrio.ops.observing.analyst import Analyst, OpAnalyst
+from ovmstrio.ops.op import Op, RequestOp, ResponseOp
 
 __all__ = [
     "Analyst",

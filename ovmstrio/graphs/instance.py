@@ -666,7 +666,7 @@ class AllPacketSink:
         """Keep a packet.
 
         Raises:
-            PayloadTooLarge: the packets exceed ``most_bytes``.
+            PayloadTooLarge: the packets exceed ``max_output_bytes``.
             ServerError: the value cannot be written into a response.
         """
         self._size += output_of_value(self._outputs[output], packet.value).nbytes

@@ -18,7 +18,7 @@ from ovmstrio.config.specs import GraphSpec, PythonSpec, ServableSpec, TextModel
 from ovmstrio.core.errors import ConfigError, Problem, ServerError
 from ovmstrio.core.service import NO_INTROSPECTION
 from ovmstrio.serving.fingerprints import graph_fingerprint, paths_fingerprint
-from ovmstrio.serving.kind import Dependency, Kind, Takes
+from ovmstrio.serving.kind import CallType, Dependency, Kind
 from ovmstrio.serving.model_versions import ONLY_VERSION, Listing
 from ovmstrio.util.regular_files import read_regular_bytes
 
@@ -77,7 +77,7 @@ class GraphKind(Kind[GraphSpec]):
 
     name = GraphSpec.kind
     spec = GraphSpec
-    takes = frozenset({Takes.TENSORS, Takes.STREAMS, Takes.GENERATION, Takes.PAYLOADS})
+    call_types = frozenset({CallType.TENSORS, CallType.STREAMS, CallType.GENERATION, CallType.PAYLOADS})
     section = _SECTION
     occupied = "Given mediapipe graph name is already occupied"
 
@@ -95,9 +95,11 @@ class GraphKind(Kind[GraphSpec]):
 
     def list_versions(self, spec: GraphSpec) -> Listing:
         """Return the only version."""
-        return Listing({ONLY_VERSION: spec.graph_path.parent}, mark=self.files_mark(spec, spec.graph_path.parent))
+        return Listing(
+            {ONLY_VERSION: spec.graph_path.parent}, fingerprint=self.fingerprint(spec, spec.graph_path.parent)
+        )
 
-    def files_mark(self, spec: GraphSpec, directory: Path) -> str:
+    def fingerprint(self, spec: GraphSpec, directory: Path) -> str:
         """Return the fingerprint of the graph file, the code of its nodes and the models of its text nodes."""
         del directory
         return graph_fingerprint(spec) + paths_fingerprint(
@@ -140,9 +142,9 @@ class GraphKind(Kind[GraphSpec]):
             text_api=context.text_api,
         )
 
-    def obstacle(self, service: Service) -> str:
+    def unready_reason(self, service: Service) -> str:
         """Return the reason why a node's engine is not ready."""
-        reason: str = getattr(service, "obstacle", "")
+        reason: str = getattr(service, "unready_reason", "")
         return reason
 
     def look_inside(self, spec: GraphSpec, service: Service) -> Introspection:

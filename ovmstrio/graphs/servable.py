@@ -580,7 +580,7 @@ class GraphServable:
             ServerError: raised by user code.
         """
         first = FirstPacketSink(len(self._plan.outputs))
-        every = AllPacketSink(self._plan.outputs, request.most_bytes) if request.wants_all_packets else None
+        every = AllPacketSink(self._plan.outputs, request.max_output_bytes) if request.wants_all_packets else None
         instance = self._make_instance(request, every or first)
         with _Observed(self._hooks, "ModelInfer", instance):
             if self._plan.is_chain:
@@ -756,9 +756,9 @@ class GraphServable:
         return GraphInstance(self._plan, context, sink, side)
 
     @property
-    def obstacle(self) -> str:
+    def unready_reason(self) -> str:
         """Reason why the graph is not ready, such as a node's failed engine; empty if it is ready."""
-        return next(filter(None, (getattr(node.resources, "obstacle", "") for node in self._plan.nodes)), "")
+        return next(filter(None, (getattr(node.resources, "unready_reason", "") for node in self._plan.nodes)), "")
 
     async def aclose(self) -> None:
         """Finalize the nodes, shielded from cancellation. Called once, after the last call."""

@@ -21,7 +21,7 @@ from ovmstrio.isolation.generators import End, Failed, LoopGenerator, ThreadGene
 from ovmstrio.isolation.thread_pool import WorkerThreads
 from ovmstrio.isolation.user_code import UserCodeRaisedError, call_in_thread, call_user_code
 from ovmstrio.serving.batching import Batcher
-from ovmstrio.util.stdio import running_code_of
+from ovmstrio.util.stdio import attribute_output_to
 
 # ----------------------------------------------------------------------
 # Callbacks after responses
@@ -141,7 +141,7 @@ class HandlerCalls:
         self._timeouts = patience
 
     @property
-    def obstacle(self) -> str:
+    def unready_reason(self) -> str:
         """Empty: a handler in this process is always ready."""
         return ""
 
@@ -248,7 +248,7 @@ class UserStream(Generic[_T]):
         self._pump: ThreadGenerator[_T] | LoopGenerator[_T]
         if isinstance(values, AsyncIterator):
             self._pump = LoopGenerator(
-                values, convert, threads.grace_seconds, partial(running_code_of, code.log_fields)
+                values, convert, threads.grace_seconds, partial(attribute_output_to, code.log_fields)
             )
         else:
             self._pump = ThreadGenerator(values, convert, threads, self._context)

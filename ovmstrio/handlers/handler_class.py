@@ -14,7 +14,7 @@ from typing import Any, Final
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.handlers.config.project_spec import ProjectSpec
 from ovmstrio.isolation.handler_imports import HandlerPackage
-from ovmstrio.util.extras import Extra, way_to_install
+from ovmstrio.util.extras import Extra, install_command
 from ovmstrio.util.regular_files import open_regular
 
 VERBS: Final = ("post", "get", "put", "patch", "delete")
@@ -99,7 +99,7 @@ def _unpickle(file: Path) -> Any:
         raise _problem(
             file,
             "a pickled handler needs dill, which is not installed",
-            hint=f"{way_to_install(Extra.HANDLERS)}, or write {CLASS}.py",
+            hint=f"{install_command(Extra.HANDLERS)}, or write {CLASS}.py",
         ) from None
     with open_regular(file) as opened:
         return dill.load(opened)  # noqa: S301 - trusted code, like the Python file

@@ -79,7 +79,7 @@ class HttpHandler(Protocol):
         ...
 
     @property
-    def obstacle(self) -> str:
+    def unready_reason(self) -> str:
         """Reason why calls fail now; empty if the handler is ready."""
         ...
 

@@ -68,9 +68,9 @@ class HandlerService(HostedService):
         self._metadata = ServableMetadata(name, _PLATFORM, (), ())
 
     @property
-    def obstacle(self) -> str:
+    def unready_reason(self) -> str:
         """Reason why calls fail now; empty if the handler is ready."""
-        return self.handler.obstacle
+        return self.handler.unready_reason
 
     @property
     def metadata(self) -> ServableMetadata:

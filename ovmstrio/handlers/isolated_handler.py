@@ -120,7 +120,7 @@ class IsolatedHandler:
                 await worker.call("finalize", None, has_time_limit=False)
 
     @property
-    def obstacle(self) -> str:
+    def unready_reason(self) -> str:
         """Reason why calls fail now; empty unless no process is left."""
         return "" if self.processes.pids else "all worker processes exited; restart pending"
 

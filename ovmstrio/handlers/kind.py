@@ -17,7 +17,7 @@ from ovmstrio.config.service_options import (
 from ovmstrio.config.specs import HandlerSpec, PythonSpec
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.serving.fingerprints import paths_fingerprint, python_files
-from ovmstrio.serving.kind import Kind, Takes
+from ovmstrio.serving.kind import CallType, Kind
 from ovmstrio.serving.model_versions import ONLY_VERSION, Listing
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class HandlerKind(Kind[HandlerSpec]):
 
     name = HandlerSpec.kind
     spec = HandlerSpec
-    takes = frozenset({Takes.HTTP, Takes.GRPC})
+    call_types = frozenset({CallType.HTTP, CallType.GRPC})
     imports = True
     fills_cores = True
     section = "handler_config_list"
@@ -87,9 +87,9 @@ class HandlerKind(Kind[HandlerSpec]):
 
     def list_versions(self, spec: HandlerSpec) -> Listing:
         """Return the single version."""
-        return Listing({ONLY_VERSION: spec.base_path}, mark=handler_fingerprint(spec))
+        return Listing({ONLY_VERSION: spec.base_path}, fingerprint=handler_fingerprint(spec))
 
-    def files_mark(self, spec: HandlerSpec, directory: Path) -> str:
+    def fingerprint(self, spec: HandlerSpec, directory: Path) -> str:
         """Return the fingerprint of the project's code and settings."""
         del directory
         return handler_fingerprint(spec)
@@ -103,11 +103,11 @@ class HandlerKind(Kind[HandlerSpec]):
         except ConfigError as error:
             return error.problems
 
-    def obstacle(self, service: Service) -> str:
+    def unready_reason(self, service: Service) -> str:
         """Return why calls fail now: all worker processes exited."""
         from ovmstrio.handlers.handler_service import HandlerService  # noqa: PLC0415 - as in `load`
 
-        return service.obstacle if isinstance(service, HandlerService) else ""
+        return service.unready_reason if isinstance(service, HandlerService) else ""
 
     async def load(self, spec: HandlerSpec, version: int, directory: Path, context: LoadContext) -> Service:
         """Import the project's code and create its handler; for a trial, in a separate process."""

@@ -48,13 +48,13 @@ class LeasedStream:
     def __init__(
         self,
         body: ByteStream,
-        give_back: Callable[[], None] | None = None,
+        release: Callable[[], None] | None = None,
         request_id: str = "",
         known: tuple[RevocableStream, Callable[[], None]] | None = None,
     ) -> None:
         self._body = body
         self._request_id = request_id
-        self._give_back = give_back
+        self._release = release
         self._known = known
 
     def __aiter__(self) -> Self:
@@ -84,7 +84,7 @@ class LeasedStream:
 
     async def aclose(self) -> None:
         """Close the body and release the resource."""
-        give_back, self._give_back = self._give_back, None
+        release, self._release = self._release, None
         known, self._known = self._known, None
         if known is not None:
             known[1]()
@@ -92,8 +92,8 @@ class LeasedStream:
             with self._in_log():
                 await self._body.aclose()
         finally:
-            if give_back is not None:
-                give_back()
+            if release is not None:
+                release()
 
     def _in_log(self) -> AbstractContextManager[Any]:
         return log_request_ids(self._request_id) if self._request_id else nullcontext()
@@ -303,7 +303,7 @@ def _response_error(answer: HttpAnswer) -> str | None:
 class HandlerMountKind:
     """Routes of handlers among other services; see :class:`HandlerRoutes` for ``shows_details``."""
 
-    door = HANDLERS_HTTP
+    api_interface = HANDLERS_HTTP
 
     def __init__(self, *, shows_details: bool = False) -> None:
         self._shows_details = shows_details

@@ -216,7 +216,7 @@ class BlobCacheFolder:
         """Store the files written there. Blocks."""
         self.files.keep(self.key, self.place)
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Remove the folder."""
         shutil.rmtree(self.place, ignore_errors=True)
 

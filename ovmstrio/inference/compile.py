@@ -537,7 +537,7 @@ def _build(
             timing.min_seconds, timing.input_bytes, fixed_shape=signature.has_fixed_inputs, most=most, limit=limit
         )
     can_choose_concurrency = timing is not None and _can_choose_concurrency(model, source, config, threads)
-    side_by_side = source.spec.nireq or _property(compiled, "OPTIMAL_NUMBER_OF_INFER_REQUESTS", 1)
+    concurrency = source.spec.nireq or _property(compiled, "OPTIMAL_NUMBER_OF_INFER_REQUESTS", 1)
     return Compiled(
         model=compiled,
         compile_replacement=compile_replacement,
@@ -549,8 +549,8 @@ def _build(
         signature=signature,
         placement=placement,
         timing=timing,
-        nireq=source.spec.nireq or side_by_side * _requests_per_inference(signature, timing, placement),
-        side_by_side=side_by_side,
+        nireq=source.spec.nireq or concurrency * _requests_per_inference(signature, timing, placement),
+        concurrency=concurrency,
         streams=streams,
         may_fail=may_fail,
         blocking=blocking,

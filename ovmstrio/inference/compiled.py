@@ -148,8 +148,8 @@ class Compiled:
     signature: ModelSignature
     placement: Placement
     timing: Timing | None
-    nireq: int  # number of requests in the pool, of which ``side_by_side`` run at once
-    side_by_side: int
+    nireq: int  # number of requests in the pool, of which ``concurrency`` run at once
+    concurrency: int
     streams: int
     may_fail: bool
     blocking: InferMode  # execution mode on the event loop
@@ -263,7 +263,7 @@ def warm_buckets(compiled: Compiled) -> tuple[Compiled, list[Problem]]:
     buckets = compiled.buckets
     if buckets is None or compiled.timing is None:
         return compiled, []
-    slots = [compiled.create_slot() for _ in range(max(1, compiled.side_by_side))]
+    slots = [compiled.create_slot() for _ in range(max(1, compiled.concurrency))]
     ones = _ones(compiled.signature.inputs, buckets)
     try:
         problems = [
@@ -345,7 +345,7 @@ def _outputs(slot: Slot, fitted: PaddedInputs) -> list[Array]:
     slot.bind(fitted.filled())
     try:
         slot.infer()
-        return slot.outputs(output_slices=fitted.cuts)
+        return slot.outputs(output_slices=fitted.output_slices)
     finally:
         slot.unbind()
 

@@ -44,7 +44,7 @@ from ovmstrio.inference.compile import ModelFile, compile_model
 from ovmstrio.inference.model_readers import PADDLE_PROGRAM, check_model_files, read_onnx_content, read_paddle
 from ovmstrio.inference.runtime import OPENVINO_ERRORS, openvino_error_message
 from ovmstrio.inference.signature import model_specs, port_names, read_signature, to_partial_shape
-from ovmstrio.util.extras import Extra, way_to_install
+from ovmstrio.util.extras import Extra, install_command
 from ovmstrio.util.regular_files import open_regular
 from ovmstrio.util.truncation import text_of
 
@@ -525,7 +525,7 @@ def quantize(source: Path, model: ov.Model, samples: Path) -> tuple[ov.Model, in
         ConfigError: NNCF is not installed, samples do not fit, or nothing can be quantized.
     """
     if importlib.util.find_spec("nncf") is None:
-        raise conversion_error(source, "quantization needs nncf", way_to_install(Extra.QUANTIZE))
+        raise conversion_error(source, "quantization needs nncf", install_command(Extra.QUANTIZE))
     if not model.inputs:
         raise conversion_error(source, "the model has no inputs to calibrate", "leave out --quantize")
     calibration = read_calibration(samples, model_specs(model.inputs, is_input=True))
@@ -565,7 +565,7 @@ def read_torch(source: Path, framework: str) -> ov.Model:
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         message = f"reading {framework} needs {' and '.join(missing)}"
-        raise conversion_error(source, message, f"{way_to_install(Extra.TORCH)}, or give the model as ONNX")
+        raise conversion_error(source, message, f"{install_command(Extra.TORCH)}, or give the model as ONNX")
     with _quiet():
         program = _load(source, framework)
         try:

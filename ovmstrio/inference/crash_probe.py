@@ -118,7 +118,7 @@ class Verdict:
             hint = f"to repeat the probe, remove {remembered} or start with --crash-probe retry"
         return ConfigError([Problem(message, file=str(trial.source), suggestion=hint)])
 
-    def remark(self, trial: ProbeModel) -> Problem | None:
+    def warning(self, trial: ProbeModel) -> Problem | None:
         """Return a warning if the model crashes on zeros."""
         if not self.zeros_crash:
             return None
@@ -319,7 +319,7 @@ class ProbeWorker:
         """Run one operation on a model and return its answer.
 
         Raises:
-            Crashed: the process ended with a signal that it caused.
+            ProbeCrashed: the process ended with a signal that it caused.
             NotReady: the process ended for another reason.
         """
         request = {
@@ -434,8 +434,8 @@ class CrashProbe:
             self._seen.add(key)
         if verdict.crash:
             raise verdict.refusal(trial, self._memory.path_of(key) if remembered else None)
-        if (remark := verdict.remark(trial)) is not None:
-            log.warning("model crashes on zeros", model=trial.name, reason=str(remark))
+        if (warning := verdict.warning(trial)) is not None:
+            log.warning("model crashes on zeros", model=trial.name, reason=str(warning))
         return verdict
 
     async def _probe(self, trial: ProbeModel) -> Verdict:

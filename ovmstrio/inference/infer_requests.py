@@ -71,10 +71,10 @@ class CompletionQueue:
         "_is_wakeup_pending",
         "_stream_ends",
         "_token",
+        "concurrency",
         "has_begun",
         "most_waiting",
         "running",
-        "side_by_side",
     )
 
     def __init__(self, concurrency: int, streams: int = 1) -> None:
@@ -93,13 +93,13 @@ class CompletionQueue:
 
     def configure(self, concurrency: int, streams: int) -> None:
         """Set the number of concurrent inferences and streams."""
-        self.side_by_side = concurrency
+        self.concurrency = concurrency
         self._stream_ends = deque([0.0] * max(1, streams), maxlen=max(1, streams))
 
     def set_batching(self, seconds: float, limit: int, *, has_waiting_calls: bool) -> None:
         """Set the batch size of completions from the average device time of an inference."""
         late = _MAX_DELAY_SECONDS_CROWDED if has_waiting_calls else _MAX_DELAY_SECONDS
-        self.most_waiting = min(limit, int(late * self.side_by_side / max(seconds, _MIN_DEVICE_SECONDS)))
+        self.most_waiting = min(limit, int(late * self.concurrency / max(seconds, _MIN_DEVICE_SECONDS)))
 
     def ends(self, now: float) -> float:
         """Record the end of an inference; return when its stream finished the previous one (``perf_counter``).
@@ -123,7 +123,7 @@ class CompletionQueue:
         if (
             self._token is None
             or self._is_wakeup_pending
-            or (waiting <= self.most_waiting and self.running - waiting > self.side_by_side)
+            or (waiting <= self.most_waiting and self.running - waiting > self.concurrency)
         ):
             return
         self._is_wakeup_pending = True

@@ -53,10 +53,10 @@ class InferCall(NamedTuple):
     nbytes: int
     change: StateChange | None
     event: CallEvent | None
-    most_bytes: float
-    cuts: OutputSlices
+    max_output_bytes: float
+    output_slices: OutputSlices
 
-    def ran(self, hooks: ServableHooks, waited: float, taken: float, ended: float | None = None) -> None:
+    def record_times(self, hooks: ServableHooks, waited: float, taken: float, ended: float | None = None) -> None:
         """Record queue and compute seconds in metrics, call event and span.
 
         ``ended`` is the ``perf_counter`` time at which the device finished; None for an inference on the event loop.
@@ -107,7 +107,7 @@ class Network:
         self.pool = RequestPool(self._slots)
         self._long_calls = 0
         self._idle = trio.Event()
-        self._completions = CompletionQueue(compiled.side_by_side, compiled.streams)
+        self._completions = CompletionQueue(compiled.concurrency, compiled.streams)
         self._runs = RunTracker(self._completions, self.tuner, may_fail=compiled.may_fail)
         self._has_small_outputs = (
             compiled.signature.has_fixed_outputs and compiled.signature.output_bytes <= _MAX_INLINE_COPY_BYTES
@@ -121,9 +121,9 @@ class Network:
         hooks.set_pool(self.pool.size, 0)
         hooks.set_memory("weights", compiled.weight_bytes)
         hooks.set_memory("outputs", self.signature.output_bytes * (self.pool.size + 1))
-        hooks.placed(inline=self.runs_inline, changed=False)
+        hooks.set_execution_mode(inline=self.runs_inline, changed=False)
         if compiled.is_pinned is not None:
-            hooks.bound(to_cores=compiled.is_pinned, changed=False)
+            hooks.set_cpu_pinning(to_cores=compiled.is_pinned, changed=False)
         if uses_all_cores:
             CORES.users.add(self.tuner)
 
@@ -158,9 +158,9 @@ class Network:
         }
 
     @property
-    def side_by_side(self) -> int:
+    def concurrency(self) -> int:
         """Return the number of inferences that OpenVINO runs at once; more wait in its queue."""
-        return self._completions.side_by_side
+        return self._completions.concurrency
 
     @property
     def runs_inline(self) -> bool:
@@ -198,13 +198,13 @@ class Network:
         Cancellation: a waiting call takes no request. A running inference is stopped if that affects no other call;
             this returns when it has ended. An inference on the event loop has no checkpoint once it has started.
         """
-        begin, cuts = time.perf_counter(), NO_SLICES
+        begin, output_slices = time.perf_counter(), NO_SLICES
         if self._buckets is not None:
-            arrays, cuts = await self._pad(self._buckets.fit(arrays))
+            arrays, output_slices = await self._pad(self._buckets.fit(arrays))
         size = 0
         for array in arrays:
             size += array.nbytes
-        call = InferCall(begin, arrays, size, state_change, event, max_output_bytes, cuts)
+        call = InferCall(begin, arrays, size, state_change, event, max_output_bytes, output_slices)
         tuner = self.tuner
         inline = tuner.is_inline(size)
         if inline and tuner.fills_cores and tuner.leaves_contended_loop(self.pool.active + self.pool.waiting):
@@ -220,7 +220,7 @@ class Network:
                     await self._recover_inline()
                 raise
             if self._compile_inline_replacement is not None:
-                return await self._infer_for_reason(call)
+                return await self._infer_for_error_message(call)
         return await self._infer_in_pool(call, short=inline)
 
     async def recompile(self) -> None:
@@ -251,8 +251,8 @@ class Network:
             return
         if not compiled.is_for_loop and compiled.streams != streams:
             tuner.place(compiled.placement)
-        self._completions.configure(compiled.side_by_side, compiled.streams)
-        self._hooks.placed(inline=self.runs_inline, changed=True)
+        self._completions.configure(compiled.concurrency, compiled.streams)
+        self._hooks.set_execution_mode(inline=self.runs_inline, changed=True)
         # A model of one thread is never pinned.
         tuner.finish_recompilation(
             concurrency,
@@ -279,10 +279,10 @@ class Network:
         self._hooks.set_memory("outputs", self.signature.output_bytes * (self.pool.size + 1))
 
     async def _pad(self, fitted: PaddedInputs) -> tuple[Sequence[Array], OutputSlices]:
-        self._hooks.bucketed(fitted.fit, fitted.given, fitted.added)
+        self._hooks.record_padding(fitted.fit, fitted.given, fitted.added)
         if fitted.padded_bytes <= _MAX_INLINE_COPY_BYTES:
-            return fitted.filled(), fitted.cuts
-        return await trio.to_thread.run_sync(fitted.filled, limiter=self._threads), fitted.cuts
+            return fitted.filled(), fitted.output_slices
+        return await trio.to_thread.run_sync(fitted.filled, limiter=self._threads), fitted.output_slices
 
     async def _infer_in_pool(self, call: InferCall, *, short: bool) -> list[Array]:
         if not short:
@@ -334,7 +334,7 @@ class Network:
             return False
         return self._loop_may_share or not self.pool.active
 
-    async def _infer_for_reason(self, call: InferCall) -> list[Array]:
+    async def _infer_for_error_message(self, call: InferCall) -> list[Array]:
         """Repeat a failed inference in a mode that reports the reason, on the loop's own model."""
         if self._inline_slot.broken:
             return await self._infer_in_pool(call, short=True)
@@ -352,7 +352,7 @@ class Network:
             if change is not None:
                 change.enter(slot.request)
             slot.infer()
-            outputs = slot.outputs(call.most_bytes, call.cuts)
+            outputs = slot.outputs(call.max_output_bytes, call.output_slices)
             if change is not None:
                 change.leave(slot.request)
         finally:
@@ -363,7 +363,7 @@ class Network:
         else:
             tuner.record_long(call.nbytes, begin, taken, cpu_before)
         waited = begin - call.begin if tuner.fills_cores else 0.0
-        call.ran(self._hooks, waited, taken)
+        call.record_times(self._hooks, waited, taken)
         return outputs
 
     async def _acquire(self) -> Slot:
@@ -414,7 +414,11 @@ class Network:
         if self._compile_inline_replacement is None:
             self.tuner.record(call.nbytes, ended - started, on_loop=False)
         is_small = self._has_small_outputs
-        outputs = slot.outputs(call.most_bytes, call.cuts) if is_small else await self._copy_outputs(slot, call)
+        outputs = (
+            slot.outputs(call.max_output_bytes, call.output_slices)
+            if is_small
+            else await self._copy_outputs(slot, call)
+        )
         if call.change is not None:
             call.change.leave(slot.request)
         # Real inputs of dynamic shape may take far longer than the warm-up inputs.
@@ -424,13 +428,15 @@ class Network:
         self._completions.set_batching(self._device_seconds, self.pool.size - 1, has_waiting_calls=waiting > 0)
         if self.tuner.max_concurrency:
             self.tuner.record_concurrency(min(self.pool.active + waiting, self.pool.size), ended - started)
-        call.ran(self._hooks, started - call.begin, ended - started, ended)
+        call.record_times(self._hooks, started - call.begin, ended - started, ended)
         return outputs
 
     async def _copy_outputs(self, slot: Slot, call: InferCall) -> list[Array]:
         if slot.output_bytes <= _MAX_INLINE_COPY_BYTES:
-            return slot.outputs(call.most_bytes, call.cuts)
-        return await trio.to_thread.run_sync(slot.outputs, call.most_bytes, call.cuts, limiter=self._threads)
+            return slot.outputs(call.max_output_bytes, call.output_slices)
+        return await trio.to_thread.run_sync(
+            slot.outputs, call.max_output_bytes, call.output_slices, limiter=self._threads
+        )
 
     async def _run(self, slot: Slot) -> None:
         run = self._runs.start(slot)
@@ -518,7 +524,7 @@ class Network:
                     self._device = device_properties(self._model)
                     self.tuner.lose_streams()
                     self._set_streams(1)
-                    self._completions.configure(self._completions.side_by_side, 1)
+                    self._completions.configure(self._completions.concurrency, 1)
             finally:
                 for each in held:
                     self.pool.release(each)

@@ -2,7 +2,7 @@
 
 ::
 
-    arrays ── ShapeBuckets.fit ──> Fitted ── filled() ──> arrays of few shapes ── inference ──> cut(cuts) ──> outputs
+    arrays ── ShapeBuckets.fit ──> PaddedInputs ── filled() ──> arrays of few shapes ── inference ──> sliced outputs
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ class PaddedInputs:
         added: number of padding elements.
     """
 
-    __slots__ = ("_arrays", "_padded_axes", "added", "cuts", "fit", "given")
+    __slots__ = ("_arrays", "_padded_axes", "added", "fit", "given", "output_slices")
 
     def __init__(self, arrays: Sequence[Array], grown: Mapping[int, Sequence[tuple[PaddedAxis, int]]]) -> None:
         self._arrays = arrays
         self._padded_axes = grown
         self.fit: FitResult = "exact"
-        self.cuts: dict[int, list[OutputSlice]] = {}  # padding to remove from the outputs
+        self.output_slices: dict[int, list[OutputSlice]] = {}  # padding to remove from the outputs
         self.given = self.added = 0
 
     @property
@@ -145,7 +145,7 @@ class ShapeBuckets:
             for place in dimension.inputs:
                 grown.setdefault(place.tensor, []).append((place, bucket))
             for tensor, axis in dimension.outputs:
-                fitted.cuts.setdefault(tensor, []).append(OutputSlice(axis, size, bucket))
+                fitted.output_slices.setdefault(tensor, []).append(OutputSlice(axis, size, bucket))
         fitted.fit = "larger" if larger else "padded" if grown else "exact"
         fitted.count(self._tensors)
         return fitted
@@ -165,7 +165,7 @@ class ShapeBuckets:
             first = dimension.inputs[0]
             given = arrays[first.tensor].shape[first.axis]
             for tensor, axis in dimension.outputs:
-                fitted.cuts.setdefault(tensor, []).append(OutputSlice(axis, given, size))
+                fitted.output_slices.setdefault(tensor, []).append(OutputSlice(axis, given, size))
         return fitted
 
     def _size(self, dimension: BucketDimension, arrays: Sequence[Array]) -> int:

@@ -23,7 +23,7 @@ from ovmstrio.inference.compiled import Compiled
 from ovmstrio.inference.model_readers import read_model
 from ovmstrio.inference.runtime import OPENVINO_ERRORS, core, openvino_error_message
 from ovmstrio.inference.tuner import Placement
-from ovmstrio.util.extras import Extra, way_to_install
+from ovmstrio.util.extras import Extra, install_command
 
 # ----------------------------------------------------------------------
 # Tokenizers: the operations library, special tokens, and a ragged form without padding
@@ -66,7 +66,7 @@ def _find() -> Path:
 
 
 def _problem(message: str, path: Path | None = None) -> Problem:
-    return Problem(message, file="" if path is None else str(path), suggestion=way_to_install(Extra.LLM))
+    return Problem(message, file="" if path is None else str(path), suggestion=install_command(Extra.LLM))
 
 
 COMBINE_SEGMENTS: Final = "CombineSegments"

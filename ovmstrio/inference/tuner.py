@@ -31,7 +31,7 @@ import structlog
 import trio
 
 from ovmstrio.core.hooks import NULL_HOOKS, ServableHooks
-from ovmstrio.telemetry.loop_load import LoopLoad, current_loop_load
+from ovmstrio.telemetry.loop_utilization import LoopUtilization, current_loop_utilization
 from ovmstrio.util.backoff import Backoff
 from ovmstrio.util.container_limits import free_memory
 from ovmstrio.util.cores import CORES, CoreShare
@@ -249,7 +249,7 @@ class ModelTuner:
         is_for_loop: bool = False,
         is_pinned: bool | None = None,
         weight_bytes: int = 0,
-        load: LoopLoad | None = None,
+        load: LoopUtilization | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self._hooks = hooks
@@ -403,7 +403,7 @@ class ModelTuner:
             known.seconds = limit / 2
         if known.inline != (known.seconds < limit * (_LEAVE_FACTOR if known.inline else _RETURN_FACTOR)):
             known.inline = not known.inline
-            self._hooks.placed(inline=known.inline, changed=True)
+            self._hooks.set_execution_mode(inline=known.inline, changed=True)
 
     def record_long(self, input_bytes: int, begin: float, taken: float, cpu_before: float | None) -> None:
         """Record an inference on the loop that was not short, and block the loop for later ones if it was long.
@@ -437,8 +437,8 @@ class ModelTuner:
         else:
             self._state_after_recovery = state
 
-    def _watch_loop(self) -> LoopLoad:
-        self._load = current_loop_load()
+    def _watch_loop(self) -> LoopUtilization:
+        self._load = current_loop_utilization()
         return self._load
 
     # ------------------------------------------------------------------
@@ -507,7 +507,7 @@ class ModelTuner:
             self.concurrency = concurrency
         self.is_pinned = is_pinned
         if is_pinned is not None:
-            self._hooks.bound(to_cores=is_bound, changed=True)
+            self._hooks.set_cpu_pinning(to_cores=is_bound, changed=True)
             # If OpenVINO does not pin this model by default, there is nothing to choose.
             self.is_pinned = is_bound if is_bound or was_shared or CORES.is_shared else None
 
@@ -564,7 +564,7 @@ class ModelTuner:
             log.warning("model reduced to one stream after a failure", seconds=self._lose_streams())
             if self.is_pinned is not None:
                 self.is_pinned = None
-                self._hooks.bound(to_cores=False, changed=False)
+                self._hooks.set_cpu_pinning(to_cores=False, changed=False)
 
     def _lose_streams(self) -> float:
         now = self._clock()

@@ -37,7 +37,7 @@ from ovmstrio.isolation.exit_status import (
 )
 from ovmstrio.isolation.messages import encode_error
 from ovmstrio.isolation.trace_propagation import flush_spans, start_call_span
-from ovmstrio.util.stdio import finish_lines, print_whole_lines
+from ovmstrio.util.stdio import finish_lines, install_line_buffering
 
 if TYPE_CHECKING:
     import trio
@@ -677,7 +677,7 @@ def serve(end: int, lifeline: int) -> None:
     """Run the user object that the first request names; ends the process."""
     exit_with_parent(lifeline)
     ignore_stop_signals()
-    print_whole_lines()
+    install_line_buffering()
     channel = BlockingChannel(socket.socket(fileno=end))
     forwarder = channel.log_forwarder()
     logging.getLogger().addHandler(forwarder)

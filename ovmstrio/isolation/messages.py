@@ -315,7 +315,7 @@ class RegionPool:
         self._numbers += 1
         return Region(self._numbers, max(_MIN_REGION_BYTES, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE))
 
-    def give_back(self, region: Region) -> list[Region]:
+    def release(self, region: Region) -> list[Region]:
         """Return a region to the pool; return the free regions that were closed because of the limit."""
         self._free.append(region)
         dropped = []
@@ -717,7 +717,7 @@ class MessagePackets:
     def _released(self, number: int) -> None:
         message = self._in_flight.pop(number)
         if message.region is not None:
-            for dropped in self._pool.give_back(message.region):
+            for dropped in self._pool.release(message.region):
                 if dropped.is_known:
                     self.tell(_DROPPED + _NUMBER.pack(dropped.number))
 

@@ -1,4 +1,4 @@
-"""Output of user code in the log: captured prints, and log records of worker processes, with the code's names."""
+"""Log records of user-code output: captured prints and forwarded records, with the user code's names as fields."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class PoolThread:
     Attributes:
         is_abandoned: its result is not needed any more.
         has_place: counts among the threads that may run calls.
-        is_lent: waits for another call and has released its place.
+        is_waiting: waits for another call and has released its place.
         gate: released when the thread gets a place back; None if it does not wait for one.
     """
 
@@ -322,7 +322,6 @@ class WorkerThreads:
         log_fields: log fields of printed output; default: those of the caller's context.
 
     Attributes:
-        log_fields: as above.
         abandoned: running calls whose callers have left.
     """
 

@@ -30,7 +30,7 @@ from ovmstrio.isolation.side_messages import LOG_LEVELS, LOG_RECORD, SAMPLING_RE
 from ovmstrio.isolation.trace_propagation import REQUEST_ID
 from ovmstrio.telemetry.log_levels import LOG_LEVEL
 from ovmstrio.util.backoff import Backoff
-from ovmstrio.util.stdio import StreamName, whole_lines
+from ovmstrio.util.stdio import StreamName, split_lines
 
 # ----------------------------------------------------------------------
 # Programs and exit descriptions
@@ -157,13 +157,13 @@ async def _log_lines(pipe: trio.abc.ReceiveStream, name: StreamName, names: Mapp
     async with pipe:
         try:
             while data := await pipe.receive_some(_READ_BYTES):
-                lines, partial_line = whole_lines(partial_line, decoder.decode(data))
+                lines, partial_line = split_lines(partial_line, decoder.decode(data))
                 for number, line in enumerate(lines, 1):
                     log_printed_line(line, name, names)
                     if not number % _LINES_PER_CHECKPOINT:
                         await trio.lowlevel.checkpoint()
         finally:
-            for line in whole_lines(partial_line, "\n")[0]:
+            for line in split_lines(partial_line, "\n")[0]:
                 log_printed_line(line, name, names)
 
 

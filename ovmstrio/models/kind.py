@@ -14,8 +14,8 @@ from ovmstrio.config.specs import ModelSpec, SpecificVersions
 from ovmstrio.config.tensor_mapping import MAPPING_FILE
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.service import NO_INTROSPECTION, Introspection
-from ovmstrio.serving.fingerprints import tree_mark
-from ovmstrio.serving.kind import Kind, Takes
+from ovmstrio.serving.fingerprints import tree_fingerprint
+from ovmstrio.serving.kind import CallType, Kind
 from ovmstrio.serving.model_versions import scan_versions
 from ovmstrio.util.lazy_import import import_aside
 
@@ -36,7 +36,7 @@ class ModelKind(Kind[ModelSpec]):
 
     name = ModelSpec.kind
     spec = ModelSpec
-    takes = frozenset({Takes.TENSORS})
+    call_types = frozenset({CallType.TENSORS})
     loads_with: ClassVar[str] = "ovmstrio.models.loading"
     runs_user_code = False
     fills_cores = True
@@ -54,10 +54,10 @@ class ModelKind(Kind[ModelSpec]):
             raise ConfigError(spec.errors)
         return scan_versions(spec.base_path)
 
-    def files_mark(self, spec: ModelSpec, directory: Path) -> str:
+    def fingerprint(self, spec: ModelSpec, directory: Path) -> str:
         """Return the fingerprint of a version's files."""
         del spec
-        return tree_mark(directory)
+        return tree_fingerprint(directory)
 
     def check_change(self, spec: ModelSpec, served: Sequence[ServableSpec]) -> None:
         """Reject the replacement of a stateful model by a stateless one and vice versa."""
@@ -117,7 +117,7 @@ class ModelKind(Kind[ModelSpec]):
             hooks=hooks,
             managers=managers,
             tasks=context.tasks,
-            warn=context.remark,
+            warn=context.warn,
             owners=context.sequence_owners,
             probe=context.find(CrashProbe),
             blobs=context.find(BlobCache),

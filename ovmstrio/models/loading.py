@@ -71,11 +71,11 @@ async def load_model(
         network = await _load_network(cached, hooks, {}, warn)
     except BaseException:
         if lent is not None:
-            lent.give_back()
+            lent.release()
         raise
     if lent is not None and tasks is not None:
         # The folder exists as long as the model, which may be recompiled from it.
-        finalize(network, lent.give_back)
+        finalize(network, lent.release)
         tasks.start_soon(_keep, lent, network)
     if spec.stateful:
         return StatefulServable(spec, version, network, managers or SequenceManagers(), owners)
@@ -94,9 +94,9 @@ async def load_model(
     return ModelServable(spec, version, network, follower)
 
 
-async def _probe(probe: CrashProbe, model: ProbeModel, remark: Callable[[Problem], None]) -> None:
-    if (warning := (await probe.try_model(model)).remark(model)) is not None:
-        remark(warning)
+async def _probe(probe: CrashProbe, model: ProbeModel, warn: Callable[[Problem], None]) -> None:
+    if (warning := (await probe.try_model(model)).warning(model)) is not None:
+        warn(warning)
 
 
 async def _keep(lent: BlobCacheFolder, _: Network) -> None:
@@ -108,12 +108,12 @@ async def _load_network(
     source: ModelFile,
     hooks: ServableHooks,
     requested: Mapping[str, tuple[int, ...]],
-    remark: Callable[[Problem], None] = ignore_warning,
+    warn: Callable[[Problem], None] = ignore_warning,
 ) -> Network:
     compiled, warnings = await run_load(partial(_compile, replace(source, requested=requested)))
     for warning in warnings:
         log.warning(warning.message, model=source.spec.name, setting=warning.path, suggestion=warning.suggestion)
-        remark(warning)
+        warn(warning)
     timing = compiled.timing
     if source.labels:
         compiled = replace(compiled, signature=replace(compiled.signature, labels=source.labels))

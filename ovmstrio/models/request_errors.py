@@ -11,7 +11,7 @@ from typing import Final
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.tensor import TensorSpec
 
-BOTH_STYLES: Final = "Passing data both in InferInputTensor::contents and in raw_input_contents is not allowed"
+DUPLICATE_CONTENTS: Final = "Passing data both in InferInputTensor::contents and in raw_input_contents is not allowed"
 
 
 def format_shape(dims: Sequence[object]) -> str:

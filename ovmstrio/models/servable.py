@@ -157,7 +157,9 @@ class ModelServable(NetworkServable):
             network = await self._source.network_for(arrays)
         if network is None:
             raise trio.ClosedResourceError
-        results = await network.infer(tuple(arrays.values()), event=request.event, max_output_bytes=request.most_bytes)
+        results = await network.infer(
+            tuple(arrays.values()), event=request.event, max_output_bytes=request.max_output_bytes
+        )
         outputs = named_outputs(network.signature, results, keeps_rows=request.keeps_rows)
         return InferResponse(self.name, self.version, outputs, request.id, is_private=True)
 
@@ -218,7 +220,7 @@ class BatchedServable(NetworkServable):
         )
         # No more batches than the pool can run: a batch that waits for the pool could not grow.
         self._batcher: Batcher[_BatchItem, list[Array]] = Batcher(
-            self._run, options, concurrency=network.side_by_side, retry_singly=True, hooks=hooks
+            self._run, options, concurrency=network.concurrency, retry_singly=True, hooks=hooks
         )
 
     @property

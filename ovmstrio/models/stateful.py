@@ -81,11 +81,13 @@ class StatefulServable(NetworkServable):
         if owners is None or owner is None:
             return await self._run(control, arrays, request, is_default_version=is_default_version)
         version = "" if is_default_version else self.version
-        return await owners.run_step(owner, ForwardedStep(self.name, version, *control, arrays, request.most_bytes))
+        return await owners.run_step(
+            owner, ForwardedStep(self.name, version, *control, arrays, request.max_output_bytes)
+        )
 
     async def run_step(self, step: ForwardedStep) -> StepResult:
         """Run a request forwarded by another worker; see :meth:`infer`."""
-        request = InferRequest(self.name, step.version, most_bytes=step.most_bytes)
+        request = InferRequest(self.name, step.version, max_output_bytes=step.max_output_bytes)
         control = SequenceControl(step.id, step.start, step.end)
         return await self._run(control, step.arrays, request, is_default_version=not step.version)
 
@@ -97,7 +99,7 @@ class StatefulServable(NetworkServable):
             raise trio.ClosedResourceError
         async with self._manager.turn(control, is_default_version=is_default_version) as sequence:
             change = StateChange(self._variables, sequence.state, keep=not control.end)
-            results = await network.infer(tuple(arrays.values()), change, request.event, request.most_bytes)
+            results = await network.infer(tuple(arrays.values()), change, request.event, request.max_output_bytes)
             outputs = named_outputs(network.signature, results)
             restored_steps = sequence.requests if sequence.lost_seconds else None
             sequence.advance(change.after)

@@ -19,7 +19,7 @@ from ovmstrio.core.errors import MAX_ERRORS, ErrorList, InvalidRequest, NotSuppo
 from ovmstrio.core.request import Buffer, InferInput, InferRequest
 from ovmstrio.core.tensor import BYTES, Array, Dim, TensorSpec
 from ovmstrio.encoding.raw_contents import wrapped
-from ovmstrio.models.request_errors import BOTH_STYLES, format_shape, input_mismatch, invalid_request
+from ovmstrio.models.request_errors import DUPLICATE_CONTENTS, format_shape, input_mismatch, invalid_request
 from ovmstrio.models.tensor_contents import (
     bytes_elements,
     is_string_matrix,
@@ -275,7 +275,7 @@ def check_content_style(inputs: Sequence[InferInput], raws: Sequence[Buffer | No
         InvalidRequest: the counts differ, or an input has both.
     """
     if len(raws) != len(inputs):
-        raise invalid_request(BOTH_STYLES, counts.format(expected=len(inputs), actual=len(raws)))
+        raise invalid_request(DUPLICATE_CONTENTS, counts.format(expected=len(inputs), actual=len(raws)))
     for given, raw in zip(inputs, raws, strict=True):
         if given.contents is not None and raw is not None:
-            raise invalid_request(BOTH_STYLES, f"input name: {given.name}")
+            raise invalid_request(DUPLICATE_CONTENTS, f"input name: {given.name}")

@@ -12,8 +12,8 @@ from ovmstrio.core.errors import InvalidRequest, NotSupported, Overloaded, Serve
 from ovmstrio.encoding.json_reader import MAX_MEMBERS
 from ovmstrio.encoding.messages import METHOD, decode_request, name_in
 from ovmstrio.ops.http_routes import record_failure
+from ovmstrio.ops.messages import PipelineResponse, request_from_message, response_to_message
 from ovmstrio.ops.op_service import OpService, unknown_service_response
-from ovmstrio.ops.values import PipelineResponse, request_from_message, response_to_message
 from ovmstrio.serving.admission import release_unless_named
 from ovmstrio.serving.interfaces import PADDLE_GRPC
 from ovmstrio.transport.grpc.call import OrderedHandler
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from grpclib.const import Handler
 
-    from ovmstrio.ops.values import PipelineRequest
+    from ovmstrio.ops.messages import PipelineRequest
     from ovmstrio.serving.calls import ObservedCall
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.serving.registry import Registry

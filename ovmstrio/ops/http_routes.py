@@ -46,7 +46,7 @@ from ovmstrio.encoding.json_reader import (
 )
 from ovmstrio.encoding.messages import TENSOR
 from ovmstrio.encoding.number_arrays import NumberArray
-from ovmstrio.ops.values import (
+from ovmstrio.ops.messages import (
     CustomExceptionCode,
     PipelineRequest,
     PipelineTensor,
@@ -70,8 +70,8 @@ if TYPE_CHECKING:
     from ovmstrio.core.http_messages import HttpRequest
     from ovmstrio.core.service import HttpRoutes
     from ovmstrio.core.tensor import Array
+    from ovmstrio.ops.messages import PipelineResponse
     from ovmstrio.ops.op_service import OpService
-    from ovmstrio.ops.values import PipelineResponse
     from ovmstrio.serving.data_plane import DataPlane
 
 # ----------------------------------------------------------------------
@@ -417,7 +417,7 @@ _RESOURCE_EXHAUSTED: Final = 8
 class OpsMountKind:
     """Mount kind of Op pipelines, with a limit for decompressed bodies."""
 
-    door = PADDLE_HTTP
+    api_interface = PADDLE_HTTP
 
     def __init__(self, plane: DataPlane, max_body_bytes: int) -> None:
         self._plane = plane

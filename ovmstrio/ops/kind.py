@@ -11,7 +11,7 @@ from ovmstrio.core.errors import ConfigError
 from ovmstrio.core.service import NO_INTROSPECTION
 from ovmstrio.serving.fingerprints import paths_fingerprint, python_files
 from ovmstrio.serving.hosted_service import host_service
-from ovmstrio.serving.kind import Kind, Takes
+from ovmstrio.serving.kind import CallType, Kind
 from ovmstrio.serving.model_versions import ONLY_VERSION, Listing
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class OpPipelineKind(Kind[OpPipelineSpec]):
 
     name: ClassVar[str] = OpPipelineSpec.kind
     spec = OpPipelineSpec
-    takes: ClassVar[frozenset[Takes]] = frozenset({Takes.TENSORS, Takes.HTTP})
+    call_types: ClassVar[frozenset[CallType]] = frozenset({CallType.TENSORS, CallType.HTTP})
     imports: ClassVar[bool] = True
     fills_cores: ClassVar[bool] = True
     section: ClassVar[str] = "op_pipeline_config_list"
@@ -67,9 +67,9 @@ class OpPipelineKind(Kind[OpPipelineSpec]):
 
     def list_versions(self, spec: OpPipelineSpec) -> Listing:
         """Return the only version."""
-        return Listing({ONLY_VERSION: spec.base_path}, mark=self.files_mark(spec, spec.base_path))
+        return Listing({ONLY_VERSION: spec.base_path}, fingerprint=self.fingerprint(spec, spec.base_path))
 
-    def files_mark(self, spec: OpPipelineSpec, directory: Path) -> str:
+    def fingerprint(self, spec: OpPipelineSpec, directory: Path) -> str:
         """Return a fingerprint of configuration, script and its folder; empty for a prepared service; blocking."""
         if spec.script is None:
             return ""
@@ -91,11 +91,11 @@ class OpPipelineKind(Kind[OpPipelineSpec]):
         opened = open_loaded(spec, context, self._prepared)
         return await host_service(context.tasks, opened, kind=self.name, name=spec.name)
 
-    def obstacle(self, service: Service) -> str:
+    def unready_reason(self, service: Service) -> str:
         """Return which Ops have no running worker; empty if none."""
         from ovmstrio.ops.op_service import OpService  # noqa: PLC0415 - imported when first needed
 
-        return service.obstacle() if isinstance(service, OpService) else ""
+        return service.unready_reason() if isinstance(service, OpService) else ""
 
     def begin_drain(self, service: Service) -> None:
         """Reject waiting requests with 3001."""

@@ -18,7 +18,7 @@ from ovmstrio.ops.observing.log_files import PIPELINE
 from ovmstrio.ops.observing.observers import open_observers
 from ovmstrio.ops.op_service import DEFAULT_NAME, OpService
 from ovmstrio.ops.prepared_service import PreparedService, run_on_shared_server
-from ovmstrio.util.stdio import running_code_of
+from ovmstrio.util.stdio import attribute_output_to
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -48,7 +48,7 @@ async def open_loaded(
             with context.meters.collecting(service.metrics, shown):
                 yield service
         return
-    with running_code_of({"servable": spec.name}):
+    with attribute_output_to({"servable": spec.name}):
         found, modules = await trio.to_thread.run_sync(run_on_shared_server, spec.script, spec.name, spec.config)
     try:
         config = None if spec.config is None else str(spec.config)

@@ -15,8 +15,7 @@ import trio
 
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.isolation.user_code import is_async
-from ovmstrio.ops.predictor.protocol import ModelClient, Prediction
-from ovmstrio.ops.values import (
+from ovmstrio.ops.messages import (
     ChannelData,
     CustomException,
     CustomExceptionCode,
@@ -24,6 +23,7 @@ from ovmstrio.ops.values import (
     pack_response,
     unpack_request,
 )
+from ovmstrio.ops.predictor.protocol import ModelClient, Prediction
 
 EXECUTOR_NAME: Final = "@DAGExecutor"
 """Name of RequestOp and ResponseOp; the first Op finds its input under it."""

@@ -23,7 +23,7 @@ from ovmstrio.core.request import InferResponse, ServableMetadata
 from ovmstrio.core.service import NO_INTROSPECTION, Introspection
 from ovmstrio.core.tensor import BY_NAME, BYTES, Datatype, Dim, Tensor, TensorSpec
 from ovmstrio.models.tensor_contents import bytes_elements, to_array
-from ovmstrio.ops.values import (
+from ovmstrio.ops.messages import (
     STRINGS,
     ArrayTensor,
     CustomExceptionCode,
@@ -31,8 +31,8 @@ from ovmstrio.ops.values import (
     PipelineResponse,
     PipelineTensor,
 )
-from ovmstrio.ops.values import CustomExceptionCode as Code
-from ovmstrio.ops.values import to_array as array_of
+from ovmstrio.ops.messages import CustomExceptionCode as Code
+from ovmstrio.ops.messages import to_array as array_of
 from ovmstrio.serving.hosted_service import HostedService
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ class PipelineExecutor(Protocol):
         """Run one request; raises only cancellation."""
         ...
 
-    def obstacle(self) -> str:
+    def unready_reason(self) -> str:
         """Return why requests cannot be served now, such as dead workers; empty if they can."""
         ...
 
@@ -192,8 +192,8 @@ class OpService(HostedService):
     """Service of one running pipeline; without a name it answers only requests without a name.
 
     Attributes:
-        obstacle: returns why requests cannot be served now; empty if they can.
-        own_name: required request name; empty for a service without a name.
+        unready_reason: returns why requests cannot be served now; empty if they can.
+        request_name: required request name; empty for a service without a name.
         keeps_order: true, because an Op with one worker may keep state between requests.
     """
 
@@ -211,7 +211,7 @@ class OpService(HostedService):
         self.name = name or DEFAULT_NAME
         self.settings = settings
         self.metadata = ServableMetadata(self.name, _PLATFORM, (), ())
-        self.obstacle = executor.obstacle
+        self.unready_reason = executor.unready_reason
         self.snapshot = None if figures is None else figures.snapshot
         self.render_metrics = None if figures is None else figures.render_metrics
         self.metrics: Sequence[Any] = () if figures is None else figures.collectors

@@ -10,7 +10,7 @@ from ovmstrio.config.specs import PipelineSpec
 from ovmstrio.core.errors import Problem
 from ovmstrio.core.service import NO_INTROSPECTION, Introspection
 from ovmstrio.serving.fingerprints import paths_fingerprint, python_files
-from ovmstrio.serving.kind import Dependency, Kind, Takes
+from ovmstrio.serving.kind import CallType, Dependency, Kind
 from ovmstrio.serving.model_versions import ONLY_VERSION, Listing
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class PipelineKind(Kind[PipelineSpec]):
 
     name = PipelineSpec.kind
     spec = PipelineSpec
-    takes = frozenset({Takes.TENSORS})
+    call_types = frozenset({CallType.TENSORS})
     section = PIPELINES
     further_sections = (NODE_LIBRARIES,)
     reports_all_problems = True
@@ -69,9 +69,9 @@ class PipelineKind(Kind[PipelineSpec]):
 
     def list_versions(self, spec: PipelineSpec) -> Listing:
         """Return the only version."""
-        return Listing({ONLY_VERSION: spec.base_path}, mark=_pipeline_fingerprint(spec))
+        return Listing({ONLY_VERSION: spec.base_path}, fingerprint=_pipeline_fingerprint(spec))
 
-    def files_mark(self, spec: PipelineSpec, directory: Path) -> str:
+    def fingerprint(self, spec: PipelineSpec, directory: Path) -> str:
         """Return the fingerprint of the custom-node libraries."""
         del directory
         return _pipeline_fingerprint(spec)

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 
 class MountKind(Protocol):
-    """HTTP interface of one kind of service; ``door`` labels its calls."""
+    """HTTP interface of one kind of service; ``api_interface`` labels its calls."""
 
-    door: ApiInterface
+    api_interface: ApiInterface
 
     def routes(self, name: str, service: Any, *, is_root: bool) -> HttpRoutes:
         """Return the routes of a service."""
@@ -56,7 +56,7 @@ class MountKind(Protocol):
 class SelfRoutedMount:
     """Kind whose services route their own paths, with errors in the server's form."""
 
-    door = ApiInterface("HTTP", "REST")
+    api_interface = ApiInterface("HTTP", "REST")
 
     def routes(self, name: str, service: Any, *, is_root: bool) -> HttpRoutes:
         """Return the service."""
@@ -116,14 +116,14 @@ class ServiceMounts:
         kind = self._kind_of.get(name)
         if kind is None or not self._plane.has_limits() or not kind.is_call(method, path):
             return None
-        return await self._plane.admit(name, "", kind.door, method)
+        return await self._plane.admit(name, "", kind.api_interface, method)
 
     async def _answer(self, name: str, request: HttpRequest) -> HttpAnswer:
-        door = self._kind_of[name].door
+        api_interface = self._kind_of[name].api_interface
         sent_id, size = request.header("x-request-id") or "", len(request.body)
         is_call = self._kind_of[name].is_call(request.method, request.path)
         started = self._plane.call(
-            name, door, request.method, request_id=sent_id, received=size, is_unlimited=not is_call
+            name, api_interface, request.method, request_id=sent_id, received=size, is_unlimited=not is_call
         )
         with await started as call:
             routes = self._routes_of(name, call.service, is_root=not request.mount)

@@ -363,7 +363,7 @@ class RemoteConnection:
                     if self._senders:
                         self._senders.wake_next()
                     await send_buffers(self._stream, buffers)
-                    self._share.give_back(size)
+                    self._share.release(size)
                 if self._scope.deadline != math.inf:
                     self._scope.cancel()
                 await self._write_wakeup.wait()
@@ -407,7 +407,7 @@ class GrpcEndpoint:
     async def infer(self, request: InferRequest, seconds: float) -> InferResponse:
         """Run one inference, as :meth:`Endpoint.infer`."""
         body = encode_request(request, self._spec.remote_name, self._spec.remote_version)
-        most = min(request.most_bytes + _HEAD_BYTES, _MAX_BYTES)
+        most = min(request.max_output_bytes + _HEAD_BYTES, _MAX_BYTES)
         try:
             return decode_response(await self._call(b"ModelInfer", body, seconds, most))
         except ModelFailure as error:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ovmstrio.config.remote_entries import RemoteSpec, read_remotes
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.serving.hosted_service import host_service
-from ovmstrio.serving.kind import Kind, Takes
+from ovmstrio.serving.kind import CallType, Kind
 from ovmstrio.serving.model_versions import ONLY_VERSION, Listing
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class RemoteKind(Kind[RemoteSpec]):
 
     name: ClassVar[str] = RemoteSpec.kind
     spec = RemoteSpec
-    takes: ClassVar[frozenset[Takes]] = frozenset({Takes.TENSORS})
+    call_types: ClassVar[frozenset[CallType]] = frozenset({CallType.TENSORS})
     runs_user_code = False
     occupied: ClassVar[str] = "Remote model has a name that is taken"
 
@@ -34,9 +34,9 @@ class RemoteKind(Kind[RemoteSpec]):
 
     def list_versions(self, spec: RemoteSpec) -> Listing:
         """Return the only version."""
-        return Listing({ONLY_VERSION: spec.base_path}, mark=self.files_mark(spec, spec.base_path))
+        return Listing({ONLY_VERSION: spec.base_path}, fingerprint=self.fingerprint(spec, spec.base_path))
 
-    def files_mark(self, spec: RemoteSpec, directory: Path) -> str:
+    def fingerprint(self, spec: RemoteSpec, directory: Path) -> str:
         """Return an empty fingerprint: remote models have no local files."""
         del spec, directory
         return ""
@@ -51,11 +51,11 @@ class RemoteKind(Kind[RemoteSpec]):
         opening = open_remote(spec, partial(context.meters.unreachable, spec.name))
         return await host_service(context.tasks, opening, kind=self.name, name=spec.name)
 
-    def obstacle(self, service: Service) -> str:
+    def unready_reason(self, service: Service) -> str:
         """Return why no address can be called; empty if one can."""
         from ovmstrio.remote.servable import RemoteServable  # noqa: PLC0415 - imported when first needed
 
-        return service.obstacle if isinstance(service, RemoteServable) else ""
+        return service.unready_reason if isinstance(service, RemoteServable) else ""
 
 
 # Opening

@@ -57,7 +57,7 @@ class RestEndpoint:
             _HEAD_SIZE: str(head),
         }
         response, body = await self._send(
-            "POST", f"{self._path}/infer", headers, pieces, min(request.most_bytes * 2 + 2**20, _MAX_BYTES)
+            "POST", f"{self._path}/infer", headers, pieces, min(request.max_output_bytes * 2 + 2**20, _MAX_BYTES)
         )
         self._check(response, body)
         try:

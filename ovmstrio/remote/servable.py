@@ -121,9 +121,9 @@ class RemoteServable(HostedService):
         )
 
     @property
-    def obstacle(self) -> str:
+    def unready_reason(self) -> str:
         """Why no address can be called; empty if one can."""
-        details = self._targets.obstacle(trio.current_time())
+        details = self._targets.unready_reason(trio.current_time())
         return f'remote model "{self._spec.name}": {details}' if details else ""
 
     async def infer(self, request: InferRequest) -> InferResponse:
@@ -149,8 +149,8 @@ class RemoteServable(HostedService):
             if isinstance(error, NotSent):
                 raise NotReady(error.message) from error
             raise
-        if response.nbytes > request.most_bytes:
-            raise PayloadTooLarge.of_outputs(response.nbytes, request.most_bytes)
+        if response.nbytes > request.max_output_bytes:
+            raise PayloadTooLarge.of_outputs(response.nbytes, request.max_output_bytes)
         response.model_name, response.model_version, response.id = self._spec.name, _VERSION, request.id
         return response
 
@@ -199,7 +199,7 @@ class RemoteServable(HostedService):
             return response
         if failure is not None:
             raise failure
-        reason = self._targets.obstacle(trio.current_time()) or "another call is probing it"
+        reason = self._targets.unready_reason(trio.current_time()) or "another call is probing it"
         unavailable = NotReady(f'remote model "{self._spec.name}" is not available: {reason}')
         if (span := current_span.get()) is not None:
             # Traces show the attempt that was not made because the circuit is open.

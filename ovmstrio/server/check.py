@@ -118,12 +118,12 @@ def examine_pipelines(spec: ServerSpec, names: Collection[str] = ()) -> list[Pro
 
     configured = [service.name for service in spec.services]
     pipelines = spec.of(PipelineSpec)
-    circles = find_cycles(pipelines, _calls(pipelines))
+    cycles = find_cycles(pipelines, _calls(pipelines))
     problems: list[Problem] = []
     for pipeline in pipelines:
         if not names or pipeline.name in names:
             problems += examine_pipeline(pipeline, configured)
-            problems += [circles[pipeline.name]] if pipeline.name in circles else []
+            problems += [cycles[pipeline.name]] if pipeline.name in cycles else []
     return problems
 
 

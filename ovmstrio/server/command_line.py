@@ -277,7 +277,7 @@ def read_settings(options: Mapping[str, Any], *, model_option_error: str = "") -
         model_option_error: error for model options, if a project or service with its own configuration is served.
 
     Raises:
-        UsageProblems: unknown options, invalid values, or conflicting or missing options.
+        UsageError: unknown options, invalid values, or conflicting or missing options.
     """
     given = {name: value for name, value in options.items() if value is not None}
     problems: list[Problem] = []

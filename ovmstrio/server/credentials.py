@@ -16,7 +16,7 @@ from ovmstrio.auth.key_file import CallerEntry, read_key_file
 from ovmstrio.core.callers import ALL_SCOPES, Caller
 from ovmstrio.core.errors import ConfigError, Problem, ServerError
 from ovmstrio.serving.fingerprints import paths_fingerprint
-from ovmstrio.util.extras import Extra, way_to_install
+from ovmstrio.util.extras import Extra, install_command
 from ovmstrio.util.regular_files import read_regular_bytes, read_regular_text
 
 if TYPE_CHECKING:
@@ -39,11 +39,11 @@ class CredentialStore:
     def __init__(
         self,
         settings: ServerSettings,
-        ledger: Counters | None = None,
+        counters: Counters | None = None,
         start_root_span: StartRootSpan | None = None,
     ) -> None:
         self._settings = settings
-        self._directory = CallerDirectory(ledger=ledger)
+        self._directory = CallerDirectory(counters=counters)
         self._file_keys: Any = None
         self._authentication = Authentication(self._directory, self._token_verifier(start_root_span))
         guards_everything = any((settings.keys_file, settings.jwks_file, settings.oidc_issuer))
@@ -67,7 +67,7 @@ class CredentialStore:
             )
         except ImportError:
             problem = Problem("token authentication requires joserfc", "--jwks-file and --oidc-issuer")
-            raise ConfigError([Problem(problem.message, suggestion=way_to_install(Extra.TOKENS))]) from None
+            raise ConfigError([Problem(problem.message, suggestion=install_command(Extra.TOKENS))]) from None
         issuer, audience = settings.oidc_issuer or "", settings.jwt_audience or ""
         rules = TokenRules(issuer, audience, settings.jwt_leeway_seconds)
         if settings.jwks_file is None:
@@ -108,7 +108,7 @@ class CredentialStore:
 
 
 async def open_credentials(
-    settings: ServerSettings, ledger: Counters | None = None, start_root_span: StartRootSpan | None = None
+    settings: ServerSettings, counters: Counters | None = None, start_root_span: StartRootSpan | None = None
 ) -> CredentialStore | None:
     """Read the credentials; None without authentication.
 
@@ -118,7 +118,7 @@ async def open_credentials(
     named = settings.keys_file, settings.api_key_file, settings.jwks_file, settings.oidc_issuer
     if not any(named) and not os.environ.get(_API_KEY):
         return None
-    return await trio.to_thread.run_sync(partial(CredentialStore, settings, ledger, start_root_span))
+    return await trio.to_thread.run_sync(partial(CredentialStore, settings, counters, start_root_span))
 
 
 def _api_key(path: Path | None) -> str:

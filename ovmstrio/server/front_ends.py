@@ -30,7 +30,7 @@ from ovmstrio.protocols.openai.routes import openai_rules
 from ovmstrio.protocols.openapi.routes import documentation_rules
 from ovmstrio.protocols.tensorflow.grpc_service import ModelService, PredictionService
 from ovmstrio.protocols.tensorflow.rest_routes import tensorflow_rules
-from ovmstrio.serving.kind import Takes
+from ovmstrio.serving.kind import CallType
 from ovmstrio.serving.ovms_errors import OvmsRouteErrors
 from ovmstrio.transport.grpc.limits import TransportLimits
 from ovmstrio.transport.grpc.server import GrpcServer
@@ -228,7 +228,7 @@ def make_rest_router(
         # Without server metrics the path belongs to the root service.
         rules += metrics_rules(plane)
     kinds: dict[str, Callable[[], MountKind]] = {
-        **{name: SelfRoutedMount for name, kind in plane.registry.kinds.items() if Takes.HTTP in kind.takes},
+        **{name: SelfRoutedMount for name, kind in plane.registry.kinds.items() if CallType.HTTP in kind.call_types},
         HandlerSpec.kind: partial(_handlers, shows_details=shows_details),
         OpPipelineSpec.kind: partial(_pipelines_of_ops, plane, max_body_bytes),
     }

@@ -2,7 +2,7 @@
 
 ::
 
-    ovms serve THING, --config-path, ... ────┐
+    ovms serve PATH, --config-path, ... ────┐
     ovms serve PROJECT ──────────────────────┤
     ovms serve config.yml --service SCRIPT ──┼─> Plan ─> serve
     ovms paddle run SCRIPT ─────────────────────────┤
@@ -172,7 +172,7 @@ def plan_project(project: ProjectSpec, options: Mapping[str, Any]) -> Plan:
     gRPC and a gRPC project also has HTTP, each unless its port is 0.
 
     Raises:
-        UsageProblems: unknown options, invalid values, or conflicting or missing options.
+        UsageError: unknown options, invalid values, or conflicting or missing options.
     """
     settings = read_settings({**_DEFAULTS, **options}, model_option_error=_PROJECT_REASON)
     if settings.probe_port and project.processes > 1:

@@ -29,12 +29,12 @@ class Reloader:
     """Reloads of one server."""
 
     def __init__(
-        self, source: ConfigSource | None, registry: Registry, notifier: Notifier, siblings: WorkerPeers | None
+        self, source: ConfigSource | None, registry: Registry, notifier: Notifier, peers: WorkerPeers | None
     ) -> None:
         self._source = source
         self._registry = registry
         self._notifier = notifier
-        self._siblings = siblings
+        self._peers = peers
 
     async def reload(self) -> bool:
         """Reload for a client, in all workers; return whether anything changed.
@@ -45,20 +45,20 @@ class Reloader:
         Raises:
             ServerError: the reload failed; the message names the worker.
         """
-        if self._siblings is None:
+        if self._peers is None:
             return await self.reload_here()
-        return await self._siblings.in_turn(partial(self._reload_all, self._siblings))
+        return await self._peers.run_locked(partial(self._reload_all, self._peers))
 
     async def poll(self) -> None:
         """Reload if the configuration file has changed; errors are logged."""
         if self._source is None or not await self._source.is_stale():
             return
-        if self._siblings is None:
+        if self._peers is None:
             with self._notifier.reloading():
                 await self._source.poll()
         else:
             try:
-                await self._siblings.in_turn(partial(self._reload_stale, self._siblings))
+                await self._peers.run_locked(partial(self._reload_stale, self._peers))
             except ServerError as error:
                 self._source.note(error)
 
@@ -89,13 +89,13 @@ class Reloader:
         if self._source is not None:
             await self._source.restore()
 
-    async def _reload_stale(self, siblings: WorkerPeers) -> None:
+    async def _reload_stale(self, peers: WorkerPeers) -> None:
         # Another worker may have reloaded meanwhile.
         if self._source is not None and await self._source.is_stale():
-            await self._reload_all(siblings)
+            await self._reload_all(peers)
 
-    async def _reload_all(self, siblings: WorkerPeers) -> bool:
-        others = partial(siblings.ask_all, RELOAD, limit_seconds=math.inf)
+    async def _reload_all(self, peers: WorkerPeers) -> bool:
+        others = partial(peers.call_all, RELOAD, limit_seconds=math.inf)
         try:
             result, others_results = await run_everywhere(self.reload_for_peer, others)
             results = [result, *others_results]
@@ -104,7 +104,7 @@ class Reloader:
                 raise errors[0]
         except ServerError:
             # All workers have started this reload, so none restores the state before an earlier one.
-            await self._restore_all(siblings)
+            await self._restore_all(peers)
             raise
         if errors:
             raise errors[0]
@@ -116,8 +116,8 @@ class Reloader:
         except ServerError as error:
             log.error("rollback failed", reason=error.message)  # noqa: TRY400 - an expected error
 
-    async def _restore_all(self, siblings: WorkerPeers) -> None:
-        others = partial(siblings.ask_all, RESTORE, limit_seconds=math.inf)
+    async def _restore_all(self, peers: WorkerPeers) -> None:
+        others = partial(peers.call_all, RESTORE, limit_seconds=math.inf)
         try:
             await run_everywhere(self._try_restore, others)
         except ServerError as error:

@@ -1,4 +1,4 @@
-"""A running server, as its starter sees it."""
+"""Handle of a running server: its addresses, start time and readiness."""
 
 from __future__ import annotations
 

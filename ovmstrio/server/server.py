@@ -67,9 +67,9 @@ from ovmstrio.serving.admission import Admission, SharedAdmission
 from ovmstrio.serving.authorization import AuthorizingDataPlane, CallerRecorder
 from ovmstrio.serving.broadcast_changes import sync_expected_services, sync_loaded_models, sync_regions
 from ovmstrio.serving.data_plane import DataPlane
-from ovmstrio.serving.file_watcher import FileWatcher
 from ovmstrio.serving.kind import LoadContext
 from ovmstrio.serving.model_control import ModelControl
+from ovmstrio.serving.periodic_check import PeriodicCheck
 from ovmstrio.serving.records import VersionState
 from ovmstrio.serving.registry import Registry
 from ovmstrio.serving.shared_memory import ClientRegions
@@ -78,7 +78,7 @@ from ovmstrio.telemetry.access_log import RequestLog, open_access_log
 from ovmstrio.telemetry.call_tracing import CallTracing, WatchedCallTracing
 from ovmstrio.telemetry.log_rate_limit import FAILURE_LINES
 from ovmstrio.telemetry.log_writer import WRITER
-from ovmstrio.telemetry.loop_load import LoopLoad, current_loop_load
+from ovmstrio.telemetry.loop_utilization import LoopUtilization, current_loop_utilization
 from ovmstrio.telemetry.metrics import Metrics
 from ovmstrio.telemetry.recent_history import RecentHistory
 from ovmstrio.telemetry.recent_traces import RecentTraces
@@ -87,7 +87,7 @@ from ovmstrio.telemetry.trace_context import is_export_configured
 from ovmstrio.transport.send_budget import SendBudget
 from ovmstrio.util.container_limits import memory_limit
 from ovmstrio.util.deadline_sweeper import watch_overdue
-from ovmstrio.util.extras import Extra, way_to_install
+from ovmstrio.util.extras import Extra, install_command
 from ovmstrio.util.lazy_import import import_aside, import_limiter
 from ovmstrio.util.load_limit import load_limiter
 
@@ -178,7 +178,7 @@ async def trace_calls(
         sampler_from_environ(os.environ),
         [recent, export],
         is_failure=_is_failure,
-        trace_server_request=[export],
+        server_sinks=[export],
         user=otel.UserSpans(),
         has_user_code=_has_user_code,
         failures_per_second=failures_per_second,
@@ -197,7 +197,7 @@ async def _opentelemetry() -> Any:
         return await import_aside(_OTEL)
     except ImportError as error:
         log.warning(
-            "tracing disabled: OpenTelemetry not installed", reason=str(error), install=way_to_install(Extra.OTEL)
+            "tracing disabled: OpenTelemetry not installed", reason=str(error), install=install_command(Extra.OTEL)
         )
         return None
 
@@ -290,10 +290,10 @@ async def serve_plan(
     Raises:
         ConfigError: the service at the root cannot be loaded, or as :func:`serve`.
     """
-    ledger = None if worker_context is None else worker_context.ledger
+    counters = None if worker_context is None else worker_context.counters
     limit = plan.settings.trace_failures_per_second
     async with WRITER.in_thread(), trace_calls(is_watched=_has_console(plan), failures_per_second=limit) as traces:
-        access = await open_credentials(plan.settings, ledger, traces.start_root_span)
+        access = await open_credentials(plan.settings, counters, traces.start_root_span)
         with open_access_log(plan.settings.access_log) as lines:
             every = replace(traces, requests=(*traces.requests, *lines))
             server = _Server(plan, worker_context or WorkerProcessContext(), access, every, restart)
@@ -349,12 +349,12 @@ class _Server:
         self._admission = self._make_admission()
         self._control = self._make_control()
         self._source = self._make_source()
-        self._reloading = Reloader(self._source, self._registry, plan.notifier, worker_context.siblings)
+        self._reloading = Reloader(self._source, self._registry, plan.notifier, worker_context.peers)
         if self._source is not None:
             self._registry.on_poll(self._reloading.poll)
         gate = None if access is None else access.gate
         if self._metrics is not None:
-            self._metrics.watch(current_resource_registry(), _turns_reader(current_loop_load()))
+            self._metrics.expose_resources(current_resource_registry(), _iterations_reader(current_loop_utilization()))
             self._show_states(self._metrics)
             self._registry.subscribe(partial(_remove_metrics, self._metrics))
             if gate is not None:
@@ -364,7 +364,7 @@ class _Server:
             (*traces.requests, *(() if self._history is None else self._history.requests))
         )
         self._readiness = ReadinessFile(plan.readiness_file)
-        self._pending = make_send_budgets(plan.settings, plan.processes if worker_context.is_part else 1)
+        self._pending = make_send_budgets(plan.settings, plan.processes if worker_context.is_multi_worker else 1)
         self._front_ends: dict[str, FrontEnd] = {}
         self._store: SequenceStore | None = None
         self._is_serving = False
@@ -385,7 +385,7 @@ class _Server:
                 *traces.calls,
             ),
             metrics=self._metrics,
-            unready_reason=context.obstacle,
+            unready_reason=context.unready_reason,
             max_response_bytes=settings.max_message_size,
             admission=self._admission,
             regions=ClientRegions(is_allowed=settings.allow_shared_memory),
@@ -395,19 +395,21 @@ class _Server:
         )
         if gate is not None:
             gate.denials = plane.denials
-        plane.siblings = context.siblings
+        plane.peers = context.peers
         plane.workers_reason = self._plan.workers_reason
         return plane
 
     def _show_states(self, metrics: Metrics) -> None:
-        metrics.show(
+        metrics.register_gauge(
             "ovmstrio_service_state", lambda: {_state_row(each): 1 for each in self._registry.current_states()}
         )
-        metrics.show("ovmstrio_certificate_expiry_timestamp_seconds", self._certificates.expiry_times)
-        metrics.show("ovmstrio_worker_deaths", lambda: {(): self._hosting.worker_deaths()})
+        metrics.register_gauge("ovmstrio_certificate_expiry_timestamp_seconds", self._certificates.expiry_times)
+        metrics.register_gauge("ovmstrio_worker_deaths", lambda: {(): self._hosting.worker_deaths()})
         if (source := self._source) is not None:
-            metrics.show("ovmstrio_config_reloads", lambda: {(name,): count for name, count in source.reloads.items()})
-            metrics.show(
+            metrics.register_gauge(
+                "ovmstrio_config_reloads", lambda: {(name,): count for name, count in source.reloads.items()}
+            )
+            metrics.register_gauge(
                 "ovmstrio_config_last_reload_success_timestamp_seconds",
                 lambda: {(): source.last_success} if source.last_success else {},
             )
@@ -415,9 +417,9 @@ class _Server:
     def _make_admission(self) -> Admission:
         settings = self._settings
         limit = Limit(settings.max_concurrency, settings.max_queue, settings.max_queue_time)
-        if self._hosting.ledger is None:
+        if self._hosting.counters is None:
             return Admission(limit, self._registry.limit_of)
-        return SharedAdmission(self._hosting.ledger, limit, self._registry.limit_of)
+        return SharedAdmission(self._hosting.counters, limit, self._registry.limit_of)
 
     def _make_registry(self, start_root_span: StartRootSpan | None) -> Registry:
         settings = self._settings
@@ -457,11 +459,11 @@ class _Server:
             self._registry,
             cache_dir=cache_directory(self._settings),
             initial_names=first,
-            can_undo=self._hosting.is_part,
+            can_undo=self._hosting.is_multi_worker,
         )
 
     def _make_load_context(self, lease: ServableLookup, tasks: trio.Nursery, **dependencies: Any) -> LoadContext:
-        return self._hosting.lend(self._admission.around(lease), tasks, **dependencies)
+        return self._hosting.make_load_context(self._admission.around(lease), tasks, **dependencies)
 
     def _make_source(self) -> ConfigSource | None:
         path = with_local_copies(self._settings).config_path
@@ -530,8 +532,8 @@ class _Server:
                 if self._restart is not None:
                     await nursery.start(handle_restart_signals, partial(self.end_and_restart, self._restart))
                     await nursery.start(handle_reopen_signals)
-            if worker_context is not None and worker_context.until is not None:
-                nursery.start_soon(self.end_when, worker_context.until, nursery.cancel_scope)
+            if worker_context is not None and worker_context.wait_drain is not None:
+                nursery.start_soon(self.end_when, worker_context.wait_drain, nursery.cancel_scope)
             if worker_context is not None and worker_context.wait_drain_warning is not None:
                 nursery.start_soon(self.begin_drain_when, worker_context.wait_drain_warning)
             with log_prints():
@@ -556,7 +558,7 @@ class _Server:
         folder = self._settings.sequence_store
         if folder is None or self._plan.root:
             return nullcontext()
-        if not self._hosting.is_part:
+        if not self._hosting.is_multi_worker:
             check_worker_count(folder, 1)
         return lock_folder(folder, str(self._settings.config_path or self._settings.model_name or "nothing"))
 
@@ -578,7 +580,7 @@ class _Server:
                 await nursery.start(self._hosting.serve_peers, self._plane, self._reloading)
             pause = self._settings.file_system_poll_wait_seconds or _POLL_SECONDS
             if self._access is not None or self._settings.tls_cert is not None:
-                nursery.start_soon(partial(FileWatcher(self._reload_changed_files, pause).run, pauses_first=True))
+                nursery.start_soon(partial(PeriodicCheck(self._reload_changed_files, pause).run, pauses_first=True))
             async with AsyncExitStack() as opened:
                 listeners = await self._listen(opened)
                 if not self._plan.root:
@@ -593,7 +595,7 @@ class _Server:
                 }
                 running = self._begin(nursery, addresses)
                 with self._plan.while_serving(running):
-                    if not self._hosting.is_part:
+                    if not self._hosting.is_multi_worker:
                         seconds = round(running.seconds, 3)
                         log.info("serving", name=self._plan.root, grpc=running.grpc, rest=running.rest, seconds=seconds)
                     task_status.started(running)
@@ -655,7 +657,7 @@ class _Server:
         nursery.start_soon(self._plan.notifier.show_life)
         sequences = self._registry.context.shared(SequenceManagers)
         if self._metrics is not None:
-            self._metrics.show(
+            self._metrics.register_gauge(
                 "ovmstrio_sequences", lambda: {(each.name, str(each.version)): len(each) for each in sequences}
             )
         nursery.start_soon(clean_sequences, sequences, self._settings.sequence_cleaner_poll_wait_minutes)
@@ -719,8 +721,8 @@ class _Server:
             SHUTDOWN_WATCHDOG.start()
             await self._end()
 
-    async def end_when(self, until: Callable[[], Awaitable[None]], everything: trio.CancelScope) -> None:
-        await until()
+    async def end_when(self, wait_drain: Callable[[], Awaitable[None]], everything: trio.CancelScope) -> None:
+        await wait_drain()
         await self.end(everything)
 
     async def begin_drain_when(self, wait_drain_warning: Callable[[], Awaitable[None]]) -> None:
@@ -753,7 +755,7 @@ class _Server:
                 nursery.start_soon(drain, front_end)
         if cut:
             log.warning("requests cut", count=cut, drain_seconds=self._settings.drain_seconds)
-        elif not self._hosting.is_part:
+        elif not self._hosting.is_multi_worker:
             log.info("drained")
         if self._hosting.leave is not None:
             await self._hosting.leave()
@@ -772,8 +774,8 @@ def _state_row(status: VersionStatus) -> tuple[str, ...]:
     return status.name, str(status.version or ""), "failed" if is_failed else status.state.name.lower()
 
 
-def _turns_reader(load: LoopLoad) -> Callable[[], tuple[Sequence[int], float]]:
-    return lambda: (tuple(load.turns), load.turn_seconds)
+def _iterations_reader(load: LoopUtilization) -> Callable[[], tuple[Sequence[int], float]]:
+    return lambda: (tuple(load.iterations), load.iteration_seconds)
 
 
 def _has_console(plan: Plan) -> bool:

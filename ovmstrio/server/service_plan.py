@@ -43,7 +43,7 @@ def service_settings(options: Mapping[str, Any]) -> ServerSettings:
     """Create the settings of an Op pipeline service.
 
     Raises:
-        UsageProblems: unknown options, invalid values, or conflicting or missing options.
+        UsageError: unknown options, invalid values, or conflicting or missing options.
     """
     defaults = {"max_message_size": _MAX_MESSAGE_BYTES, "file_system_poll_wait_seconds": 0}
     return read_settings({**defaults, **options}, model_option_error=_SERVICE_REASON)

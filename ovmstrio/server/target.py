@@ -96,7 +96,7 @@ class Target:
         raise _refusal(message, self.path, expected=f"{_DEFAULT_SCRIPT}, or one script", found=found, suggestion=hint)
 
 
-def find_target(thing: str | os.PathLike[str]) -> Target:
+def find_target(location: str | os.PathLike[str]) -> Target:
     """Return what a file, folder or address serves.
 
     An address (``scheme://...``) is not examined.
@@ -104,7 +104,7 @@ def find_target(thing: str | os.PathLike[str]) -> Target:
     Raises:
         ConfigError: nothing can be served there; the problem has what was found, what was expected, and a fix.
     """
-    text = os.fspath(thing)
+    text = os.fspath(location)
     if "://" in text:
         last = re.split(r"[@?#]", text.rstrip("/").rpartition("/")[2])[0]
         stem = Path(last).stem if Path(last).suffix.lower() in _SUFFIXES else last
@@ -119,7 +119,7 @@ def find_target(thing: str | os.PathLike[str]) -> Target:
     return _of_file(path)
 
 
-def settings_of(thing: str | os.PathLike[str], **options: Any) -> ServerSettings:
+def settings_of(location: str | os.PathLike[str], **options: Any) -> ServerSettings:
     """Return the settings that serve a file or folder; ``options`` are further settings by name.
 
     A handler project or pipeline of Ops is mounted at ``/NAME``, as from a configuration.
@@ -127,7 +127,7 @@ def settings_of(thing: str | os.PathLike[str], **options: Any) -> ServerSettings
     Raises:
         ConfigError: as :func:`find_target`.
     """
-    target = find_target(thing)
+    target = find_target(location)
     if target.kind is TargetKind.OPS:
         target.script  # noqa: B018 - raises if there is none
     own = target.options or {"config_path": target.path}

@@ -67,9 +67,9 @@ class Admission:
         """Whether all calls together are limited."""
         return bool(self._server.limit.max_concurrency)
 
-    def under_way(self, name: str) -> int:
+    def in_flight(self, name: str) -> int:
         """Return the number of calls of a service in flight."""
-        return self._gates[name].under_way if name in self._gates else 0
+        return self._gates[name].in_flight if name in self._gates else 0
 
     def queued(self, name: str) -> int:
         """Return the number of queued calls of a service."""
@@ -177,8 +177,8 @@ class Admission:
             self._busy.pop(gate.name, None)
 
     def _grant(self, gate: ServiceQueue, *, is_nested: bool) -> None:
-        gate.under_way += 1
-        self._server.under_way += not is_nested
+        gate.in_flight += 1
+        self._server.in_flight += not is_nested
 
     def leave(self, gate: ServiceQueue, *, is_nested: bool, seconds: float | None = None) -> None:
         """Release a place held for ``seconds``, and admit the next waiter."""
@@ -187,8 +187,8 @@ class Admission:
             self._admit_waiting()
 
     def _release(self, gate: ServiceQueue, *, is_nested: bool, seconds: float | None) -> None:
-        gate.under_way -= 1
-        self._server.under_way -= not is_nested
+        gate.in_flight -= 1
+        self._server.in_flight -= not is_nested
         if seconds is not None:
             for each in (gate,) if is_nested else (gate, self._server):
                 each.note(seconds)
@@ -232,7 +232,7 @@ class AdmittedPlace:
         Raises:
             TooManyRequests: the limit is reached.
         """
-        limit.take()
+        limit.acquire()
         self._held = limit
 
     def pass_on(self) -> ConcurrencyLimit | None:
@@ -243,7 +243,7 @@ class AdmittedPlace:
     def release(self) -> None:
         """Release the place; idempotent."""
         if (held := self.pass_on()) is not None:
-            held.give_back()
+            held.release()
         admission, self._admission = self._admission, None
         if admission is not None:
             seconds = perf_counter() - self._taken_at
@@ -274,12 +274,12 @@ _Head = tuple[QueuedCall, "ServiceQueue", bool]
 class ServiceQueue:
     """Places and queue of one service, or of the server; ``elsewhere`` is the state in other worker processes."""
 
-    __slots__ = ("direct", "elsewhere", "limit", "name", "nested", "seconds", "under_way")
+    __slots__ = ("direct", "elsewhere", "in_flight", "limit", "name", "nested", "seconds")
 
     def __init__(self, name: str, limit: Limit) -> None:
         self.name = name
         self.limit = limit
-        self.under_way = 0
+        self.in_flight = 0
         self.elsewhere = NO_PEER_COUNTERS
         self.seconds = 0.0
         self.direct: OrderedDict[QueuedCall, None] = OrderedDict()
@@ -289,7 +289,7 @@ class ServiceQueue:
     def has_place(self) -> bool:
         """Whether one more call may start."""
         most = self.limit.max_concurrency
-        return not most or self.under_way + self.elsewhere.under_way < most
+        return not most or self.in_flight + self.elsewhere.in_flight < most
 
     @property
     def queued(self) -> int:
@@ -324,9 +324,9 @@ class ServiceQueue:
             return
         seconds = max(1, math.ceil(wait_seconds))
         whose = f'"{self.name}"' if self.name else "the server"
-        under_way = self.under_way + self.elsewhere.under_way
+        in_flight = self.in_flight + self.elsewhere.in_flight
         named = ("max_concurrency", "max_queue") if self.name else ("--max-concurrency", "--max-queue")
-        state = f"{whose} has {under_way} calls under way and {queued} waiting"
+        state = f"{whose} has {in_flight} calls under way and {queued} waiting"
         if queued < longest:
             raise QueueTimeExceeded(
                 f"{state}, so that a call would wait {wait_seconds:.3g} s, and may wait {max_seconds:g} s"
@@ -431,7 +431,7 @@ def count_service_call(lease: Lease) -> None:
     held = None if place is None else place.pass_on()
     if held is None:
         held = lease.concurrency_limit
-        held.take()
+        held.acquire()
     lease.counted = held
 
 
@@ -485,7 +485,7 @@ class SharedAdmission(Admission):
                 for gate, row in rows:
                     if row is not None:
                         queued = self._queued if gate is self._server else gate.queued
-                        row.write(gate.under_way, queued, self._waiting_since(gate))
+                        row.write(gate.in_flight, queued, self._waiting_since(gate))
 
     def _row_of(self, gate: ServiceQueue) -> CounterRow | None:
         key = f"service {gate.name}" if gate.name else SERVER_COUNTER

@@ -36,15 +36,15 @@ async def aggregate_metrics(
     ``is_open`` selects the OpenMetrics format.
     """
     own = await trio.to_thread.run_sync(partial(plane.render_metrics, families, is_open=is_open), limiter=limiter)
-    if own is None or plane.siblings is None:
+    if own is None or plane.peers is None:
         return own
     for _ in range(_ATTEMPTS):
-        begun = plane.siblings.metrics_generation(is_open=is_open)
-        questions = {row: ["metrics", list(families), is_open] for row in plane.siblings.others}
-        others = await plane.siblings.ask_soon(questions, _METRICS_TIMEOUT_SECONDS)
-        past = plane.siblings.retained_metrics(others, is_open=is_open)
+        begun = plane.peers.metrics_generation(is_open=is_open)
+        calls = {row: ["metrics", list(families), is_open] for row in plane.peers.others}
+        others = await plane.peers.call_within(calls, _METRICS_TIMEOUT_SECONDS)
+        past = plane.peers.retained_metrics(others, is_open=is_open)
         # A worker that exited meanwhile would be counted twice, or not at all.
-        if begun is not None and plane.siblings.metrics_generation(is_open=is_open) == begun:
+        if begun is not None and plane.peers.metrics_generation(is_open=is_open) == begun:
             break
     _save_metrics(plane, own, families, is_open=is_open)
     texts = [own, *filter(None, others.values())]
@@ -58,8 +58,8 @@ def _sum(texts: list[bytes], history: list[bytes], families: Sequence[str]) -> b
 
 def _save_metrics(plane: DataPlane, own: bytes, families: Sequence[str], *, is_open: bool) -> None:
     """Save a worker's metrics for the time after its exit; a partial text is not saved."""
-    if plane.siblings is not None and not families:
-        plane.siblings.save_metrics(own, is_open=is_open)
+    if plane.peers is not None and not families:
+        plane.peers.save_metrics(own, is_open=is_open)
 
 
 def save_final_metrics(plane: DataPlane) -> None:
@@ -70,45 +70,49 @@ def save_final_metrics(plane: DataPlane) -> None:
             _save_metrics(plane, own, (), is_open=is_open)
 
 
-async def aggregate_statistics(plane: DataPlane, name: str, version: str, door: ApiInterface) -> list[VersionCounts]:
+async def aggregate_statistics(
+    plane: DataPlane, name: str, version: str, api_interface: ApiInterface
+) -> list[VersionCounts]:
     """Return call statistics summed over all workers; see :meth:`DataPlane.statistics`."""
-    own = plane.statistics(name, version, door)
-    if plane.siblings is None:
+    own = plane.statistics(name, version, api_interface)
+    if plane.peers is None:
         return own
     found = {(each, number): deepcopy(counted) for each, number, counted in own}
-    for rows in await plane.siblings.ask_all("statistics", name, version):
+    for rows in await plane.peers.call_all("statistics", name, version):
         for each, number, fields in rows:
             if (each, number) in found:
                 _add(found[each, number], fields)
     return [(each, number, counted) for (each, number), counted in found.items()]
 
 
-async def aggregate_sequences(plane: DataPlane, name: str, version: str, door: ApiInterface) -> list[SequenceInfo]:
+async def aggregate_sequences(
+    plane: DataPlane, name: str, version: str, api_interface: ApiInterface
+) -> list[SequenceInfo]:
     """Return the live sequences of all workers by id, numbers before texts; see :meth:`DataPlane.sequences`."""
-    found = plane.sequences(name, version, door)
-    if plane.siblings is not None:
-        others = await plane.siblings.ask_all("sequences", name, version)
+    found = plane.sequences(name, version, api_interface)
+    if plane.peers is not None:
+        others = await plane.peers.call_all("sequences", name, version)
         found = [*found, *(SequenceInfo(**fields) for rows in others for fields in rows)]
         found.sort(key=lambda info: (isinstance(info.id, str), info.id))
     return found
 
 
-async def answer_peer(plane: DataPlane, question: str, arguments: Sequence[Any]) -> Any:
+async def answer_peer(plane: DataPlane, method: str, arguments: Sequence[Any]) -> Any:
     """Answer a question of another worker, which has checked its client's permission.
 
     Raises:
         NotReady: the question is unknown.
     """
-    if question == "metrics":
+    if method == "metrics":
         families, is_open = arguments
         own = await trio.to_thread.run_sync(partial(plane.render_metrics, families, is_open=is_open))
         if own is not None:
             _save_metrics(plane, own, families, is_open=is_open)
         return own
-    if question not in _HANDLERS:
-        raise NotReady(f'worker request "{question}" is not supported')
+    if method not in _HANDLERS:
+        raise NotReady(f'worker request "{method}" is not supported')
     try:
-        return _HANDLERS[question](plane, *arguments)
+        return _HANDLERS[method](plane, *arguments)
     except (NotFound, NotReady, NotSupported):
         return []  # This worker may load the model slightly later than the asking one.
 

@@ -101,14 +101,14 @@ class AuthorizingDataPlane(DataPlane):
     def infer(
         self,
         request: InferRequest,
-        door: ApiInterface,
+        api_interface: ApiInterface,
         render: Callable[[InferResponse], tuple[Any, int]] | None = None,
     ) -> Coroutine[Any, Any, Any]:
         """Check the caller as for every operation; written out, because forwarded arguments cost a third more."""
         caller = current_caller.get()
         if caller is None or not caller.may_infer(request.model_name):
             _check(self, Permission.INFER, request.model_name)
-        return _unchecked_infer(self, request, door, render)
+        return _unchecked_infer(self, request, api_interface, render)
 
 
 _unchecked_infer: Final[Callable[..., Coroutine[Any, Any, Any]]] = DataPlane.infer

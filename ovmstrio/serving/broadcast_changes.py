@@ -72,15 +72,15 @@ class ServerModelControl(Protocol):
 
 def server_model_control(plane: DataPlane) -> ServerModelControl | None:
     """Return the control that loads by name in all workers; None without model control."""
-    if plane.control is None or plane.siblings is None:
+    if plane.control is None or plane.peers is None:
         return plane.control
-    return _ControlOfAll(plane.control, plane.siblings)
+    return _ControlOfAll(plane.control, plane.peers)
 
 
 class _ControlOfAll:
-    def __init__(self, control: ModelControl, siblings: WorkerPeers) -> None:
+    def __init__(self, control: ModelControl, peers: WorkerPeers) -> None:
         self._control = control
-        self._siblings = siblings
+        self._peers = peers
 
     @property
     def names(self) -> list[str]:
@@ -88,20 +88,20 @@ class _ControlOfAll:
 
     async def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
         here = partial(self._control.load, name, config, files)
-        await self._siblings.in_turn(partial(self._change, here, PeerRequest.LOAD, name, config, dict(files or {})))
+        await self._peers.run_locked(partial(self._change, here, PeerRequest.LOAD, name, config, dict(files or {})))
 
     async def unload(self, name: str, *, with_callees: bool = False) -> None:
         here = partial(self._control.unload, name, with_callees=with_callees)
-        await self._siblings.in_turn(partial(self._change, here, PeerRequest.UNLOAD, name, with_callees))
+        await self._peers.run_locked(partial(self._change, here, PeerRequest.UNLOAD, name, with_callees))
 
-    async def _change(self, here: Callable[..., Awaitable[None]], *question: Any) -> None:
+    async def _change(self, here: Callable[..., Awaitable[None]], *method: Any) -> None:
         """Make a change here and on the other workers, or undo it everywhere."""
         change = token_hex(8)
-        others = partial(self._siblings.ask_all, *question, change, limit_seconds=float("inf"))
+        others = partial(self._peers.call_all, *method, change, limit_seconds=float("inf"))
         try:
             await run_everywhere(partial(here, change=change), others)
         except BaseException:
-            undo = partial(_undo_on_peers, self._siblings, PeerRequest.UNDO, change)
+            undo = partial(_undo_on_peers, self._peers, PeerRequest.UNDO, change)
             with trio.move_on_after(_UNDO_SECONDS, shield=True):
                 await run_everywhere(partial(self._control.undo, change), undo)
             raise
@@ -136,10 +136,10 @@ async def run_everywhere(
     return made[0], answers
 
 
-async def _undo_on_peers(siblings: WorkerPeers, *question: Any) -> list[Any]:
+async def _undo_on_peers(peers: WorkerPeers, *method: Any) -> list[Any]:
     """Undo a change on all other workers; errors are logged."""
     try:
-        return await siblings.ask_all(*question)
+        return await peers.call_all(*method)
     except ServerError as error:
         log.error("change not undone on all workers", reason=error.message)  # noqa: TRY400 - expected
     return []
@@ -150,20 +150,20 @@ async def _undo_on_peers(siblings: WorkerPeers, *question: Any) -> list[Any]:
 
 async def register_region(plane: DataPlane, name: str, key: str, offset: int, byte_size: int) -> None:
     """Register a shared-memory region in all workers, or in none; raises as :meth:`ClientRegions.register`."""
-    siblings = plane.siblings
+    peers = plane.peers
 
     async def work() -> None:
         plane.regions.register(name, key, offset, byte_size)
-        if siblings is not None:
+        if peers is not None:
             try:
-                await siblings.ask_all(PeerRequest.REGISTER, name, key, offset, byte_size)
+                await peers.call_all(PeerRequest.REGISTER, name, key, offset, byte_size)
             except BaseException:
                 with trio.move_on_after(_UNDO_SECONDS, shield=True):
                     plane.regions.unregister(name)
-                    await _undo_on_peers(siblings, PeerRequest.UNREGISTER, name)
+                    await _undo_on_peers(peers, PeerRequest.UNREGISTER, name)
                 raise
 
-    await (work() if siblings is None else siblings.in_turn(work))
+    await (work() if peers is None else peers.run_locked(work))
 
 
 async def unregister_region(plane: DataPlane, name: str) -> None:
@@ -172,23 +172,23 @@ async def unregister_region(plane: DataPlane, name: str) -> None:
     Raises:
         NotReady: a worker does not answer.
     """
-    siblings = plane.siblings
+    peers = plane.peers
     plane.regions.unregister(name)
-    if siblings is not None:
+    if peers is not None:
 
         async def work() -> None:
             plane.regions.unregister(name)
-            await siblings.ask_all(PeerRequest.UNREGISTER, name)
+            await peers.call_all(PeerRequest.UNREGISTER, name)
 
-        await siblings.in_turn(work)
+        await peers.run_locked(work)
 
 
 async def sync_regions(plane: DataPlane) -> None:
     """Register the regions of the other workers in a starting worker."""
-    if plane.siblings is None or not plane.regions.is_allowed:
+    if plane.peers is None or not plane.regions.is_allowed:
         return
     try:
-        for regions in await plane.siblings.ask_all(PeerRequest.REGIONS):
+        for regions in await plane.peers.call_all(PeerRequest.REGIONS):
             for region in regions:
                 try:
                     _register(plane, *region)
@@ -200,10 +200,10 @@ async def sync_regions(plane: DataPlane) -> None:
 
 async def sync_loaded_models(plane: DataPlane) -> None:
     """Adopt the requested loads of one of the other workers in a starting worker."""
-    if plane.siblings is None or plane.control is None:
+    if plane.peers is None or plane.control is None:
         return
     try:
-        answers = await plane.siblings.ask_all(PeerRequest.LOADED)
+        answers = await plane.peers.call_all(PeerRequest.LOADED)
     except ServerError as error:
         log.error("could not fetch loaded models from peers", reason=error.message)  # noqa: TRY400 - expected
         return
@@ -215,10 +215,10 @@ async def sync_loaded_models(plane: DataPlane) -> None:
 
 async def sync_expected_services(plane: DataPlane) -> None:
     """Expect in a starting worker what the readiness of the other workers expects, if any of them has loaded."""
-    if plane.siblings is None:
+    if plane.peers is None:
         return
-    questions = {row: [PeerRequest.EXPECTED] for row in plane.siblings.others}
-    answers = (await plane.siblings.ask_soon(questions, _EXPECTED_SECONDS)).values()
+    calls = {row: [PeerRequest.EXPECTED] for row in plane.peers.others}
+    answers = (await plane.peers.call_within(calls, _EXPECTED_SECONDS)).values()
     known = [names for names in answers if names is not None]
     if known:
         plane.registry.expect(name for names in known for name in names)
@@ -234,13 +234,13 @@ def _register(plane: DataPlane, name: str, key: str, offset: int, byte_size: int
             raise
 
 
-async def handle_peer_change(plane: DataPlane, question: str, arguments: Sequence[Any]) -> Any:
+async def handle_peer_change(plane: DataPlane, method: str, arguments: Sequence[Any]) -> Any:
     """Handle a message of another worker, which has checked the client's permission.
 
     Raises:
         ServerError: the change cannot be made.
     """
-    match question:
+    match method:
         case PeerRequest.REGISTER:
             return _register(plane, *arguments)
         case PeerRequest.UNREGISTER:
@@ -251,7 +251,7 @@ async def handle_peer_change(plane: DataPlane, question: str, arguments: Sequenc
             return plane.registry.expected_services()
     if plane.control is None:
         raise FailedPrecondition("this worker has no model control")
-    match question:
+    match method:
         case PeerRequest.LOAD:
             name, config, files, change = arguments
             return await plane.control.load(name, config, files, change=change)

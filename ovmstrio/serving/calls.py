@@ -1,4 +1,4 @@
-"""Response budgets, and observed calls of services that take no tensors."""
+"""Response budgets, and observed calls of services that take no tensors, such as text models and handlers."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class ResponseReservation(NamedTuple):
 
     def leave(self, sent: int) -> None:
         """Release the reservation; ``sent`` is the response size, 0 if unknown."""
-        self.share.give_back(self.size)
+        self.share.release(self.size)
         if sent and sent != self.size:
             self.room.learn(self.key, sent)
 
@@ -123,11 +123,11 @@ class ObservedCall:
         event: the call's event; the caller sets its sizes, and its code if a failure becomes a response.
     """
 
-    __slots__ = ("_end", "_is_handed_over", "_lease", "_reservation", "event", "service", "takes")
+    __slots__ = ("_end", "_is_handed_over", "_lease", "_reservation", "call_types", "event", "service")
 
     def __init__(self, lease: Lease, event: CallEvent, end: EndCall, room: ResponseReservation | None = None) -> None:
         self.service: Service = lease.servable
-        self.takes = lease.takes
+        self.call_types = lease.call_types
         self.event = event
         self._lease = lease
         self._end = end

@@ -44,7 +44,7 @@ from ovmstrio.core.service import SequenceServable
 from ovmstrio.core.tensor import Tensor
 from ovmstrio.serving.admission import Admission, ServiceLimits, attach_place, count_service_call
 from ovmstrio.serving.calls import ObservedCall, ResponseBudget, error_label
-from ovmstrio.serving.kind import Takes
+from ovmstrio.serving.kind import CallType
 from ovmstrio.serving.open_stream import OpenStream
 from ovmstrio.serving.records import Readiness
 from ovmstrio.serving.registry import parse_version
@@ -143,11 +143,11 @@ class ResponseRenderer:
     """Serializes responses: small ones on the event loop, large ones in a thread, too large ones never."""
 
     def __init__(self, max_bytes: float = math.inf) -> None:
-        self.most_bytes = max_bytes
+        self.max_output_bytes = max_bytes
         # More threads would only compete with the event loop for the interpreter lock.
         self._threads = trio.CapacityLimiter(_RENDER_THREADS)
 
-    def fits_on_loop(self, response: InferResponse, door: ApiInterface) -> bool:
+    def fits_on_loop(self, response: InferResponse, api_interface: ApiInterface) -> bool:
         """Return True if a response is small enough to be rendered on the event loop, without :meth:`render`.
 
         Raises:
@@ -156,11 +156,15 @@ class ResponseRenderer:
         only = response.outputs[0] if len(response.outputs) == 1 else None
         # Hot path: most responses have one numeric output.
         size = only.array.nbytes if type(only) is Tensor and not only.array.dtype.hasobject else response.nbytes
-        if size > self.most_bytes:
-            raise PayloadTooLarge.of_outputs(size, self.most_bytes)
-        return size <= _ON_LOOP_BYTES[door.interface] or (door.interface == "gRPC" and response.lies_as_sent)
+        if size > self.max_output_bytes:
+            raise PayloadTooLarge.of_outputs(size, self.max_output_bytes)
+        return size <= _ON_LOOP_BYTES[api_interface.interface] or (
+            api_interface.interface == "gRPC" and response.lies_as_sent
+        )
 
-    async def render(self, write: Callable[[InferResponse], _T], response: InferResponse, door: ApiInterface) -> _T:
+    async def render(
+        self, write: Callable[[InferResponse], _T], response: InferResponse, api_interface: ApiInterface
+    ) -> _T:
         """Return ``write(response)``, computed in a thread if the response is large.
 
         Cancellation takes effect while waiting for a thread, not while writing.
@@ -168,7 +172,7 @@ class ResponseRenderer:
         Raises:
             PayloadTooLarge: the outputs are too large; nothing has been copied.
         """
-        if self.fits_on_loop(response, door):
+        if self.fits_on_loop(response, api_interface):
             return write(response)
         return await trio.to_thread.run_sync(write, response, limiter=self._threads)
 
@@ -252,14 +256,14 @@ def streaming_service_missing(name: str) -> ServiceMissing:
 def unsupported_call_message(lease: Lease, untaken: str) -> str:
     """Return the error text for an unsupported call type, with the call types that the service takes."""
     call_forms = {
-        Takes.TENSORS: "with single requests",
-        Takes.HTTP: f"at /{lease.name}",
-        Takes.GRPC: "by its own gRPC services",
-        Takes.STREAMS: "by streams",
-        Takes.PAYLOADS: "below /v3",
-        Takes.GENERATION: "by OpenAI's API below /v3",
+        CallType.TENSORS: "with single requests",
+        CallType.HTTP: f"at /{lease.name}",
+        CallType.GRPC: "by its own gRPC services",
+        CallType.STREAMS: "by streams",
+        CallType.PAYLOADS: "below /v3",
+        CallType.GENERATION: "by OpenAI's API below /v3",
     }
-    supported = " or ".join(form for takes, form in call_forms.items() if takes in lease.takes)
+    supported = " or ".join(form for call_types, form in call_forms.items() if call_types in lease.call_types)
     return f'the {lease.kind} "{lease.name}" takes no {untaken}; call it {supported}'
 
 
@@ -287,7 +291,7 @@ class DataPlane:
         control: loads and unloads by name; None where that is not supported.
 
     Attributes:
-        siblings: the other worker processes; None with a single one.
+        peers: the other worker processes; None with a single one.
         is_draining: whether this process drains.
         ports: TCP ports by protocol, grpc and rest, once the server listens.
         workers_reason: why the server chose its number of workers; empty if the user did.
@@ -314,7 +318,7 @@ class DataPlane:
         self.traces = traces
         self.control = control
         self.regions = regions or ClientRegions()
-        self.siblings: WorkerPeers | None = None
+        self.peers: WorkerPeers | None = None
         self.is_draining = False
         self.ports: dict[str, int] = {}
         self.workers_reason = ""
@@ -391,36 +395,36 @@ class DataPlane:
         """Return whether a name is configured, or can be loaded."""
         return self.registry.knows(name) or (self.control is not None and name in self.control.names)
 
-    def model_ready(self, name: str, version: str, door: ApiInterface) -> bool:
+    def model_ready(self, name: str, version: str, api_interface: ApiInterface) -> bool:
         """Return True if a version, or the default one, is available.
 
         Raises:
             NotFound: the name or version is unknown.
             InvalidRequest: the version is not a number.
         """
-        with self._translated_errors(door, door.ready):
+        with self._translated_errors(api_interface, api_interface.ready):
             ready = self.registry.is_ready(name, version)
-        self._count_query(door.ready, name, "", door)
+        self._count_query(api_interface.ready, name, "", api_interface)
         return ready
 
-    def model_status(self, name: str, version: int, door: ApiInterface) -> list[VersionStatus]:
+    def model_status(self, name: str, version: int, api_interface: ApiInterface) -> list[VersionStatus]:
         """Return the state of one version, or of all with 0, as TensorFlow Serving's ``GetModelStatus``.
 
         Raises:
             NotFound: the name or version is unknown.
         """
-        with self._translated_errors(door, door.status):
+        with self._translated_errors(api_interface, api_interface.status):
             statuses = self.registry.version_statuses(name, version)
-        self._count_query(door.status, name, "", door)
+        self._count_query(api_interface.status, name, "", api_interface)
         return statuses
 
-    def model_metadata(self, name: str, version: str, door: ApiInterface) -> ModelMetadata:
+    def model_metadata(self, name: str, version: str, api_interface: ApiInterface) -> ModelMetadata:
         """Return the metadata of a version, or of the default one; raises as ``Registry.peek``."""
-        with self._translated_errors(door, door.metadata):
+        with self._translated_errors(api_interface, api_interface.metadata):
             known = self.registry.peek(name, version).metadata
         versions = self.registry.available_versions(name)
         serving = str(asked if (asked := int(version or 0)) in versions else versions[-1])
-        self._count_query(door.metadata, name, serving, door)
+        self._count_query(api_interface.metadata, name, serving, api_interface)
         return ModelMetadata(
             name,
             [str(v) for v in versions],
@@ -431,26 +435,28 @@ class DataPlane:
             dict(known.extra),
             known.joined_rows,
             known.has_sequences,
-            Takes.STREAMS in self.registry.call_types(name, version),
+            CallType.STREAMS in self.registry.call_types(name, version),
         )
 
-    def statistics(self, name: str, version: str, door: ApiInterface) -> list[tuple[str, str, VersionStatistics]]:
+    def statistics(
+        self, name: str, version: str, api_interface: ApiInterface
+    ) -> list[tuple[str, str, VersionStatistics]]:
         """Return the call statistics of a version, of a name, or of all services; raises as ``Registry.peek``."""
         number = parse_version(version)
         if name:
-            with self._translated_errors(door, door.metadata):
+            with self._translated_errors(api_interface, api_interface.metadata):
                 self.registry.peek(name, version)
         names = [name] if name else sorted(self.registry.statuses())
         every = ((each, str(known)) for each in names for known in self.registry.available_versions(each))
         return self.call_statistics.of(pair for pair in every if not number or pair[1] == str(number))
 
-    def sequences(self, name: str, version: str, door: ApiInterface) -> list[SequenceInfo]:
+    def sequences(self, name: str, version: str, api_interface: ApiInterface) -> list[SequenceInfo]:
         """Return the live sequences of a version of a stateful model, sorted by id; raises also as ``Registry.peek``.
 
         Raises:
             NotSupported: the model is not stateful.
         """
-        with self._translated_errors(door, door.metadata):
+        with self._translated_errors(api_interface, api_interface.metadata):
             servable = self.registry.peek(name, version)
         if not isinstance(servable, SequenceServable):
             raise NotSupported(f"{name!r} has no sequences: it is not a stateful model")
@@ -463,7 +469,12 @@ class DataPlane:
         return self._has_limit or self.registry.has_limits or bool(self._own_limits.limited)
 
     async def admit(
-        self, name: str, version: str, door: ApiInterface, method: str = "", arrival: ArrivalTicket | None = None
+        self,
+        name: str,
+        version: str,
+        api_interface: ApiInterface,
+        method: str = "",
+        arrival: ArrivalTicket | None = None,
     ) -> AdmissionTicket | None:
         """Take a place for a call before its body is decoded; return None if there is no limit or no such service.
 
@@ -481,7 +492,7 @@ class DataPlane:
             await arrival.take_turn()
         if self._metrics is not None and name not in self._metered:
             self._metered.add(name)
-            self._metrics.limited(name, lambda: self._admission.queued(name))
+            self._metrics.add_limited_service(name, lambda: self._admission.queued(name))
         place = None
         try:
             place = await self._admission.enter(name)
@@ -489,13 +500,13 @@ class DataPlane:
         except Overloaded as error:
             if place is not None:
                 place.release()
-            self._count_refused(name, version, error, door, method or door.infer)
+            self._count_refused(name, version, error, api_interface, method or api_interface.infer)
             raise
         return place
 
     async def call_admitted(
         self,
-        door: ApiInterface,
+        api_interface: ApiInterface,
         name: bytes,
         answer: Callable[[], Awaitable[_T]],
         *,
@@ -511,7 +522,7 @@ class DataPlane:
         Raises:
             Overloaded: the queue is full.
         """
-        place = await self.admit(name.decode(errors="replace"), "", door, method, arrival)
+        place = await self.admit(name.decode(errors="replace"), "", api_interface, method, arrival)
         if place is None:
             return await answer()
         current_ticket.set(place)
@@ -520,23 +531,25 @@ class DataPlane:
         finally:
             place.release()
 
-    def _count_refused(self, name: str, version: str, error: Overloaded, door: ApiInterface, method: str) -> None:
+    def _count_refused(
+        self, name: str, version: str, error: Overloaded, api_interface: ApiInterface, method: str
+    ) -> None:
         if self._metrics is not None:
             self._metrics.rejected(error, name)
-        self.count_unreadable_call(name, version, error, door, method=method)
+        self.count_unreadable_call(name, version, error, api_interface, method=method)
 
     @overload
-    async def infer(self, request: InferRequest, door: ApiInterface) -> InferResponse: ...
+    async def infer(self, request: InferRequest, api_interface: ApiInterface) -> InferResponse: ...
 
     @overload
     async def infer(
-        self, request: InferRequest, door: ApiInterface, render: Callable[[InferResponse], tuple[_T, int]]
+        self, request: InferRequest, api_interface: ApiInterface, render: Callable[[InferResponse], tuple[_T, int]]
     ) -> _T: ...
 
     async def infer(
         self,
         request: InferRequest,
-        door: ApiInterface,
+        api_interface: ApiInterface,
         render: Callable[[InferResponse], tuple[Any, int]] | None = None,
     ) -> Any:
         """Infer and return the response, or the object that ``render`` makes of it together with its size in bytes.
@@ -547,18 +560,20 @@ class DataPlane:
         Raises:
             ServerError: from the look-up or the servable.
         """
-        method, arrival = door.infer, request.arrival
+        method, arrival = api_interface.infer, request.arrival
         now = None if self.has_limits() else self.registry.lease_now(request.model_name, request.model_version)
-        lease = now or await self._lease_later(request, door)
+        lease = now or await self._lease_later(request, api_interface)
         # No `with lease`: it would cost two more function calls per inference.
         try:
-            if Takes.TENSORS not in lease.takes:
+            if CallType.TENSORS not in lease.call_types:
                 raise NotSupported(unsupported_call_message(lease, "tensors"))
             if arrival is not None:
                 await self._take_turn(arrival, request.model_name, lease)
             share, room, key = current_connection_budget.get(), self._response_budget, lease.name
             size = 0 if share is None else room.take(share, key) or await room.wait(share, key, lease.servable)
-            event = CallEvent(lease.name, lease.version, lease.kind, door, method, request.id, request.received)
+            event = CallEvent(
+                lease.name, lease.version, lease.kind, api_interface, method, request.id, request.received
+            )
             request.event = event
             self._start(event, lease)
             try:
@@ -576,8 +591,10 @@ class DataPlane:
                     select_outputs(answer, request.outputs)
                 if render is not None:
                     renderer = self._renderer
-                    at_once = renderer.fits_on_loop(answer, door)
-                    answer, event.sent = render(answer) if at_once else await renderer.render(render, answer, door)
+                    at_once = renderer.fits_on_loop(answer, api_interface)
+                    answer, event.sent = (
+                        render(answer) if at_once else await renderer.render(render, answer, api_interface)
+                    )
                     if event.sent != size:
                         self._response_budget.learn(lease.name, event.sent)
             except BaseException as error:
@@ -585,7 +602,7 @@ class DataPlane:
                 raise
             finally:
                 if share is not None:
-                    share.give_back(size)
+                    share.release(size)
             self._end(event, None)
             return answer
         finally:
@@ -599,17 +616,17 @@ class DataPlane:
         else:
             arrival.settle()
 
-    async def _lease_later(self, request: InferRequest, door: ApiInterface) -> Lease:
+    async def _lease_later(self, request: InferRequest, api_interface: ApiInterface) -> Lease:
         """Lease a service where that may wait; later requests for other services do not wait for this one."""
         if (arrival := request.arrival) is not None:
             arrival.call(request.model_name)
-        wanted = request.model_name, request.model_version, door, door.infer
+        wanted = request.model_name, request.model_version, api_interface, api_interface.infer
         return await (self._admitted_lease(*wanted, arrival) if self.has_limits() else self._lease(*wanted))
 
     async def call(
         self,
         name: str,
-        door: ApiInterface,
+        api_interface: ApiInterface,
         method: str,
         *,
         request_id: str = "",
@@ -628,7 +645,7 @@ class DataPlane:
             Overloaded: the concurrency limit is reached and the queue is full.
         """
         take = self._admitted_lease if self.has_limits() and not is_unlimited else self._lease
-        lease = await take(name, "", door, method)
+        lease = await take(name, "", api_interface, method)
         try:
             if not is_unlimited:
                 count_service_call(lease)
@@ -636,21 +653,21 @@ class DataPlane:
         except BaseException as error:
             lease.release()
             if isinstance(error, TooManyRequests):
-                self._count_refused(name, lease.version, error, door, method)
+                self._count_refused(name, lease.version, error, api_interface, method)
             raise
-        event = CallEvent(name, lease.version, lease.kind, door, method, request_id, received)
+        event = CallEvent(name, lease.version, lease.kind, api_interface, method, request_id, received)
         self._start(event, lease)
         return ObservedCall(lease, event, self._end, room)
 
-    async def describe(self, name: str, version: str, door: ApiInterface) -> CallSignature:
+    async def describe(self, name: str, version: str, api_interface: ApiInterface) -> CallSignature:
         """Return inputs and outputs of a version, or of the default one, waiting for one that is loading.
 
         Unlike :meth:`model_metadata`, this is part of another call and is not observed.  Raises as ``Registry.lease``.
         """
-        with await self._lease(name, version, door, door.infer) as lease:
+        with await self._lease(name, version, api_interface, api_interface.infer) as lease:
             servable = lease.servable
             known = servable.metadata
-            return CallSignature(known.inputs, known.outputs, Takes.STREAMS in lease.takes)
+            return CallSignature(known.inputs, known.outputs, CallType.STREAMS in lease.call_types)
 
     async def takes_streams(self, name: str) -> bool:
         """Return True if a stream to a name must be opened, False if each message is a separate call.
@@ -659,12 +676,12 @@ class DataPlane:
         """
         try:
             with await self.registry.lease(name) as lease:
-                return Takes.STREAMS in lease.takes or Takes.TENSORS not in lease.takes
+                return CallType.STREAMS in lease.call_types or CallType.TENSORS not in lease.call_types
         except ServerError:
             return True
 
     @asynccontextmanager
-    async def open_stream(self, first: InferRequest, door: ApiInterface) -> AsyncIterator[OpenStream]:
+    async def open_stream(self, first: InferRequest, api_interface: ApiInterface) -> AsyncIterator[OpenStream]:
         """Open a stream with its first request, whose version is ignored: streaming services have only one.
 
         The block must not be left before the replies have ended, unless by an error or cancellation.
@@ -673,13 +690,15 @@ class DataPlane:
             NotFound: on entering, if no streaming service has that name.
             ServerError: on entering, if the look-up or the start fails; on leaving, if the stream fails.
         """
-        with await self._lease_stream(first.model_name, door) as lease:
-            if Takes.STREAMS not in lease.takes:
-                missing = door.words(streaming_service_missing(first.model_name), door.stream)
+        with await self._lease_stream(first.model_name, api_interface) as lease:
+            if CallType.STREAMS not in lease.call_types:
+                missing = api_interface.words(streaming_service_missing(first.model_name), api_interface.stream)
                 raise ServiceMissing(f"{missing}: {unsupported_call_message(lease, 'streams')}")
             servable = cast("StreamingServable", lease.servable)
             await self._response_budget.enter(lease.name, is_stream=True)
-            event = CallEvent(lease.name, lease.version, lease.kind, door, door.stream, first.id, first.received)
+            event = CallEvent(
+                lease.name, lease.version, lease.kind, api_interface, api_interface.stream, first.id, first.received
+            )
             self._start(event, lease)
             opened = None
             try:
@@ -690,7 +709,7 @@ class DataPlane:
                         stream,
                         event,
                         self._move,
-                        max_bytes=self._renderer.most_bytes,
+                        max_bytes=self._renderer.max_output_bytes,
                         outputs=outputs,
                         prepare=self._map_stream_inputs,
                     )
@@ -710,30 +729,30 @@ class DataPlane:
         if map_tensors(request, self.regions):
             raise InvalidRequest("outputs in shared memory: the replies of a stream belong to none of its requests")
 
-    async def _lease_stream(self, name: str, door: ApiInterface) -> Lease:
-        place = await self._take_place(name, "", door, door.stream)
+    async def _lease_stream(self, name: str, api_interface: ApiInterface) -> Lease:
+        place = await self._take_place(name, "", api_interface, api_interface.stream)
         try:
             lease = await self.registry.lease(name)
             attach_place(lease, place)
             place = None
         except VersionRetired as error:
             self.count_rejected(error, name)
-            raise door.words(error, door.stream) from None
+            raise api_interface.words(error, api_interface.stream) from None
         except NotFound as error:
             self.count_rejected(error, name)
-            raise door.words(streaming_service_missing(name), door.stream) from None
+            raise api_interface.words(streaming_service_missing(name), api_interface.stream) from None
         finally:
             if place is not None:
                 place.release()
         return lease
 
     async def _admitted_lease(
-        self, name: str, version: str, door: ApiInterface, method: str, arrival: ArrivalTicket | None = None
+        self, name: str, version: str, api_interface: ApiInterface, method: str, arrival: ArrivalTicket | None = None
     ) -> Lease:
         """Lease a service and attach a place, taking one if the call has none."""
-        place = await self._take_place(name, version, door, method, arrival)
+        place = await self._take_place(name, version, api_interface, method, arrival)
         try:
-            lease = await self._lease(name, version, door, method)
+            lease = await self._lease(name, version, api_interface, method)
             attach_place(lease, place)
             place = None
         finally:
@@ -742,19 +761,26 @@ class DataPlane:
         return lease
 
     async def _take_place(
-        self, name: str, version: str, door: ApiInterface, method: str, arrival: ArrivalTicket | None = None
+        self, name: str, version: str, api_interface: ApiInterface, method: str, arrival: ArrivalTicket | None = None
     ) -> AdmissionTicket | None:
-        return await self.admit(name, version, door, method, arrival) if current_ticket.get() is None else None
+        return await self.admit(name, version, api_interface, method, arrival) if current_ticket.get() is None else None
 
-    async def _lease(self, name: str, version: str, door: ApiInterface, method: str) -> Lease:
+    async def _lease(self, name: str, version: str, api_interface: ApiInterface, method: str) -> Lease:
         try:
             return await self.registry.lease(name, version)
         except ServerError as error:
             self.count_rejected(error, name)
-            raise door.words(error, method) from None
+            raise api_interface.words(error, method) from None
 
     def count_unreadable_call(
-        self, name: str, version: str, error: ServerError, door: ApiInterface, received: int = 0, *, method: str = ""
+        self,
+        name: str,
+        version: str,
+        error: ServerError,
+        api_interface: ApiInterface,
+        received: int = 0,
+        *,
+        method: str = "",
     ) -> None:
         """Count a call whose body could not be read as a failed inference (as OVMS does), if its service exists."""
         versions = self.registry.available_versions(name)
@@ -763,7 +789,9 @@ class DataPlane:
         except ServerError:
             return
         serving = version if version.strip("0") else str(versions[-1])
-        event = CallEvent(name, serving, self.registry.kind_of(name), door, method or door.infer, received=received)
+        event = CallEvent(
+            name, serving, self.registry.kind_of(name), api_interface, method or api_interface.infer, received=received
+        )
         event.is_read = False
         self._start(event)
         self._end(event, error)
@@ -798,14 +826,14 @@ class DataPlane:
             self._metrics.rejected(error, name if self.registry.knows(name) else "")
 
     @contextmanager
-    def _translated_errors(self, door: ApiInterface, method: str) -> Iterator[None]:
+    def _translated_errors(self, api_interface: ApiInterface, method: str) -> Iterator[None]:
         """Convert look-up errors to the texts of the interface."""
         try:
             yield
         except ServerError as error:
-            raise door.words(error, method) from None
+            raise api_interface.words(error, method) from None
 
-    def _count_query(self, method: str, name: str, version: str, door: ApiInterface) -> None:
+    def _count_query(self, method: str, name: str, version: str, api_interface: ApiInterface) -> None:
         if versions := self.registry.available_versions(name):
-            event = CallEvent(name, version or str(versions[-1]), self.registry.kind_of(name), door, method)
+            event = CallEvent(name, version or str(versions[-1]), self.registry.kind_of(name), api_interface, method)
             self._end(event, None)

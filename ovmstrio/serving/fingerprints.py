@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from ovmstrio.config.specs import GraphSpec
 
 
-def content_mark(data: bytes) -> str:
+def content_fingerprint(data: bytes) -> str:
     """Return the fingerprint of a file's content; rewriting the same content is no change."""
     return hashlib.sha256(data).hexdigest()
 
 
-def tree_mark(path: Path) -> str:
+def tree_fingerprint(path: Path) -> str:
     """Return the fingerprint of a file, or of all files below a directory; missing and unreadable files are allowed.
 
     Links to directories are not followed, because they may form circles.
@@ -34,7 +34,7 @@ def tree_mark(path: Path) -> str:
 
 def paths_fingerprint(paths: Iterable[Path]) -> str:
     """Return the fingerprint of several files or directories."""
-    return rows_fingerprint((path, tree_mark(path)) for path in set(paths))
+    return rows_fingerprint((path, tree_fingerprint(path)) for path in set(paths))
 
 
 def rows_fingerprint(rows: Iterable[tuple[object, ...]]) -> str:
@@ -74,7 +74,7 @@ def graph_fingerprint(spec: GraphSpec) -> str:
     except OSError:
         content = b""
     directories = _handler_directories(content.decode(errors="replace"), spec.base_path)
-    return content_mark(content) + paths_fingerprint(
+    return content_fingerprint(content) + paths_fingerprint(
         path for directory in directories for path in python_files(directory)
     )
 

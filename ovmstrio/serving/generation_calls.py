@@ -10,7 +10,7 @@ import trio
 from ovmstrio.core.callers import OVER_LIMIT_REASON, current_quota
 from ovmstrio.core.errors import CallerLimited, DeadlineExceeded, NotSupported
 from ovmstrio.core.generation import Task
-from ovmstrio.serving.kind import Takes
+from ovmstrio.serving.kind import CallType
 from ovmstrio.util.truncation import cut
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ async def lease_generative(
     plane: DataPlane,
     name: str,
     task: Task | None,
-    door: ApiInterface,
+    api_interface: ApiInterface,
     method: str,
     *,
     request_id: str = "",
@@ -65,8 +65,8 @@ async def lease_generative(
         NotSupported: the service does not do the task.
         ServerError: as ``DataPlane.call``.
     """
-    call = await plane.call(name, door, method, request_id=request_id, received=received, is_stream=is_stream)
-    if Takes.GENERATION in call.takes:
+    call = await plane.call(name, api_interface, method, request_id=request_id, received=received, is_stream=is_stream)
+    if CallType.GENERATION in call.call_types:
         does = cast("GenerativeService", call.service).tasks
         # A text service without tasks (by configuration) raises its own error.
         if task is None or task in does or (task is Task.TEXT_GENERATION and not does):
@@ -75,7 +75,7 @@ async def lease_generative(
             return call
         offer = f"does {' and '.join(sorted(each.value for each in does)) or 'none of it as it is configured'}"
     else:
-        offer = f"is a {call.event.kind} that takes {' and '.join(sorted(each.value for each in call.takes))}"
+        offer = f"is a {call.event.kind} that takes {' and '.join(sorted(each.value for each in call.call_types))}"
     wanted = "any of this" if task is None else task.value
     with call:
         raise NotSupported(f'the service "{cut(name, 80)}" does no {wanted}; it {offer}')

@@ -1,4 +1,4 @@
-"""Instances of loaded services: leases by calls in flight, and closing of retired ones."""
+"""Instances of loaded services: leases that count calls in flight, and closing after the last lease."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.errors import Problem
     from ovmstrio.core.limits import AdmissionTicket, ConcurrencyLimit
     from ovmstrio.core.service import Servable
-    from ovmstrio.serving.kind import Takes
+    from ovmstrio.serving.kind import CallType
 
 
 @dataclass(slots=True, eq=False)
@@ -29,7 +29,7 @@ class Instance:
     Attributes:
         files: fingerprint of the files it was loaded from.
         calls: names of its callees.
-        remarks: load-time warnings.
+        warnings: load-time warnings.
         has_order: whether the order of requests matters.
         concurrency_limit: call counter of a service that limits itself.
         drained: set at the end of the last call, once a task waits to close the instance.
@@ -40,8 +40,8 @@ class Instance:
     servable: Servable
     files: str
     calls: frozenset[str]
-    takes: frozenset[Takes]
-    remarks: tuple[Problem, ...] = ()
+    call_types: frozenset[CallType]
+    warnings: tuple[Problem, ...] = ()
     name: str = field(init=False)
     kind: str = field(init=False)
     has_order: bool = field(init=False)
@@ -71,6 +71,7 @@ class Lease:
 
     __slots__ = (
         "_instance",
+        "call_types",
         "concurrency_limit",
         "counted",
         "has_order",
@@ -78,7 +79,6 @@ class Lease:
         "name",
         "place",
         "servable",
-        "takes",
         "version",
         "waited_seconds",
     )
@@ -89,7 +89,7 @@ class Lease:
         self.name = instance.name
         self.version = instance.version
         self.kind = instance.kind
-        self.takes = instance.takes
+        self.call_types = instance.call_types
         self.has_order = instance.has_order
         self.concurrency_limit = instance.concurrency_limit
         self.counted: ConcurrencyLimit | None = None
@@ -115,7 +115,7 @@ class Lease:
         if instance.drained is not None and not instance.in_flight:
             instance.drained.set()
         if self.counted is not None:
-            self.counted.give_back()
+            self.counted.release()
         if self.place is not None:
             self.place.release()
 

@@ -3,7 +3,7 @@
 ::
 
     config.json ─> Kind.read ─> spec ─> Kind.depends_on ─> load order ─> Kind.load ─> Service
-                                    └─> Kind.list_versions, Kind.files_mark ─> reload?
+                                    └─> Kind.list_versions, Kind.fingerprint ─> reload?
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SpecT = TypeVar("SpecT", bound=ServableSpec)
 _T = TypeVar("_T")
 
 
-class Takes(Enum):
+class CallType(Enum):
     """Call types that a service accepts."""
 
     TENSORS = "tensors"
@@ -87,7 +87,7 @@ class LoadContext:
         max_queue_time: longest wait of calls of services with their own queue, in seconds; None for no limit.
         make_limit: creates the concurrency limit of a service from a maximum and its name.
         names: all configured names, for suggestions.
-        remark: receives load-time warnings.
+        warn: receives load-time warnings.
         sequence_owners: sequences of other workers; None with a single worker.
         engines: text engines shared between workers; None with a single worker.
         text_api: creates the HTTP request parser for text nodes of graphs; None where there is no HTTP.
@@ -107,7 +107,7 @@ class LoadContext:
     max_queue_time: float | None = None
     make_limit: Callable[[int, str], ConcurrencyLimit | None] = make_local_limit
     names: Collection[str] = ()
-    remark: Callable[[Problem], None] = ignore_warning
+    warn: Callable[[Problem], None] = ignore_warning
     sequence_owners: SequenceOwners | None = None
     engines: EngineDirectory | None = None
     text_api: Callable[[], TextApiAdapter] | None = None
@@ -142,13 +142,13 @@ class Kind(ABC, Generic[SpecT]):
     Attributes:
         name: name in messages, metrics and lists.
         spec: class of its configuration entries.
-        takes: call types of its services.
+        call_types: call types of its services.
         has_versions: false if one version answers for every requested version.
         loads_with: module that loading imports, imported early at server start; empty if none or cheap.
         imports: loading runs a user program, so checks use another process or skip it.
         section: key of the service list in ``config.json``; empty if there is none.
         further_sections: keys of other lists that it reads.
-        tells_all: loading an invalid entry during a check finds its further problems, and then fails.
+        reports_all_problems: loading an invalid entry during a check finds its further problems, and then fails.
         runs_user_code: its services may run user code, which may bring its own instrumentation.
         fills_cores: its services compute on this machine, so models cannot use all cores.
         occupied: error text for a name taken by another kind.
@@ -156,7 +156,7 @@ class Kind(ABC, Generic[SpecT]):
 
     name: ClassVar[str]
     spec: type[SpecT]
-    takes: ClassVar[frozenset[Takes]]
+    call_types: ClassVar[frozenset[CallType]]
     has_versions: ClassVar[bool] = False
     loads_with: ClassVar[str] = ""
     imports: ClassVar[bool] = False
@@ -186,7 +186,7 @@ class Kind(ABC, Generic[SpecT]):
         """
 
     @abstractmethod
-    def files_mark(self, spec: SpecT, directory: Path) -> str:
+    def fingerprint(self, spec: SpecT, directory: Path) -> str:
         """Return a fingerprint of all files of a version; blocking."""
 
     def check_change(self, spec: SpecT, served: Sequence[ServableSpec]) -> None:
@@ -218,7 +218,7 @@ class Kind(ABC, Generic[SpecT]):
             ServerError: loading failed; a ``ConfigError`` lists all problems with their places.
         """
 
-    def obstacle(self, service: Service) -> str:
+    def unready_reason(self, service: Service) -> str:
         """Return why a loaded service is unready, such as a dead worker; empty if it is ready."""
         del service
         return ""

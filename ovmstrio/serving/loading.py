@@ -23,7 +23,7 @@ from ovmstrio.config.specs import ServableSpec
 from ovmstrio.core.errors import ConfigError, NotReady, Problem, ServerError, StorageFailure
 from ovmstrio.core.resource_registry import owned_by
 from ovmstrio.serving.instances import Instance
-from ovmstrio.serving.kind import Takes
+from ovmstrio.serving.kind import CallType
 from ovmstrio.serving.model_versions import choose_versions
 from ovmstrio.serving.records import DEFAULT_VERSION, ApplyResult, Failure, VersionState
 from ovmstrio.telemetry.process_metrics import MemoryGrowthMeter
@@ -53,12 +53,12 @@ class ChangeDetector:
     async def list(self, record: ServiceRecord, spec: ServableSpec) -> Listing:
         """List the versions of a service; raises as ``Kind.list_versions``."""
         listing = await trio.to_thread.run_sync(record.kind.list_versions, spec)
-        return replace(listing, mark=listing.mark + self._callee_loads(record))
+        return replace(listing, fingerprint=listing.fingerprint + self._callee_loads(record))
 
     async def of(self, record: ServiceRecord, spec: ServableSpec, directory: Path) -> str:
         """Return the fingerprint that a version would have if it were loaded now."""
         called = self._callee_loads(record)
-        return await trio.to_thread.run_sync(record.kind.files_mark, spec, directory) + called
+        return await trio.to_thread.run_sync(record.kind.fingerprint, spec, directory) + called
 
     def _callee_loads(self, record: ServiceRecord) -> str:
         return "".join(f"\n{call.name}:{call.version}:{self._load_id(call)}" for call in record.calls if call.reloads)
@@ -205,7 +205,7 @@ def check_grpc_names(name: str, kind: Kind[Any], service: Service, records: Iter
 
 def grpc_declaration(kind: Kind[Any], service: Service) -> GrpcDeclaration | None:
     """Return the gRPC services that a service brings; None for none."""
-    return cast("GrpcServices", service).declaration if Takes.GRPC in kind.takes else None
+    return cast("GrpcServices", service).declaration if CallType.GRPC in kind.call_types else None
 
 
 def describe_error(error: Exception) -> str:
@@ -246,14 +246,14 @@ class VersionLoader:
         record = service.begin_load(version)
         async with self._limiter:
             files = await self._marks.of(service, spec, directory)
-            remarks: list[Problem] = []
+            reported: list[Problem] = []
             log.info("service loading", kind=spec.kind, name=service.name, version=version, path=str(directory))
             started = perf_counter()
             try:
                 if spec.errors and not self._finds_all_problems(service):
                     raise ConfigError(spec.errors)  # noqa: TRY301 - a failure of the version like any other
-                # Callers check `takes` before they use the service as a servable.
-                servable = cast("Servable", await self._load(service, spec, version, directory, remarks))
+                # Callers check `call_types` before they use the service as a servable.
+                servable = cast("Servable", await self._load(service, spec, version, directory, reported))
                 await self._check_grpc_names(service, servable)
             except Exception as error:  # noqa: BLE001 - user code and OpenVINO may raise anything
                 problems = load_problems(service.kind, spec, error, directory)
@@ -266,9 +266,9 @@ class VersionLoader:
             log.info(
                 "service available", kind=spec.kind, name=service.name, version=version, load_seconds=round(seconds, 3)
             )
-            calls, takes = frozenset(call.name for call in service.calls), service.kind.takes
-            warnings = tuple(service.kind.place(spec, remark, directory) for remark in remarks)
-            instance = Instance(spec, str(version), servable, files, calls, takes, warnings)
+            calls, call_types = frozenset(call.name for call in service.calls), service.kind.call_types
+            warnings = tuple(service.kind.place(spec, each, directory) for each in reported)
+            instance = Instance(spec, str(version), servable, files, calls, call_types, warnings)
             return service.finish_load(record, instance, seconds)
 
     def _finds_all_problems(self, service: ServiceRecord) -> bool:
@@ -277,12 +277,12 @@ class VersionLoader:
         return service.kind.reports_all_problems and service.circle is None and context is not None and context.is_trial
 
     async def _load(
-        self, service: ServiceRecord, spec: ServableSpec, version: int, directory: Path, remarks: list[Problem]
+        self, service: ServiceRecord, spec: ServableSpec, version: int, directory: Path, reported: list[Problem]
     ) -> Service:
         context = self._context()
         if context is None:
             raise NotReady("the server is not running")
-        load_context = replace(context, remark=remarks.append, names=tuple(self._marks.services))
+        load_context = replace(context, warn=reported.append, names=tuple(self._marks.services))
         with owned_by(service.name), self._memory_growth.watching() as grown:
             loaded = await service.kind.load(spec, version, directory, load_context)
             size = grown()
@@ -335,7 +335,7 @@ class Reconciler:
         loader: loads a version.
         change_detector: lists and fingerprints versions.
         retire: schedules the closing of an idle instance, without waiting.
-        obstacle: returns why the files of a service are not there yet, and whether that is a failure.
+        unready_reason: returns why the files of a service are not there yet, and whether that is a failure.
     """
 
     def __init__(
@@ -343,12 +343,12 @@ class Reconciler:
         loader: VersionLoader,
         change_detector: ChangeDetector,
         retire: Callable[[Instance, Callable[[], None] | None], None],
-        obstacle: Callable[[ServableSpec], tuple[str, bool] | None] = lambda _: None,
+        unready_reason: Callable[[ServableSpec], tuple[str, bool] | None] = lambda _: None,
     ) -> None:
         self._loader = loader
         self._marks = change_detector
         self._retire = retire
-        self._obstacle = obstacle
+        self._obstacle = unready_reason
 
     async def reconcile(self, service: ServiceRecord, *, forced: bool) -> ApplyResult:
         """Load what is missing and retire what is not wanted; ``forced`` retries failed versions at once.
@@ -356,9 +356,9 @@ class Reconciler:
         Failures are in the result and in the service's states, never raised.
         """
         spec = service.wanted
-        obstacle = None if spec is None else self._obstacle(spec)
-        if spec is not None and obstacle is not None:
-            return self._postpone(service, spec, *obstacle)
+        unready_reason = None if spec is None else self._obstacle(spec)
+        if spec is not None and unready_reason is not None:
+            return self._postpone(service, spec, *unready_reason)
         try:
             if spec is None:
                 return ApplyResult(changed=self.retire_all(service))
@@ -411,7 +411,7 @@ class Reconciler:
             chosen, wanted = choose_versions(spec.version_policy, listing.versions, failed)
             # A version loaded in this pass counts as served, even if its files have changed since.
             settled = given_up | attempted
-            missing = [v for v in chosen if not (v in settled or _is_served(service, spec, v, listing.mark))]
+            missing = [v for v in chosen if not (v in settled or _is_served(service, spec, v, listing.fingerprint))]
             if not missing:
                 break
             attempted.update(missing)
@@ -467,14 +467,14 @@ def _retirement_callback(service: ServiceRecord, record: VersionRecord) -> Calla
     return lambda: service.finish_retirement(record)
 
 
-def _is_served(service: ServiceRecord, spec: ServableSpec, version: int, mark: str) -> bool:
+def _is_served(service: ServiceRecord, spec: ServableSpec, version: int, fingerprint: str) -> bool:
     """Return True if a version is served with these settings and files, and update the instance's spec."""
     record = service.versions.get(version)
     if record is None or record.instance is None or spec.errors:
         return False
     if record.instance.spec is not spec and record.instance.spec.needs_reload(spec):
         return False
-    if mark and record.instance.files != mark:
+    if fingerprint and record.instance.files != fingerprint:
         return False
     record.instance.spec = spec
     if record.failure is not None:

@@ -185,7 +185,7 @@ class Mirrors:
         with trio.move_on_after(seconds):
             await self._requested.wait()
 
-    def obstacle(self, spec: ServableSpec) -> tuple[str, bool] | None:
+    def unready_reason(self, spec: ServableSpec) -> tuple[str, bool] | None:
         """Return why the files of a service are not there yet, and whether that is a failure; None if they are."""
         for address in spec.sources:
             each = self._followed.get(address)

@@ -21,7 +21,7 @@ import trio
 from ovmstrio.config.model_entries import parse_overrides
 from ovmstrio.config.specs import ModelSpec, ServableSpec
 from ovmstrio.core.errors import ConfigError, ModelFailure, NotFound, Problem
-from ovmstrio.serving.fingerprints import tree_mark
+from ovmstrio.serving.fingerprints import tree_fingerprint
 from ovmstrio.serving.records import ApplyResult
 from ovmstrio.util.regular_files import read_regular_bytes
 from ovmstrio.util.truncation import cut
@@ -285,12 +285,12 @@ class ModelControl:
 
     async def _with_load_number(self, spec: ServableSpec) -> ServableSpec:
         """Raise the load number of a spec whose files have changed since its last load."""
-        mark = await trio.to_thread.run_sync(tree_mark, spec.base_path)
+        fingerprint = await trio.to_thread.run_sync(tree_fingerprint, spec.base_path)
         loaded = self._requested.get(spec.name)
         number = 0 if loaded is None else loaded.load_number
-        if self._marks.get(spec.name, mark) != mark:
+        if self._marks.get(spec.name, fingerprint) != fingerprint:
             number += 1
-        self._marks[spec.name] = mark
+        self._marks[spec.name] = fingerprint
         return spec.model_copy(update={"load_number": number})
 
     async def _restore(self, name: str, before: ServableSpec | None, folder: Path | None) -> None:

@@ -44,12 +44,12 @@ EXPECTED_MODEL: Final = "model.xml with model.bin, .onnx, .pdmodel with .pdipara
 class Listing:
     """The versions below a base path, ascending, with warnings about ignored entries.
 
-    ``mark`` is a fingerprint for kinds that are reloaded when files change; models are not.
+    ``fingerprint`` is a fingerprint for kinds that are reloaded when files change; models are not.
     """
 
     versions: dict[int, Path]
     warnings: tuple[str, ...] = ()
-    mark: str = ""
+    fingerprint: str = ""
 
 
 def list_versions(base_path: Path) -> dict[int, Path]:

@@ -33,23 +33,29 @@ _ON_LOOP_BYTES: Final = 2048
 _WINDOW_BITS: Final = {"gzip": GZIP_BITS, "x-gzip": GZIP_BITS, "deflate": DEFLATE_BITS}
 
 
-def make_admission(plane: DataPlane, door: ApiInterface) -> Callable[..., Awaitable[AdmissionTicket | None]]:
+def make_admission(plane: DataPlane, api_interface: ApiInterface) -> Callable[..., Awaitable[AdmissionTicket | None]]:
     """Return the admission function for routes with a model and a version in their path."""
 
     async def admit(_method: str, model: str, version: str = "") -> AdmissionTicket | None:
-        return await plane.admit(model, version, door) if plane.has_limits() else None
+        return await plane.admit(model, version, api_interface) if plane.has_limits() else None
 
     return admit
 
 
 async def decompressed_call_body(
-    plane: DataPlane, request: HttpRequest, model: str, version: str, *, limit: int, door: ApiInterface = KSERVE_REST
+    plane: DataPlane,
+    request: HttpRequest,
+    model: str,
+    version: str,
+    *,
+    limit: int,
+    api_interface: ApiInterface = KSERVE_REST,
 ) -> bytes:
     """Return the decompressed body of a call; count the call if that fails.  Raises as :func:`decompressed_body`."""
     try:
         return await decompressed_body(request, limit)
     except ServerError as error:
-        plane.count_unreadable_call(model, version, error, door, len(request.body))
+        plane.count_unreadable_call(model, version, error, api_interface, len(request.body))
         raise
 
 

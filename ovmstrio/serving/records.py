@@ -208,8 +208,8 @@ class ServiceRecord:
         base_path = "" if self.spec is None else str(self.spec.base_path)
         warnings = (Problem(text, base_path, severity="warning") for text in self.warnings)
         failures = [record.failure.problems for record in self.versions.values() if record.failure is not None]
-        remarks = [record.instance.remarks for record in self.versions.values() if record.instance is not None]
-        return (*self.problems, *warnings, *self.unmet, *chain.from_iterable((*failures, *remarks)))
+        reported = [record.instance.warnings for record in self.versions.values() if record.instance is not None]
+        return (*self.problems, *warnings, *self.unmet, *chain.from_iterable((*failures, *reported)))
 
     @property
     def listing_failure(self) -> VersionStatus:

@@ -20,7 +20,6 @@ import trio
 from ovmstrio.core.errors import InvalidRequest, NotReady, ServiceMissing
 from ovmstrio.core.limits import NO_LIMIT, Limit
 from ovmstrio.core.service import on_readiness_changed
-from ovmstrio.serving.file_watcher import FileWatcher
 from ovmstrio.serving.instances import Instance, Lease, RetiredInstances
 from ovmstrio.serving.kind import LoadContext
 from ovmstrio.serving.loading import (
@@ -32,6 +31,7 @@ from ovmstrio.serving.loading import (
     update_dependencies,
 )
 from ovmstrio.serving.mirrors import Mirrors
+from ovmstrio.serving.periodic_check import PeriodicCheck
 from ovmstrio.serving.records import DEFAULT_VERSION, ApplyResult, Readiness, ServiceRecord, VersionState, VersionStatus
 from ovmstrio.util.cores import CORES
 from ovmstrio.util.load_limit import LOADS_AT_ONCE
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.errors import Problem
     from ovmstrio.core.limits import ConcurrencyLimit
     from ovmstrio.core.service import Introspection, Servable, ServableLookup
-    from ovmstrio.serving.kind import Kind, Takes
+    from ovmstrio.serving.kind import CallType, Kind
 
 # ----------------------------------------------------------------------
 # Change queue
@@ -151,7 +151,7 @@ def _unready_reasons(record: ServiceRecord) -> list[str]:
     """Return why calls of a service fail now; empty if it is available."""
     if not record.serving:
         return [f'{record.kind.name} "{record.name}": {unavailable_reason(record)}']
-    reasons = (record.kind.obstacle(instance.servable) for instance in {*record.serving.values()})
+    reasons = (record.kind.unready_reason(instance.servable) for instance in {*record.serving.values()})
     return [reason for reason in reasons if reason]
 
 
@@ -225,7 +225,7 @@ class Registry:
         marks = ChangeDetector(self._services)
         loader = VersionLoader(lambda: self._context, marks, concurrent_loads)
         self.mirrors = Mirrors(self._poll, poll_seconds=store_poll_seconds, cache_bytes=download_cache_bytes)
-        self._reconciler = Reconciler(loader, marks, self._retire, self.mirrors.obstacle)
+        self._reconciler = Reconciler(loader, marks, self._retire, self.mirrors.unready_reason)
         self._jobs = ChangeQueue()
         self._queued_rescan: RegistryChange | None = None
         self._nursery: trio.Nursery | None = None
@@ -342,9 +342,9 @@ class Registry:
         """
         return self._find(name, parse_version(version)).servable
 
-    def call_types(self, name: str, version: str = "") -> frozenset[Takes]:
+    def call_types(self, name: str, version: str = "") -> frozenset[CallType]:
         """Return the call types of a version, or of the default one; raises as :meth:`peek`."""
-        return self._find(name, parse_version(version)).takes
+        return self._find(name, parse_version(version)).call_types
 
     def is_ready(self, name: str, version: str = "") -> bool:
         """Return True if a version, or the default one for an empty string, is available.
@@ -576,7 +576,7 @@ class Registry:
 
     async def _watch(self) -> None:
         await self.wait_loaded()
-        await FileWatcher(self._poll, self._poll_seconds).run(pauses_first=True)
+        await PeriodicCheck(self._poll, self._poll_seconds).run(pauses_first=True)
 
     async def _poll(self) -> bool:
         for callback in self._poll_callbacks:

@@ -18,7 +18,7 @@ import trio
 
 from ovmstrio.config.specs import ServableSpec, ServerSpec
 from ovmstrio.core.errors import ConfigError, FailedPrecondition, ModelFailure, Problem, ServerError, VersionsFailure
-from ovmstrio.serving.fingerprints import content_mark
+from ovmstrio.serving.fingerprints import content_fingerprint
 from ovmstrio.util.regular_files import read_regular_bytes
 
 if TYPE_CHECKING:
@@ -179,17 +179,17 @@ class ConfigSource:
 
     async def _parse_with_retry(self, content: bytes) -> ServerSpec:
         for _ in range(_READ_ATTEMPTS - 1):
-            self._mark = content_mark(content)
+            self._mark = content_fingerprint(content)
             try:
                 return self._parse(content, self._path)
             except ConfigError:
                 await trio.sleep(_READ_PAUSE_SECONDS)
                 content = await self._content()
-        self._mark = content_mark(content)
+        self._mark = content_fingerprint(content)
         return self._parse(content, self._path)
 
     async def _has_changed(self, content: bytes) -> bool:
-        if content_mark(content) != self._mark:
+        if content_fingerprint(content) != self._mark:
             return True
         for path, known in self._further_files.items():
             if await _read(path) != known:

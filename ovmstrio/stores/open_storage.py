@@ -9,7 +9,7 @@ from typing import Final
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.stores.address import scheme_of
 from ovmstrio.stores.storage import STALL_SECONDS, LocalStorage, ModelStorage, redact
-from ovmstrio.util.extras import Extra, way_to_install
+from ovmstrio.util.extras import Extra, install_command
 
 OpenStorage = Callable[[str], ModelStorage]
 """Opens the storage of a location."""
@@ -51,6 +51,6 @@ def open_storage(location: str, stall_seconds: float = STALL_SECONDS) -> ModelSt
 
         return FsspecStorage(scheme, stall_seconds)
     except (ImportError, ValueError) as error:
-        hint = way_to_install(extra) if extra is not None else f"pip install {package or 'its fsspec package'}"
+        hint = install_command(extra) if extra is not None else f"pip install {package or 'its fsspec package'}"
         message = f"URLs that begin with {scheme}:// cannot be read: {error}"
         raise ConfigError([Problem(message, found=redact(location), suggestion=hint)]) from error

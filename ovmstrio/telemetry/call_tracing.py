@@ -62,7 +62,7 @@ def set_start_attributes(event: CallEvent, set_attribute: Callable[[str, str | b
     set_attribute("ovmstrio.service.name", event.name)
     set_attribute("ovmstrio.service.version", event.version)
     set_attribute("ovmstrio.service.kind", event.kind)
-    set_attribute("ovmstrio.api", event.door.api)
+    set_attribute("ovmstrio.api", event.api_interface.api)
     set_attribute("ovmstrio.method", event.method)
     if event.request_id:
         set_attribute("ovmstrio.request.id", event.request_id)
@@ -129,7 +129,7 @@ def _scheme(request: WireRequest) -> str:
 
 
 def _operation(event: CallEvent) -> str:
-    if event.door.api != _GENERATIVE or event.request is None:
+    if event.api_interface.api != _GENERATIVE or event.request is None:
         return ""
     path = event.request.target.partition("?")[0].rstrip("/")
     return next((name for end, name in _OPERATIONS.items() if path.endswith(end)), "")
@@ -137,7 +137,7 @@ def _operation(event: CallEvent) -> str:
 
 def _route(event: CallEvent, request: WireRequest) -> str:
     """Return the route with low cardinality: services that route themselves have only their mount point."""
-    if event.door.api in ("Handlers", "PaddleServing"):
+    if event.api_interface.api in ("Handlers", "PaddleServing"):
         return f"/{event.name}"
     return request.target.partition("?")[0]
 
@@ -156,7 +156,7 @@ class CallTracing(CallObserver):
 
     Args:
         is_failure: returns whether an error is a server error.
-        of_server: receive spans of the server's own requests.
+        server_sinks: receive spans of the server's own requests.
         user: bridge to the instrumentation of user code, or None.
         has_user_code: returns whether services of a kind run user code; called once per kind.
         failures_per_second: largest number of unsampled failed calls that are recorded.
@@ -169,7 +169,7 @@ class CallTracing(CallObserver):
         sinks: Sequence[SpanSink],
         *,
         is_failure: Callable[[BaseException], bool],
-        trace_server_request: Sequence[SpanSink] = (),
+        server_sinks: Sequence[SpanSink] = (),
         user: UserContext | None = None,
         has_user_code: Callable[[str], bool] = bool,
         observes_requests: bool = True,
@@ -178,7 +178,7 @@ class CallTracing(CallObserver):
         self._sampling = sampling
         self._share = sampling.share
         self._sinks = tuple(sinks)
-        self._of_server = tuple(trace_server_request)
+        self._server_sinks = tuple(server_sinks)
         self._is_failure = is_failure
         self._user = user
         self._user_of = cache(lambda kind: user if has_user_code(kind) else None)
@@ -280,7 +280,11 @@ class CallTracing(CallObserver):
         """
         is_sampled = random() < self._share  # noqa: S311 - no secret
         span = RecordedSpan(
-            name, self._of_server, self._sampling.new_id(is_recorded=is_sampled), kind="client", attributes=attributes
+            name,
+            self._server_sinks,
+            self._sampling.new_id(is_recorded=is_sampled),
+            kind="client",
+            attributes=attributes,
         )
         try:
             if is_sampled:

@@ -340,13 +340,13 @@ class GraphMetrics(GraphHooks):
         """Return the hooks of a node."""
         return self._node_of(self._name, node)
 
-    def moved(self, event: CallEvent, step: StreamProgress) -> None:
+    def stream_progressed(self, event: CallEvent, step: StreamProgress) -> None:
         """Count an accepted or rejected request, or a response; on streams, each one."""
         self._count(_FAMILY_OF[step], event)
 
     def ended(self, event: CallEvent) -> None:
         """Count a finished call by outcome; graph inference is not counted in the model families."""
-        for counter in self._outcome(event.method, event.door.api, event.door.interface, event.code):
+        for counter in self._outcome(event.method, event.api_interface.api, event.api_interface.interface, event.code):
             counter.inc()
         if event.method == _STREAM:
             if isinstance(event.error, ServerError):
@@ -363,7 +363,7 @@ class GraphMetrics(GraphHooks):
             self._count("ovms_graph_error", event)
 
     def _count(self, family: str, event: CallEvent) -> None:
-        self._counter(family, event.door.api, event.method, event.door.interface).inc()
+        self._counter(family, event.api_interface.api, event.method, event.api_interface.interface).inc()
 
     def _bind_outcome(self, method: str, api: str, interface: str, code: str) -> tuple[Any, ...]:
         labels = (self._name, "", api, method, interface)
@@ -560,20 +560,22 @@ class Metrics(Meters):
             self.child(name)
         self._services = ServiceMetrics(has_vllm_names=vllm_names)
         for name, read in PROCESS_METRICS.items():
-            self.show(name, read)
+            self.register_gauge(name, read)
 
-    def watch(self, census: ResourceRegistry, turns: Callable[[], tuple[Sequence[int], float]]) -> None:
+    def expose_resources(
+        self, registry: ResourceRegistry, iterations: Callable[[], tuple[Sequence[int], float]]
+    ) -> None:
         """Expose resources of the registry, and the numbers of event-loop iterations by duration with their sum."""
-        for name, read in resource_metrics(census).items():
-            self.show(name, read)
-        self.show(LOOP_DELAY, lambda: {(): FastHistogram.of(*turns())})
+        for name, read in resource_metrics(registry).items():
+            self.register_gauge(name, read)
+        self.register_gauge(LOOP_DELAY, lambda: {(): FastHistogram.of(*iterations())})
 
-    def show(self, family: str, read: Callable[[], Mapping[tuple[str, ...], float | FastHistogram]]) -> None:
+    def register_gauge(self, family: str, read: Callable[[], Mapping[tuple[str, ...], float | FastHistogram]]) -> None:
         """Expose values that ``read`` returns by labels; called from any thread."""
         if family in self._chosen:
             self._scraped[family] = ScrapedFamily(self._chosen[family], read)
 
-    def limited(self, name: str, queued: Callable[[], int]) -> None:
+    def add_limited_service(self, name: str, queued: Callable[[], int]) -> None:
         """Create the queue metrics of a service with a concurrency limit."""
         self.child("ovmstrio_queued_requests", name).set_function(queued)
         self.child("ovmstrio_rejected_requests", name, _QUEUE_FULL)
@@ -641,7 +643,7 @@ class Metrics(Meters):
     def call_moved(self, event: CallEvent, step: StreamProgress) -> None:
         """Count stream progress of a graph."""
         if event.kind == _GRAPH:
-            self.graph(event.name).moved(event, step)
+            self.graph(event.name).stream_progressed(event, step)
 
     def call_finished(self, event: CallEvent) -> None:
         """Count a finished call by outcome."""
@@ -656,11 +658,11 @@ class Metrics(Meters):
 
     def kind_latency(self, event: CallEvent) -> Any:
         """Return the latency histogram of a service kind and interface."""
-        return self._kind_times(event.kind, event.door.interface)
+        return self._kind_times(event.kind, event.api_interface.interface)
 
     def _make_calls(self, event: CallEvent) -> CallMetrics:
         key = (event.name, event.version)
-        return self._add_version(key, (ServableMetrics if event.door.infer else CallMetrics)(self, *key))
+        return self._add_version(key, (ServableMetrics if event.api_interface.infer else CallMetrics)(self, *key))
 
     def _add_version(self, key: tuple[str, str], made: CallsT) -> CallsT:
         self._servables[key] = made
@@ -748,7 +750,7 @@ class CallMetrics(BatchMetrics):
 
     def ended(self, event: CallEvent) -> None:
         """Count a finished call."""
-        key = (event.kind, event.door, event.method, event.code)
+        key = (event.kind, event.api_interface, event.method, event.code)
         end = self._ends.get(key)
         if end is None:
             end = self._ends[key] = self._bind_end(event)
@@ -760,8 +762,8 @@ class CallMetrics(BatchMetrics):
             end.microseconds.observe(event.seconds * _MICROSECONDS, event.trace_id)
 
     def _bind_end(self, event: CallEvent) -> _CallEnd:
-        interface = event.door.interface
-        counted = self._outcome(event.method, event.door.api, interface, event.code)
+        interface = event.api_interface.interface
+        counted = self._outcome(event.method, event.api_interface.api, interface, event.code)
         counters = tuple(each for each in counted if isinstance(each, FastCounter))
         if event.method in QUERY_METHODS:
             return _CallEnd(counters)
@@ -811,14 +813,14 @@ class ServableMetrics(CallMetrics, ServableHooks):
     def _in_pool(self, which: int) -> int:
         return (self._pool or (0, 0))[which]
 
-    def placed(self, *, inline: bool, changed: bool) -> None:
+    def set_execution_mode(self, *, inline: bool, changed: bool) -> None:
         """Record whether inferences run on the event loop."""
         self._metrics.child("ovmstrio_inference_on_loop", *self._labels).set(inline)
         moves = self._metrics.child("ovmstrio_execution_switches", *self._labels)
         if changed:
             moves.inc()
 
-    def bound(self, *, to_cores: bool, changed: bool) -> None:
+    def set_cpu_pinning(self, *, to_cores: bool, changed: bool) -> None:
         """Record whether threads are pinned to cores."""
         self._metrics.child("ovmstrio_cpu_pinned", *self._labels).set(to_cores)
         choices = self._metrics.child("ovmstrio_cpu_pinning_changes", *self._labels)
@@ -832,7 +834,7 @@ class ServableMetrics(CallMetrics, ServableHooks):
         given, added = (child("ovmstrio_padded_elements", *self._labels, part) for part in ("request", "padding"))
         return fits, given, added
 
-    def bucketed(self, fit: str, given: int, added: int) -> None:
+    def record_padding(self, fit: str, given: int, added: int) -> None:
         """Count a bucketed inference with its input and padding elements."""
         fits, of_requests, of_padding = self._buckets
         fits[fit].inc()

@@ -101,17 +101,17 @@ PROCESS_METRICS: Final[Mapping[str, Callable[[], _Values]]] = {
 """Readers of ``process_*`` families, which have Prometheus's standard names, and of the versions."""
 
 
-def resource_metrics(census: ResourceRegistry) -> Mapping[str, Callable[[], _Values]]:
+def resource_metrics(registry: ResourceRegistry) -> Mapping[str, Callable[[], _Values]]:
     """Return readers of resource metrics by family."""
     return {
-        "ovmstrio_worker_threads": lambda: _sums((owner, pool.threads) for owner, pool in census.pools()),
-        "ovmstrio_stuck_threads": lambda: _sums((owner, pool.stuck) for owner, pool in census.pools()),
-        "ovmstrio_thread_queue_length": lambda: _sums((owner, pool.waiting) for owner, pool in census.pools()),
-        "ovmstrio_batch_queued_requests": lambda: _sums((owner, each.waiting) for owner, each in census.batches()),
-        "ovmstrio_worker_processes": lambda: _sums((owner, 1) for owner, _ in census.processes()),
-        "ovmstrio_worker_restarts": lambda: _sums(tuple(census.ended.items())),
+        "ovmstrio_worker_threads": lambda: _sums((owner, pool.threads) for owner, pool in registry.pools()),
+        "ovmstrio_stuck_threads": lambda: _sums((owner, pool.stuck) for owner, pool in registry.pools()),
+        "ovmstrio_thread_queue_length": lambda: _sums((owner, pool.waiting) for owner, pool in registry.pools()),
+        "ovmstrio_batch_queued_requests": lambda: _sums((owner, each.waiting) for owner, each in registry.batches()),
+        "ovmstrio_worker_processes": lambda: _sums((owner, 1) for owner, _ in registry.processes()),
+        "ovmstrio_worker_restarts": lambda: _sums(tuple(registry.ended.items())),
         "ovmstrio_worker_memory_bytes": lambda: _sums(
-            (owner, _memory_of(process.pid)) for owner, process in census.processes()
+            (owner, _memory_of(process.pid)) for owner, process in registry.processes()
         ),
     }
 

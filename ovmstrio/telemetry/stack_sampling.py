@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import CodeType, FrameType
 
-_MOST_STACKS: Final = 20_000
+_MAX_STACKS: Final = 20_000
 _MOST_FRAMES: Final = 128
 """Innermost frames kept per stack."""
 _NANOSECONDS: Final = 1e9
@@ -50,7 +50,7 @@ class StackSampler:
     """
 
     def __init__(
-        self, rate: float, role: Callable[[int, str, frozenset[str]], str], max_stacks: int = _MOST_STACKS
+        self, rate: float, role: Callable[[int, str, frozenset[str]], str], max_stacks: int = _MAX_STACKS
     ) -> None:
         self._most_stacks = max_stacks
         self._pause = 1 / rate

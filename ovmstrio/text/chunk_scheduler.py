@@ -285,9 +285,9 @@ class ChunkedModel(HostedService, Generic[_QueueT]):
         return frozenset({self.task})
 
     @property
-    def obstacle(self) -> str:
+    def unready_reason(self) -> str:
         """Why the model is unready; empty if it is ready."""
-        return self.process.obstacle
+        return self.process.unready_reason
 
     @property
     def pid(self) -> int | None:

@@ -244,15 +244,15 @@ class RowEncoder:
         self._inputs = [spec.name for spec in network.signature.inputs]
         self._pad_id = pad_id
         # One part more than can run; further ones would only keep other requests from sharing the next batches.
-        self._concurrent_parts = network.side_by_side + 1
-        self._max_requests = max_queue + network.side_by_side
+        self._concurrent_parts = network.concurrency + 1
+        self._max_requests = max_queue + network.concurrency
         self._open_requests = 0
         # Requests run as soon as the device is free; more requests join while it is busy.
         options = BatchOptions(
             _BATCH_TOKENS, 0.0, max_waiting=max(1, self._max_requests * self._concurrent_parts), eager=True
         )
         self._batcher: Batcher[Sequence[Row], Array] = Batcher(
-            self._run, options, concurrency=network.side_by_side, retry_singly=True, hooks=hooks
+            self._run, options, concurrency=network.concurrency, retry_singly=True, hooks=hooks
         )
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

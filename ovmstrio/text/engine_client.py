@@ -69,7 +69,7 @@ class OutputBuffer:
         tokens: number of tokens received.
         began: trio time of the request.
         finish: finish reason of the text that ended last.
-        last_came: trio time of the last output, by text.
+        last_output_at: trio time of the last output, by text.
     """
 
     def __init__(self, number: int, texts: int, deadline: float = math.inf) -> None:

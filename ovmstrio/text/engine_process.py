@@ -51,7 +51,7 @@ class EngineProcess:
 
     Attributes:
         facts: facts of the model from the last load.
-        obstacle: why no process is available; empty if one is ready or asleep.
+        unready_reason: why no process is available; empty if one is ready or asleep.
         restarts: number of restarts.
     """
 
@@ -64,7 +64,7 @@ class EngineProcess:
         program: str = PROGRAM,
     ) -> None:
         self.facts: dict[str, Any] = {}
-        self.obstacle = ""
+        self.unready_reason = ""
         self.restarts = 0
         self._options = options
         self._name = name
@@ -99,7 +99,7 @@ class EngineProcess:
                 with suppress(ModelFailure):
                     await self._keep()
         finally:
-            self.obstacle = "the model is closed"
+            self.unready_reason = "the model is closed"
             self._is_closed = True
             self._change_lot.unpark_all()
 
@@ -138,9 +138,9 @@ class EngineProcess:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(kept.keep)
-                while not self._is_ready and not self.obstacle:
+                while not self._is_ready and not self.unready_reason:
                     await self._change_lot.park()
-                if self.obstacle:
+                if self.unready_reason:
                     nursery.cancel_scope.cancel()
                 else:
                     task_status.started()
@@ -150,9 +150,9 @@ class EngineProcess:
             self._change_lot.unpark_all()
         if self._stopping.is_set():
             # The next request starts a new process, whatever ended the last one.
-            self.obstacle = ""
-        elif self.obstacle:
-            raise ModelFailure(self.obstacle)
+            self.unready_reason = ""
+        elif self.unready_reason:
+            raise ModelFailure(self.unready_reason)
 
     def _notify_change(self) -> None:
         self._change_lot.unpark_all()
@@ -175,15 +175,15 @@ class EngineProcess:
             process.kill_for_violation(wrong)
             return False
         if kind != LOADED:
-            self.obstacle = f"the model cannot be loaded: {facts}"
+            self.unready_reason = f"the model cannot be loaded: {facts}"
             self._change_lot.unpark_all()
             return False
-        self.obstacle = ""
+        self.unready_reason = ""
         self._is_ready = True
         return True
 
     def _cannot_start(self, error: OSError) -> None:
-        self.obstacle = f"the engine process cannot be started: {error.strerror or error}"
+        self.unready_reason = f"the engine process cannot be started: {error.strerror or error}"
         self._change_lot.unpark_all()
 
     def _process_ended(self, kept: RestartedProcess, process: WorkerProcess) -> None:
@@ -191,11 +191,11 @@ class EngineProcess:
         was_ready, self._is_ready = self._is_ready, False
         if self._stopping.is_set():
             return
-        if was_ready or not self.obstacle:
-            self.obstacle = f"the engine process {process.why}; it is restarting"
+        if was_ready or not self.unready_reason:
+            self.unready_reason = f"the engine process {process.why}; it is restarting"
         self.restarts += 1
         log.error("engine process exited", model=self._name, pid=process.pid, why=process.why)
-        self._on_exit(self.obstacle)
+        self._on_exit(self.unready_reason)
 
     async def ready(self) -> WorkerProcess:
         """Return the process, waiting for one that was asleep.
@@ -204,15 +204,15 @@ class EngineProcess:
             NotReady: the process has ended or could not start, and the next one is not ready.
         """
         if self._kept is None and not self._is_closed:
-            self.obstacle = ""
+            self.unready_reason = ""
         while True:
             if self._kept is None:
                 self._wakeup.set()
             process = None if self._kept is None else self._kept.process
             if self._is_ready and process is not None and not process.is_retired:
                 return process
-            if self.obstacle:
-                raise NotReady(self.obstacle)
+            if self.unready_reason:
+                raise NotReady(self.unready_reason)
             await self._change_lot.park()
 
     async def woken(self) -> None:

@@ -165,7 +165,7 @@ class EngineServer(EngineProcess):
                 self._failure = group.exceptions[0] if isinstance(group.exceptions[0], ServerError) else None
                 if self._failure is not None:
                     # Workers that ask slightly later must get the error, too.
-                    self._engines.refuse(self._key, self._failure)
+                    self._engines.set_load_error(self._key, self._failure)
                 raise
             finally:
                 self._failure = self._failure or NotReady("the engine is closed")
@@ -429,7 +429,7 @@ class RemoteEngine:
 
     Attributes:
         facts: facts of the loaded model.
-        obstacle: why the engine is unavailable; empty if it is available.
+        unready_reason: why the engine is unavailable; empty if it is available.
     """
 
     def __init__(
@@ -441,7 +441,7 @@ class RemoteEngine:
         on_exit: Callable[[str], None],
     ) -> None:
         self.facts: dict[str, Any] = {}
-        self.obstacle = _STARTING
+        self.unready_reason = _STARTING
         self.pid: int | None = None
         self._engines = engines
         self._owner = owner
@@ -483,8 +483,8 @@ class RemoteEngine:
             raise ModelFailure(error.message) from error
 
     def _mark_unavailable(self, reason: str) -> None:
-        if not self.obstacle:
-            self.obstacle = _STARTING
+        if not self.unready_reason:
+            self.unready_reason = _STARTING
             if reason:
                 self._on_exit_callback(reason)
 
@@ -501,7 +501,7 @@ class RemoteEngine:
         elif kind == LOST:
             self._on_exit_callback(payload)
         elif kind == READY:
-            self.facts, self.obstacle = payload, ""
+            self.facts, self.unready_reason = payload, ""
             self._generation += 1
             started, self._started = self._started, None
             if started is not None:
@@ -516,12 +516,12 @@ class RemoteEngine:
         Raises:
             WorkerRestarting: there is none.
         """
-        if self.obstacle:
+        if self.unready_reason:
             with trio.move_on_after(self._engines.wait_seconds(self._owner)):
-                while self.obstacle:
+                while self.unready_reason:
                     await self._changes.park()
-            if self.obstacle:
-                raise WorkerRestarting(self.obstacle)
+            if self.unready_reason:
+                raise WorkerRestarting(self.unready_reason)
         return self
 
     async def sleep(self) -> None:
@@ -531,7 +531,7 @@ class RemoteEngine:
         """Call the engine as a local process.
 
         Raises:
-            WorkerEnded: its process ended before it answered.
+            WorkerExited: its process ended before it answered.
             WorkerRestarting: the owner cannot be reached in time.
             NotReady: the owner exited before it answered.
         """
@@ -555,7 +555,7 @@ class RemoteEngine:
         """Send a message without a result; an engine that has exited need not get it.
 
         Raises:
-            WorkerEnded: its process has ended.
+            WorkerExited: its process has ended.
         """
         try:
             await self.call(value)

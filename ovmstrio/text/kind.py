@@ -11,8 +11,8 @@ from ovmstrio.config.text_entries import TEXT_MODELS, read_text_models
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.generation import Task
 from ovmstrio.core.service import NO_INTROSPECTION, Introspection
-from ovmstrio.serving.fingerprints import tree_mark
-from ovmstrio.serving.kind import Kind, Takes
+from ovmstrio.serving.fingerprints import tree_fingerprint
+from ovmstrio.serving.kind import CallType, Kind
 from ovmstrio.serving.model_versions import ONLY_VERSION, Listing, check_regular_files
 from ovmstrio.util.load_limit import run_load
 
@@ -31,7 +31,7 @@ class TextModelKind(Kind[TextModelSpec]):
 
     name = TextModelSpec.kind
     spec = TextModelSpec
-    takes = frozenset({Takes.GENERATION})
+    call_types = frozenset({CallType.GENERATION})
     runs_user_code = False
     fills_cores = True
     section = TEXT_MODELS
@@ -43,22 +43,22 @@ class TextModelKind(Kind[TextModelSpec]):
 
     def list_versions(self, spec: TextModelSpec) -> Listing:
         """Return the only version."""
-        return Listing({ONLY_VERSION: spec.path}, mark=self.files_mark(spec, spec.path))
+        return Listing({ONLY_VERSION: spec.path}, fingerprint=self.fingerprint(spec, spec.path))
 
-    def files_mark(self, spec: TextModelSpec, directory: Path) -> str:
+    def fingerprint(self, spec: TextModelSpec, directory: Path) -> str:
         """Return the fingerprint of the model's and the draft model's files."""
         del directory
-        drafts = "" if spec.draft_path is None else tree_mark(spec.draft_path)
-        return tree_mark(spec.path) + drafts
+        drafts = "" if spec.draft_path is None else tree_fingerprint(spec.draft_path)
+        return tree_fingerprint(spec.path) + drafts
 
     async def load(self, spec: TextModelSpec, version: int, directory: Path, context: LoadContext) -> Service:
         """Load a model by its task."""
         del version, directory
         return await load_task(spec, context)
 
-    def obstacle(self, service: Service) -> str:
+    def unready_reason(self, service: Service) -> str:
         """Return why the engine is unavailable."""
-        reason: str = getattr(service, "obstacle", "")
+        reason: str = getattr(service, "unready_reason", "")
         return reason
 
     def look_inside(self, spec: TextModelSpec, service: Service) -> Introspection:

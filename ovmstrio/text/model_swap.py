@@ -37,12 +37,12 @@ class ModelSwap(Generic[ModelT]):
 
     Attributes:
         successor: the model that serves instead; None while this one serves.
-        obstacle: why requests wait; empty if they do not.
+        unready_reason: why requests wait; empty if they do not.
     """
 
     def __init__(self, process: Engine, name: str) -> None:
         self.successor: ModelT | None = None
-        self.obstacle = ""
+        self.unready_reason = ""
         self._process = process
         self._name = name
         self._users = 0
@@ -52,7 +52,7 @@ class ModelSwap(Generic[ModelT]):
     @asynccontextmanager
     async def using(self) -> AsyncIterator[ModelT | None]:
         """Yield the successor, or None to use the model itself; waits during a swap."""
-        while self.obstacle:
+        while self.unready_reason:
             await self._swap_over.wait()
         if self.successor is not None:
             yield self.successor
@@ -72,7 +72,7 @@ class ModelSwap(Generic[ModelT]):
         The block sets ``successor``; without one the model serves again.
         """
         log.info("unloading old version before reload: not enough memory", model=self._name)
-        self.obstacle, self._swap_over = _SWAPPING, trio.Event()
+        self.unready_reason, self._swap_over = _SWAPPING, trio.Event()
         try:
             while self._users:
                 self._unused = trio.Event()
@@ -80,7 +80,7 @@ class ModelSwap(Generic[ModelT]):
             await self._process.sleep()
             yield
         finally:
-            self.obstacle = ""
+            self.unready_reason = ""
             self._swap_over.set()
 
 

@@ -351,9 +351,9 @@ class TextModel(HostedService):
         return self._limits
 
     @property
-    def obstacle(self) -> str:
+    def unready_reason(self) -> str:
         """Why the model is unready; empty if it is ready."""
-        return self._swap.obstacle or self._process.obstacle
+        return self._swap.unready_reason or self._process.unready_reason
 
     @property
     def pid(self) -> int | None:

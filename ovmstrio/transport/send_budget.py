@@ -70,7 +70,7 @@ class ByteBudget:
             self.wake_waiters()
             raise
 
-    def give_back(self, size: int) -> None:
+    def release(self, size: int) -> None:
         """Release held bytes."""
         self.held -= size
         self.wake_waiters()
@@ -188,7 +188,7 @@ class ConnectionBudget:
         try:
             await self._server_budget.wait(size, has_priority=self._connection_budget.held == size)
         except BaseException:
-            self._connection_budget.give_back(size)
+            self._connection_budget.release(size)
             raise
 
     def add(self, size: int) -> None:
@@ -196,7 +196,7 @@ class ConnectionBudget:
         self._connection_budget.held += size
         self._server_budget.held += size
 
-    def give_back(self, size: int) -> None:
+    def release(self, size: int) -> None:
         """Release bytes that were sent or will not come."""
         own, everyone = self._connection_budget, self._server_budget
         own.held -= size
@@ -208,7 +208,7 @@ class ConnectionBudget:
 
     def close(self) -> None:
         """Release all bytes at the end of the connection."""
-        self.give_back(self._connection_budget.held)
+        self.release(self._connection_budget.held)
 
 
 current_connection_budget: Final[ContextVar[ConnectionBudget | None]] = ContextVar(

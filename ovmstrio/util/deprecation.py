@@ -71,20 +71,21 @@ def rename_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     return renamed | {name: value for name, value in given.items() if name not in RENAMED_SETTINGS}
 
 
-def forward_names(module: str, target: str, names: Collection[str]) -> Callable[[str], Any]:
-    """Return a module's ``__getattr__`` that takes names from another module and warns of the move.
+def forward_names(module: str, target: str, names: Collection[str] | Mapping[str, str]) -> Callable[[str], Any]:
+    """Return a module's ``__getattr__`` that takes old names from another or the same module, with a warning.
 
     Args:
         module: the module that had the names.
         target: the module that has them now; imported at the first access.
-        names: the names that are forwarded; every other name is an ``AttributeError``.
+        names: the names that are forwarded, or the new names by the old ones; others are an ``AttributeError``.
     """
 
     def get(name: str) -> Any:
         if name not in names:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        message = f"{module}.{name} has moved to {target}; the old name works in this release only"
+        new = names[name] if isinstance(names, Mapping) else name
+        message = f"{module}.{name} is now {target}.{new}; the old name works in this release only"
         warnings.warn(message, DeprecationWarning, stacklevel=2)
-        return getattr(import_module(target), name)
+        return getattr(import_module(target), new)
 
     return get

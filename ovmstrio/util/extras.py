@@ -44,7 +44,7 @@ class Extra(StrEnum):
     VISION = "vision"
 
 
-def way_to_install(extra: Extra, installed: Callable[[str], Distribution] = distribution) -> str:
+def install_command(extra: Extra, installed: Callable[[str], Distribution] = distribution) -> str:
     """Return the command that installs an extra into this environment.
 
     The command installs from the folder, file or URL that the package was installed from.  If that source is unknown or
@@ -69,7 +69,7 @@ def way_to_install(extra: Extra, installed: Callable[[str], Distribution] = dist
 
 def missing_extra(module: str, extra: Extra) -> str:
     """Return that a module of an extra is not installed, with the command to install it; empty if it is installed."""
-    return "" if find_spec(module) is not None else f"{module} is not installed: {way_to_install(extra)}"
+    return "" if find_spec(module) is not None else f"{module} is not installed: {install_command(extra)}"
 
 
 def _origin(package: Distribution) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Standard streams: attribution of printed lines to user code, complete lines, and robust descriptors.
+"""Standard streams: line buffering per thread and task, attribution of lines to user code, and valid descriptors.
 
 The module needs only the standard library, because interpreters chosen by users import it as well.
 """
@@ -40,7 +40,7 @@ _unfinished: Final[ContextVar[Mapping[LineStream, str]]] = ContextVar("unfinishe
 
 
 @contextmanager
-def running_code_of(names: Mapping[str, str] | None) -> Iterator[None]:
+def attribute_output_to(names: Mapping[str, str] | None) -> Iterator[None]:
     """Attribute output to the user code with these names, in the block and in threads and tasks that it starts."""
     token = code_names.set(names)
     try:
@@ -58,7 +58,7 @@ def finish_lines() -> None:
             stream.finish(text)
 
 
-def whole_lines(begun: str, text: str) -> tuple[list[str], str]:
+def split_lines(begun: str, text: str) -> tuple[list[str], str]:
     """Return the complete lines of a text, truncated, and the visible part of its unfinished last line.
 
     Text before a carriage return is left out, as a terminal overwrites it.  Empty lines are left out as well.
@@ -101,7 +101,7 @@ class LineStream:
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
         begun = _unfinished.get()
-        lines, rest = whole_lines(begun.get(self, ""), text)
+        lines, rest = split_lines(begun.get(self, ""), text)
         if rest or begun:
             # A new mapping, because contexts that were copied from this one share the old mapping.
             others = {stream: line for stream, line in begun.items() if stream is not self}
@@ -119,7 +119,7 @@ class LineStream:
 
     def finish(self, text: str) -> None:
         """Pass on a line without a line break."""
-        for line in whole_lines("", f"{text}\n")[0]:
+        for line in split_lines("", f"{text}\n")[0]:
             self._take(line)
 
     def flush(self) -> None:
@@ -139,7 +139,7 @@ def original_stream(stream: Any) -> Any:
     return stream.original if isinstance(stream, LineStream) else stream
 
 
-def print_whole_lines() -> None:
+def install_line_buffering() -> None:
     """Replace the standard streams so that this process prints complete lines, one write per line."""
     for name in STREAM_NAMES:
         stream = getattr(sys, name)

@@ -41,7 +41,7 @@ _REPLACEMENT_SECONDS: Final = 600.0
 """Time that a call waits for a worker that a rolling restart replaces."""
 
 
-class OwnerWait:
+class OwnerTimeouts:
     """Time limits of calls that wait for a restarting worker.
 
     Args:
@@ -72,7 +72,7 @@ class WorkerSequences:
         rpc: RPC of sequence steps only, which a worker takes once it has restored its sequences and loaded its models.
     """
 
-    def __init__(self, rpc: WorkerRpc, state: SharedState, wait: OwnerWait) -> None:
+    def __init__(self, rpc: WorkerRpc, state: SharedState, wait: OwnerTimeouts) -> None:
         self._rpc = rpc
         self._state = state
         self._wait = wait
@@ -98,7 +98,7 @@ class WorkerSequences:
         with self._state.locked():
             row = self._row(model, version)
             alive = self._counts[model, version]
-            if limit < math.inf and alive + row.elsewhere().under_way >= limit:
+            if limit < math.inf and alive + row.elsewhere().in_flight >= limit:
                 raise TooManySequences(TOO_MANY_SEQUENCES)
             self._counts[model, version] = alive + 1
             row.write(alive + 1)
@@ -112,7 +112,7 @@ class WorkerSequences:
     def count(self, model: str, version: int) -> int:
         """Return the number of sequences of a version in all workers."""
         with self._state.locked():
-            return self._counts[model, version] + self._row(model, version).elsewhere().under_way
+            return self._counts[model, version] + self._row(model, version).elsewhere().in_flight
 
     def _row(self, model: str, version: int) -> SharedCounterRow:
         """Return the counter row of a version; requires the lock."""
@@ -121,7 +121,7 @@ class WorkerSequences:
             key = counter_key(f"sequences {model}/{version}")
             known = self._rows[model, version] = SharedCounterRow(self._state.counters, key, self._rpc.row)
         # Refreshes the position: the row may have been reassigned while unused.
-        _ = known.under_way
+        _ = known.in_flight
         return known
 
     async def run_step(self, owner: int, step: ForwardedStep) -> StepResult:
@@ -130,13 +130,13 @@ class WorkerSequences:
         seconds = self._wait.seconds(owner)
         packed = encode_arrays((name, "", array) for name, array in step.arrays.items())
         if packed is None:
-            plain = [_PLAIN_STEP, *sequence, dict(step.arrays), step.most_bytes]
-            outputs, steps = await self._rpc.ask(owner, plain, wait_seconds=seconds)
+            plain = [_PLAIN_STEP, *sequence, dict(step.arrays), step.max_output_bytes]
+            outputs, steps = await self._rpc.call(owner, plain, wait_seconds=seconds)
             return StepResult(decode_outputs(outputs), steps)
         heads, buffers = packed
-        most = step.most_bytes if math.isfinite(step.most_bytes) else None
+        most = step.max_output_bytes if math.isfinite(step.max_output_bytes) else None
         call = PackedMessage([_PACKED_STEP, *sequence, most, heads], buffers)
-        result = await self._rpc.ask(owner, call, wait_seconds=seconds)
+        result = await self._rpc.call(owner, call, wait_seconds=seconds)
         if len(result) == _PLAIN:
             return StepResult(decode_outputs(result[0]), result[1])
         steps, *packed_outputs = result
@@ -149,8 +149,8 @@ async def answer_step(registry: Registry, call: Sequence[Any]) -> Any:
 
     Does not wait before the request is in its sequence's queue, so the owner keeps the order of the calls.
     """
-    question, *sequence = call
-    if question == _PLAIN_STEP:
+    method, *sequence = call
+    if method == _PLAIN_STEP:
         outputs, steps = await _run_step(registry, ForwardedStep(*sequence))
         return [encode_outputs(outputs), steps]
     model, version, identity, start, end, most, heads, tail = sequence
@@ -185,7 +185,7 @@ _POLL_SECONDS: Final = 1.0
 class WorkerEngines:
     """Engines of all workers; see :class:`ovmstrio.core.worker_peers.EngineDirectory`."""
 
-    def __init__(self, rpc: WorkerRpc, wait: OwnerWait) -> None:
+    def __init__(self, rpc: WorkerRpc, wait: OwnerTimeouts) -> None:
         self.row = rpc.row
         self.rows = rpc.rows
         self.wait_seconds = wait.seconds
@@ -213,7 +213,7 @@ class WorkerEngines:
                 del self._exported[key]
                 self._substitutes = {call: chosen for call, chosen in self._substitutes.items() if chosen != key}
 
-    def refuse(self, key: str, error: ServerError) -> None:
+    def set_load_error(self, key: str, error: ServerError) -> None:
         """Set the error for calls of a missing engine."""
         self._errors[_model_of(key)] = key, error
         self._changed.unpark_all()
@@ -227,7 +227,7 @@ class WorkerEngines:
     async def call(self, owner: int, key: str, value: Any) -> Any:
         """Call another worker's engine; raises WorkerRestarting if the call was not sent."""
         try:
-            return await self._rpc.ask(owner, [CALL_ENGINE, key, self.row, value])
+            return await self._rpc.call(owner, [CALL_ENGINE, key, self.row, value])
         except PeerUnreachable as error:
             raise WorkerRestarting(error.message) from None
 
@@ -240,10 +240,10 @@ class WorkerEngines:
         with trio.move_on_after(_POLL_SECONDS):
             await self._rpc.wait_change()
 
-    async def answer(self, question: str, arguments: Sequence[Any]) -> Any:
+    async def answer(self, method: str, arguments: Sequence[Any]) -> Any:
         """Handle an RPC; raises NotReady if there is no such engine, and ServerError as the engine."""
         key, row, *value = arguments
-        if question == LISTEN_ENGINE:
+        if method == LISTEN_ENGINE:
             with trio.move_on_after(_LOAD_WAIT_SECONDS):
                 while key not in self._exported:
                     refused, error = self._errors.get(_model_of(key), (None, None))

@@ -5,7 +5,7 @@
     ask(row, value) ──> one connection per pair of workers ──> answer(value), a task each
                         result or error  <─────────────────────┘
 
-Calls are sent in the order of :meth:`WorkerRpc.ask`, also those that wait for a restarting worker, and are started in
+Calls are sent in the order of :meth:`WorkerRpc.call`, also those that wait for a restarting worker, and are started in
 that order.  A worker that leaves says so: others send no more calls to it, and it exits after the calls that it has
 received.  So a call fails only if its worker dies.
 """
@@ -46,7 +46,7 @@ log = structlog.get_logger(__name__)
 
 _CONTROL: Final = 0
 """Message number of cancellations (with the number of the call), greetings, goodbyes and their acknowledgements."""
-_ANSWERED, _FAILED, _PART, _HELLO, _GOODBYE = range(5)
+_ANSWERED, _FAILED, _PART, _READY, _GOAWAY = range(5)
 """Kinds of messages to a caller: outcomes of a call; the worker takes calls; the worker takes no more calls."""
 _RESTARTING: Final = "the responsible worker is starting; send the request again"
 _LOST: Final = "the responsible worker exited before it answered"
@@ -63,11 +63,11 @@ class PeerUnreachable(PeerGone):
 
 
 class _PendingCall:
-    __slots__ = ("heard", "is_answered", "is_parked", "number", "outcome", "task", "value")
+    __slots__ = ("is_answered", "is_parked", "number", "on_message", "outcome", "task", "value")
 
     def __init__(self, number: int, on_message: Callable[[Any], None] | None = None) -> None:
         self.number = number
-        self.heard = on_message
+        self.on_message = on_message
         self.task = trio.lowlevel.current_task()
         self.is_parked = False
         self.is_answered = False
@@ -110,8 +110,8 @@ class _PeerLink:
                     continue
                 if outcome == _PART:
                     waiting = self._waiting.get(number)
-                    if waiting is not None and waiting.heard is not None:
-                        waiting.heard(value)
+                    if waiting is not None and waiting.on_message is not None:
+                        waiting.on_message(value)
                     continue
                 waiting = self._waiting.pop(number, None)
                 if waiting is not None:
@@ -163,7 +163,7 @@ class _PeerLink:
         return waiting
 
     async def wait(self, waiting: _PendingCall) -> Any:
-        """Return the result of a pending call; as :meth:`WorkerRpc.ask`."""
+        """Return the result of a pending call; as :meth:`WorkerRpc.call`."""
         try:
             if not waiting.is_answered and waiting.number in self._waiting:
                 await self._park(waiting)
@@ -285,7 +285,7 @@ class WorkerRpc:
                 channel = MessageChannel(_detached(accepted))
                 connection = _ServerConnection(channel, answer)
                 # Only a caller that is greeted sends calls, so none is lost when this server leaves.
-                channel.send_or_queue([_CONTROL, _HELLO, None])
+                channel.send_or_queue([_CONTROL, _READY, None])
                 self._connections.add(connection)
                 nursery.start_soon(self._serve_connection, connection)
             else:
@@ -388,12 +388,12 @@ class WorkerRpc:
         self._is_leaving = True
         self._accepting.cancel()
         for connection in self._connections:
-            connection.channel.send_or_queue([_CONTROL, _GOODBYE, None])
+            connection.channel.send_or_queue([_CONTROL, _GOAWAY, None])
         with trio.move_on_after(seconds):
             while not all(each.is_finished and not each.calls for each in self._connections):
                 await self._changed.wait()
 
-    async def ask(self, row: int, value: Any, *, wait_seconds: float | None = None) -> Any:
+    async def call(self, row: int, value: Any, *, wait_seconds: float | None = None) -> Any:
         """Call another worker.
 
         Args:
@@ -416,7 +416,7 @@ class WorkerRpc:
         return await link.wait(waiting)
 
     async def listen(self, row: int, value: Any, on_message: Callable[[Any], None]) -> Any:
-        """Call another worker for a streamed result, and return the final value; raises as :meth:`ask`.
+        """Call another worker for a streamed result, and return the final value; raises as :meth:`call`.
 
         Args:
             row: index of the worker.
@@ -491,7 +491,7 @@ class WorkerRpc:
 
     # Calls of several workers
 
-    async def ask_all(self, question: str, *arguments: Any, limit_seconds: float = 60) -> list[Any]:
+    async def call_all(self, method: str, *arguments: Any, limit_seconds: float = 60) -> list[Any]:
         """Call all reachable workers and return their results.
 
         Raises:
@@ -502,9 +502,9 @@ class WorkerRpc:
         errors: dict[int, Exception] = {}
         silent = set(self._others)
 
-        async def ask_one(row: int) -> None:
+        async def call_one(row: int) -> None:
             try:
-                answers[row] = await self.ask(row, [question, *arguments])
+                answers[row] = await self.call(row, [method, *arguments])
             except PeerGone:
                 pass  # Not running: it starts with the current state.
             except Exception as error:  # noqa: BLE001 - raised below, after all results
@@ -514,12 +514,12 @@ class WorkerRpc:
         with trio.move_on_after(limit_seconds) as scope:
             async with trio.open_nursery() as nursery:
                 for row in self._others:
-                    nursery.start_soon(ask_one, row)
+                    nursery.start_soon(call_one, row)
         if scope.cancelled_caught:
             rows = ", ".join(map(str, sorted(silent)))
             raise NotReady(f"workers {rows} of {self.rows} timed out after {limit_seconds:g} s")
         for row, error in errors.items():
-            log.warning("worker RPC failed", other=row, question=question, reason=str(error))
+            log.warning("worker RPC failed", other=row, method=method, reason=str(error))
         for row, error in errors.items():
             if isinstance(error, ServerError):
                 error.message = f"worker {row}: {error.message}"
@@ -527,22 +527,22 @@ class WorkerRpc:
             raise error
         return list(answers.values())
 
-    async def ask_soon(self, questions: Mapping[int, Sequence[Any]], seconds: float) -> dict[int, Any]:
+    async def call_within(self, calls: Mapping[int, Sequence[Any]], seconds: float) -> dict[int, Any]:
         """Call workers, return results that arrive in time; see :class:`ovmstrio.core.worker_peers.WorkerPeers`."""
         answers: dict[int, Any] = {}
 
-        async def ask_one(row: int, question: Sequence[Any]) -> None:
+        async def call_one(row: int, method: Sequence[Any]) -> None:
             try:
-                answers[row] = await self.ask(row, list(question))
+                answers[row] = await self.call(row, list(method))
             except NotReady:
                 pass  # Not running.
             except Exception as error:  # noqa: BLE001 - other results are still needed
-                log.warning("worker RPC failed", other=row, question=question[0], reason=str(error))
+                log.warning("worker RPC failed", other=row, method=method[0], reason=str(error))
 
         with trio.move_on_after(seconds):
             async with trio.open_nursery() as nursery:
-                for row, question in questions.items():
-                    nursery.start_soon(ask_one, row, question)
+                for row, method in calls.items():
+                    nursery.start_soon(call_one, row, method)
         return answers
 
 

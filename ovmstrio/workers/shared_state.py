@@ -86,7 +86,7 @@ MAX_COUNTER_ROWS: Final = 16_384
 _CELL: Final = 8
 _OWN_CELLS: Final = 5
 _ROW_CELLS: Final = 3
-UNDER_WAY, WAITING, SINCE = range(_ROW_CELLS)
+IN_FLIGHT, WAITING, SINCE = range(_ROW_CELLS)
 """Cells of a worker's part of a counter row."""
 _HASH: Final = struct.Struct("q")
 _COUNT, _CHANGES, _HEAD_CELLS = range(3)
@@ -184,7 +184,7 @@ class CounterTable:
 
     def _is_used(self, place: int, now: float) -> bool:
         rows = range(self.rows)
-        if any(self.ints[self.row_at(place, row) + cell] for row in rows for cell in (UNDER_WAY, WAITING)):
+        if any(self.ints[self.row_at(place, row) + cell] for row in rows for cell in (IN_FLIGHT, WAITING)):
             return True
         return now - max(self.floats[place + cell] for cell in _FILLED_AT) < _USED_SECONDS
 
@@ -233,32 +233,32 @@ class SharedCounterRow:
         self._others = tuple((each, memory.row_at(place, each)) for each in range(memory.rows) if each != self._row)
 
     @property
-    def under_way(self) -> int:
+    def in_flight(self) -> int:
         """Running calls of this worker."""
         if self._memory.ints[self._place] != self._key:
             self._find()
-        return self._memory.ints[self._own + UNDER_WAY]
+        return self._memory.ints[self._own + IN_FLIGHT]
 
     def elsewhere(self) -> PeerCounters:
         """Return the counters of other workers."""
         ints = self._memory.ints
         if ints[self._place] != self._key:
             self._find()
-        under_way = waiting = 0
+        in_flight = waiting = 0
         since = math.inf
         rows: tuple[int, ...] = ()
         for row, at in self._others:
-            under_way += ints[at + UNDER_WAY]
+            in_flight += ints[at + IN_FLIGHT]
             if count := ints[at + WAITING]:
                 waiting += count
                 rows = (*rows, row)
                 since = min(since, self._memory.floats[at + SINCE])
-        return PeerCounters(under_way, waiting, since, rows)
+        return PeerCounters(in_flight, waiting, since, rows)
 
-    def write(self, under_way: int, waiting: int = 0, since: float = math.inf) -> None:
+    def write(self, in_flight: int, waiting: int = 0, since: float = math.inf) -> None:
         """Set the counters of this worker."""
         ints, at = self._memory.ints, self._own
-        ints[at + UNDER_WAY] = under_way
+        ints[at + IN_FLIGHT] = in_flight
         ints[at + WAITING] = waiting
         self._memory.floats[at + SINCE] = since
 
@@ -311,17 +311,17 @@ class ServiceLimit:
         self._counted = counters.row(f"project {name}")
         self.maximum = maximum
 
-    def take(self) -> None:
+    def acquire(self) -> None:
         """Count a started request; raises TooManyRequests if the limit is reached."""
         with self._counters.locked():
-            if self._counted.under_way + self._counted.elsewhere().under_way >= self.maximum:
+            if self._counted.in_flight + self._counted.elsewhere().in_flight >= self.maximum:
                 raise too_many_requests(self.maximum)
-            self._counted.write(self._counted.under_way + 1)
+            self._counted.write(self._counted.in_flight + 1)
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Count a finished request."""
         with self._counters.locked():
-            self._counted.write(self._counted.under_way - 1)
+            self._counted.write(self._counted.in_flight - 1)
 
 
 # Retained metrics

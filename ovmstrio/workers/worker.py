@@ -1,4 +1,7 @@
-"""Program of a worker process; its first request is a ``WorkerTask``."""
+"""Main program of a worker: a copy of the server for the connections that the parent hands off.
+
+The first message of the parent, a ``WorkerTask``, has the settings, the worker index and the worker count.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from ovmstrio.server.command_line import probe_addresses
 from ovmstrio.server.listeners import HTTP, HTTP2, Certificates
 from ovmstrio.server.plan import own_port, plan_project, read_plan
 from ovmstrio.server.process_main import serve_in_own_process
-from ovmstrio.server.project_logs import configure_project_logs, enter_project
+from ovmstrio.server.project_process import configure_project_logs, enter_project
 from ovmstrio.server.settings import ServerSettings
 from ovmstrio.server.start_failures import log_failures
 from ovmstrio.server.worker_context import WorkerProcessContext
@@ -29,11 +32,11 @@ from ovmstrio.telemetry.log_levels import LOG_LEVEL, parse_log_levels
 from ovmstrio.telemetry.logs import configure_logs, set_worker_number
 from ovmstrio.transport.tls import TlsListener
 from ovmstrio.util.cores import CORES
-from ovmstrio.workers.changes import WorkerGroup
 from ovmstrio.workers.handoff import CHANGED, DRAIN, EXIT_CUT, ConnectionInbox, WorkerTask
-from ovmstrio.workers.owners import OwnerWait, WorkerEngines, WorkerSequences, answer_step
+from ovmstrio.workers.owners import OwnerTimeouts, WorkerEngines, WorkerSequences, answer_step
 from ovmstrio.workers.rpc import WorkerRpc
 from ovmstrio.workers.shared_state import ServiceLimit, SharedCounters, SharedState, WorkerWakeups
+from ovmstrio.workers.worker_group import WorkerGroup
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,13 +68,13 @@ async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
     worker = _Worker(plan, state, task)
 
     async def answer(running: Running) -> None:
-        await worker.follow(running.plane, first, requests)
+        await worker.report_readiness(running.plane, first, requests)
 
-    hosting = worker.hosting(requests)
+    context = worker.make_context(requests)
     trio.lowlevel.add_instrument(worker.calls)
     with LOG_LEVEL.shared(state), worker.wakeups.open():
-        gently = await serve_in_own_process(worker.plan, hosting, show=answer, handle_signals=False)
-    if not gently:
+        is_graceful = await serve_in_own_process(worker.plan, context, show=answer, handle_signals=False)
+    if not is_graceful:
         sys.exit(EXIT_CUT)
 
 
@@ -108,7 +111,7 @@ class _Worker:
         self._rpc = WorkerRpc(task.secret, task.rows, row)
         # Separate, as steps wait until their owner takes them, and other calls do not.
         self._step_rpc = WorkerRpc(task.secret, task.rows, row, "steps")
-        wait = OwnerWait(state, settings.worker_wait_seconds)
+        wait = OwnerTimeouts(state, settings.worker_wait_seconds)
         self.calls = _CallsInFlight(state, row)
         self._engines = WorkerEngines(self._rpc, wait)
         self._sequences = WorkerSequences(self._step_rpc, state, wait)
@@ -120,16 +123,16 @@ class _Worker:
         closed = partial(state.add_closed_connection, row)
         self._inboxes = {name: ConnectionInbox(closed) for name in protocols}
 
-    def hosting(self, requests: WorkRequests) -> WorkerProcessContext:
+    def make_context(self, requests: WorkRequests) -> WorkerProcessContext:
         listeners = {name: [self._tls_listener(name, inbox)] for name, inbox in self._inboxes.items()}
-        until = partial(self._handle_messages, requests)
+        wait_drain = partial(self._handle_messages, requests)
         observers, watches = (self.calls,), (self._certificates.look,)
         wait_drain_warning = self._warned.wait
         return WorkerProcessContext(
             listeners=listeners,
-            lend=self._make_load_context,
-            obstacle=self._unready_reason,
-            until=until,
+            make_load_context=self._make_load_context,
+            unready_reason=self._unready_reason,
+            wait_drain=wait_drain,
             wait_drain_warning=wait_drain_warning,
             is_restart=lambda: not self._state.is_draining,
             observers=observers,
@@ -137,8 +140,8 @@ class _Worker:
             serve_peers=self._serve_peers,
             worker_deaths=lambda: self._state.deaths,
             leave=self._leave,
-            ledger=self._counters,
-            siblings=self._group,
+            counters=self._counters,
+            peers=self._group,
         )
 
     async def _serve_peers(self, plane: DataPlane, reloading: Reloader, *, task_status: trio.TaskStatus[None]) -> None:
@@ -174,7 +177,7 @@ class _Worker:
         seconds = max(_MIN_FAREWELL_SECONDS, self._drains_until - trio.current_time())
         if self._state.is_draining:
             with trio.move_on_after(seconds):
-                await self._group.say_farewell(others)
+                await self._group.wait_peers_drained(others)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._engines.leave, seconds)
             nursery.start_soon(self._step_rpc.leave)
@@ -186,7 +189,7 @@ class _Worker:
         await requests.handle_all(self._handle_message)
         self._drains_until = trio.current_time() + self.plan.settings.drain_seconds
 
-    async def follow(self, plane: DataPlane, first: WorkRequest, requests: WorkRequests) -> None:
+    async def report_readiness(self, plane: DataPlane, first: WorkRequest, requests: WorkRequests) -> None:
         """Report that connections are accepted, and from then on readiness changes."""
         self._plane = plane
         if plane.registry.has_loaded:
@@ -194,7 +197,7 @@ class _Worker:
         self._state.set_ready(self._row, ready=self._own_readiness(plane).ready)
         await first.answer(None)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._show_life)
+            nursery.start_soon(self._send_heartbeats)
             await self._report_readiness(plane, requests)
 
     def _own_readiness(self, plane: DataPlane) -> Readiness:
@@ -203,7 +206,7 @@ class _Worker:
             return Readiness(ready=False, reason="the worker is starting")
         return readiness
 
-    async def _show_life(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
             self._state.show_life(self._row)
             await trio.sleep(_LIFE_SECONDS)

@@ -11,9 +11,7 @@ import trio
 
 from ovmstrio.config.specs import OpPipelineSpec, ServerSpec
 from ovmstrio.ops.kind import OpPipelineKind
-from ovmstrio.ops.op_service import DEFAULT_NAME, OpService, PipelineExecutor
-from ovmstrio.ops.settings import PipelineSettings
-from ovmstrio.ops.values import (
+from ovmstrio.ops.messages import (
     ChannelData,
     ChannelDataType,
     PipelineRequest,
@@ -22,6 +20,8 @@ from ovmstrio.ops.values import (
     pack_response,
     unpack_request,
 )
+from ovmstrio.ops.op_service import DEFAULT_NAME, OpService, PipelineExecutor
+from ovmstrio.ops.settings import PipelineSettings
 from ovmstrio.server.kinds import KINDS
 from ovmstrio.server.plan import Plan
 from ovmstrio.server.service_plan import service_settings
@@ -67,7 +67,7 @@ class EchoExecutor:
         data = ChannelData(datatype=ChannelDataType.CHANNEL_NPDATA.value, npdata=values)
         return pack_response(data, as_tensors=self._as_tensors)
 
-    def obstacle(self) -> str:
+    def unready_reason(self) -> str:
         return self.problem
 
     def close(self) -> None:

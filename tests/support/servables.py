@@ -64,13 +64,13 @@ class RecordingHooks(ServableHooks):
     def set_pool(self, size: int, active: int) -> None:
         self.pools.append((size, active))
 
-    def placed(self, *, inline: bool, changed: bool) -> None:
+    def set_execution_mode(self, *, inline: bool, changed: bool) -> None:
         self.places.append((inline, changed))
 
-    def bound(self, *, to_cores: bool, changed: bool) -> None:
+    def set_cpu_pinning(self, *, to_cores: bool, changed: bool) -> None:
         self.bounds.append((to_cores, changed))
 
-    def bucketed(self, fit: str, given: int, added: int) -> None:
+    def record_padding(self, fit: str, given: int, added: int) -> None:
         self.fits.append((fit, given, added))
 
     def set_load_seconds(self, seconds: float) -> None:

@@ -41,7 +41,7 @@ async def serving_plan(plan: Plan, *, drains: bool = False) -> AsyncIterator[Ser
     results: list[bool] = []
 
     async def serve(*, task_status: trio.TaskStatus[Running]) -> None:
-        hosting = WorkerProcessContext(until=draining.wait)
+        hosting = WorkerProcessContext(wait_drain=draining.wait)
         results.append(await serve_plan(plan, hosting, handle_signals=False, task_status=task_status))
 
     async with trio.open_nursery() as nursery:

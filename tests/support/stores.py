@@ -122,17 +122,17 @@ class _Handler(BaseHTTPRequestHandler):
             what = "RepoNotFound" if repository not in state.repositories else "RevisionNotFound"
             self._send(404, b"", {"x-error-code": what, "x-error-message": "not found"})
             return
-        siblings = []
+        peers = []
         for path, content in state.repositories[repository][commit].items():
             row: dict[str, Any] = {"rfilename": path, "size": len(content), "blobId": _blob_id(content)}
             if _is_lfs(path):
                 row["lfs"] = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}
-            siblings.append(row)
+            peers.append(row)
         body = {
             "id": repository,
             "modelId": repository,
             "sha": commit,
-            "siblings": siblings,
+            "siblings": peers,
             "tags": [],
             "private": False,
         }

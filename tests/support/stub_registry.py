@@ -367,15 +367,15 @@ async def running(registry: Registry) -> AsyncIterator[Registry]:
 
 @asynccontextmanager
 async def open_plane_of(
-    spec: ServableSpec, service: Service, obstacle: Callable[[], str] = str
+    spec: ServableSpec, service: Service, unready_reason: Callable[[], str] = str
 ) -> AsyncIterator[DataPlane]:
-    """Serve a loaded service under a spec until the block ends; ``obstacle`` returns why it cannot be called, or ""."""
+    """Serve a loaded service under a spec until the block ends; ``unready_reason`` is "" if it can be called."""
 
     async def load(spec: ServableSpec, version: int, directory: Path) -> Service:
         return service
 
     registry = registry_of(load, poll_seconds=0)
-    plane = DataPlane(registry, unready_reason=obstacle)
+    plane = DataPlane(registry, unready_reason=unready_reason)
     async with running(registry):
         await registry.apply([spec])
         plane.begin_serving()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,3 +68,26 @@ def test_docstrings_and_comments_use_no_banned_word() -> None:
 def test_pages_use_no_banned_word(page: Path) -> None:
     lines = enumerate(page.read_text().splitlines(), 1)
     assert [f"{number}: {found[0]}" for number, line in lines if (found := BANNED_WORDS.search(line))] == []
+
+
+_ENTRY = re.compile(r"^    (\w+): ", re.MULTILINE)
+_SECTION = re.compile(r"^(Args|Attributes|Raises):\n((?: .*\n|\n)*)", re.MULTILINE)
+
+
+def test_docstrings_name_parameters_attributes_and_errors_that_exist() -> None:
+    """A parameter occurs in the code of its file; an attribute or error occurs in the code of some file."""
+    code = {
+        path: set(re.findall(r"\w+", re.sub(r'""".*?"""', "", path.read_text(), flags=re.DOTALL))) for path in SOURCES
+    }
+    anywhere = set().union(*code.values()) | set(dir(builtins)) | {"InferenceServerException"}
+    wrong = []
+    for path in SOURCES:
+        for each in source_facts(path).docstrings:
+            for section, entries in _SECTION.findall(f"{each.text}\n"):
+                known = code[path] if section == "Args" else anywhere
+                wrong += [
+                    f"{path.relative_to(ROOT)}:{each.line}: {name}"
+                    for name in _ENTRY.findall(entries)
+                    if name not in known
+                ]
+    assert not wrong

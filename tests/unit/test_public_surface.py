@@ -20,8 +20,8 @@ GUIDE = ROOT / "docs" / "public_api.md"
 SURFACE = {
     "ovmstrio": """
         Array AsyncClient Client ClientTls InferRequest InferResponse KINDS Kind Kinds LoadContext Running Servable
-        ServableMetadata ServerSettings Service Takes Tensor TensorSpec configure_logs open_client serve
-        settings_of table_of
+        ServableMetadata ServerSettings Service Tensor TensorSpec configure_logs open_client serve
+        settings_of table_of CallType
     """,
     "ovmstrio.ext.batching": """
         BatchOptions BatchPolicy Batcher open_batcher
@@ -53,7 +53,7 @@ SURFACE = {
         TooManySequences UserCodeError VersionLoading VersionMissing VersionRetired
     """,
     "ovmstrio.extras": """
-        COMPAT_FOLDER Extra add_compat_path way_to_install
+        COMPAT_FOLDER Extra add_compat_path install_command
     """,
     "ovmstrio.ext.handlers": """
         HTMLResponse HTTPError JSONResponse PlainTextResponse Response StreamingResponse
@@ -62,8 +62,8 @@ SURFACE = {
         ANY_SIZE BY_NAME ByteStream ConfigFile Contents Datatype Dependency Dim Findings HttpAnswer
         HttpRequest HttpRoutes InferInput InferRequest InferResponse InferStream Kind LeasedServable Listing
         LoadContext Located ONLY_VERSION Place Problem RawTensor RequestedOutput Schema Servable ServableMetadata
-        ServableSpec Service StreamProblem StreamingServable Takes Tensor TensorSpec Validator check_members
-        content_mark is_whole tree_mark
+        ServableSpec Service StreamProblem StreamingServable Tensor TensorSpec Validator check_members
+        content_fingerprint is_whole tree_fingerprint CallType
     """,
     "ovmstrio.testing": """
         FakeClock LocalServer MemoryServer serving serving_async serving_in_memory
@@ -112,11 +112,27 @@ def test_the_guide_lists_every_public_name_of_every_public_module() -> None:
 @pytest.mark.parametrize("module", MOVED)
 def test_moved_names_work_with_a_warning(module: str) -> None:
     for name in SURFACE[MOVED[module]].split():
-        with pytest.warns(DeprecationWarning, match=f"{module}.{name} has moved to {MOVED[module]}"):
+        with pytest.warns(DeprecationWarning, match=f"{module}.{name} is now {MOVED[module]}.{name}"):
             moved = getattr(importlib.import_module(module), name)
         assert moved is getattr(importlib.import_module(MOVED[module]), name)
     with pytest.raises(AttributeError, match="has no attribute 'unknown'"):
         _ = importlib.import_module(module).unknown
+
+
+@pytest.mark.parametrize(
+    ("module", "old", "new"),
+    [
+        ("ovmstrio", "Takes", "CallType"),
+        ("ovmstrio.ext.kinds", "Takes", "CallType"),
+        ("ovmstrio.ext.kinds", "content_mark", "content_fingerprint"),
+        ("ovmstrio.ext.kinds", "tree_mark", "tree_fingerprint"),
+        ("ovmstrio.extras", "way_to_install", "install_command"),
+    ],
+)
+def test_renamed_names_work_with_a_warning(module: str, old: str, new: str) -> None:
+    loaded = importlib.import_module(module)
+    with pytest.warns(DeprecationWarning, match=f"{module}.{old} is now {module}.{new}"):
+        assert getattr(loaded, old) is getattr(loaded, new)
 
 
 def test_lazy_imports_equal_those_of_type_checkers() -> None:

@@ -117,7 +117,7 @@ class GroupServer:
         self, plan: Plan, until: Callable[[], Awaitable[None]], *, task_status: trio.TaskStatus[Any]
     ) -> None:
         async with trio.open_nursery() as nursery:
-            serve = partial(serve_plan, plan, WorkerProcessContext(until=until), handle_signals=False)
+            serve = partial(serve_plan, plan, WorkerProcessContext(wait_drain=until), handle_signals=False)
             running = await nursery.start(serve)
             self.plane = running.plane
             size = plan.settings.max_message_size

@@ -234,7 +234,7 @@ def _set_status(answer: GrpcResult, context: RayServegRPCContext) -> None:
 async def _unready_reason(link: GroupLink) -> str:
     try:
         async with asyncio.timeout(_READY_SECONDS):
-            reason: str = await link.call("obstacle")
+            reason: str = await link.call("unready_reason")
     except TimeoutError:
         return f"no replica answered within {_READY_SECONDS:g} s"
     except NotReady as error:

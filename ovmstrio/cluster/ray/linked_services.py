@@ -19,7 +19,7 @@ from ovmstrio.encoding.raw_contents import join_buffers
 from ovmstrio.protocols.kserve.grpc_messages import decode_request, encode_response
 from ovmstrio.remote.grpc_endpoint import decode_response, encode_request
 from ovmstrio.serving.data_plane import unsupported_call_message
-from ovmstrio.serving.kind import Kind, Takes
+from ovmstrio.serving.kind import CallType, Kind
 from ovmstrio.serving.model_versions import ONLY_VERSION, Listing
 from ovmstrio.util.buffers import PiecedMessage
 
@@ -68,8 +68,8 @@ class LinkedServable:
         with trio.move_on_at(request.deadline):
             answer = await self._ask(group, "infer_linked", data, seconds)
             response = decode_response(bytearray(answer))
-            if response.nbytes > request.most_bytes:
-                raise PayloadTooLarge.of_outputs(response.nbytes, request.most_bytes)
+            if response.nbytes > request.max_output_bytes:
+                raise PayloadTooLarge.of_outputs(response.nbytes, request.max_output_bytes)
             response.id = request.id
             return response
         raise DeadlineExceeded(f'deadline exceeded: "{self._spec.name}" of group "{self._spec.group}"')
@@ -83,7 +83,7 @@ class LinkedKind(Kind[LinkedSpec]):
 
     name: ClassVar[str] = LinkedSpec.kind
     spec = LinkedSpec
-    takes: ClassVar[frozenset[Takes]] = frozenset({Takes.TENSORS})
+    call_types: ClassVar[frozenset[CallType]] = frozenset({CallType.TENSORS})
     runs_user_code = False
 
     def __init__(self, ask: AskGroup) -> None:
@@ -93,7 +93,7 @@ class LinkedKind(Kind[LinkedSpec]):
         """Return the only version, which stands for all."""
         return Listing({ONLY_VERSION: spec.base_path})
 
-    def files_mark(self, spec: LinkedSpec, directory: Path) -> str:
+    def fingerprint(self, spec: LinkedSpec, directory: Path) -> str:
         """Return an empty fingerprint: there are no local files."""
         del spec, directory
         return ""
@@ -126,7 +126,7 @@ def _render(response: InferResponse) -> tuple[bytes, int]:
 async def describe_linked(plane: DataPlane, name: str) -> list[Any]:
     """Return the metadata of a service as plain data; raises ServerError as the data plane."""
     with await plane.registry.lease(name) as lease:
-        if Takes.TENSORS not in lease.takes:
+        if CallType.TENSORS not in lease.call_types:
             raise NotSupported(
                 f"{unsupported_call_message(lease, 'calls from other groups')}, or place its callers in its group"
             )

@@ -80,7 +80,7 @@ class GroupReplica:
         """Drain after Ray has sent the last request."""
         await self.trio.aclose()
 
-    async def obstacle(self) -> str:
+    async def unready_reason(self) -> str:
         """Return why the services are not ready, or an empty text."""
         readiness = self.server.plane.readiness()
         return "" if readiness.ready else readiness.reason

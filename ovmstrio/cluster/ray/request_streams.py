@@ -55,7 +55,7 @@ class StreamLink(Protocol):
 
 
 async def answer_stream(
-    guest: TrioGuest, door: ClusterGrpcHandler, next_request: NextRequest
+    guest: TrioGuest, handler: ClusterGrpcHandler, next_request: NextRequest
 ) -> AsyncGenerator[StreamReply]:
     """Answer a stream on the trio side."""
     send_request, receive_request = trio.open_memory_channel[bytes](0)
@@ -72,7 +72,7 @@ async def answer_stream(
         finally:
             await guest.call(send_request.aclose)
 
-    answering = asyncio.ensure_future(guest.call(door.stream, receive_request, send_reply))
+    answering = asyncio.ensure_future(guest.call(handler.stream, receive_request, send_reply))
     passing = asyncio.ensure_future(pass_on())
     try:
         with suppress(trio.EndOfChannel):
@@ -81,9 +81,9 @@ async def answer_stream(
         failure = await answering
         if failure is None and broken:
             # The replies so far are incomplete.
-            failure = door.refuse(broken[0], STREAM)
+            failure = handler.refuse(broken[0], STREAM)
     except ServerError as error:
-        failure = door.refuse(error, STREAM)
+        failure = handler.refuse(error, STREAM)
     finally:
         answering.cancel()
         passing.cancel()
@@ -168,12 +168,12 @@ class OpenStreams:
         """Keys of the open streams."""
         return list(self._inboxes)
 
-    async def open(self, guest: TrioGuest, door: ClusterGrpcHandler) -> AsyncGenerator[str | StreamReply]:
+    async def open(self, guest: TrioGuest, handler: ClusterGrpcHandler) -> AsyncGenerator[str | StreamReply]:
         """Yield the key of a new stream, then its replies; a status if the limit is reached."""
         key = make_key(self._replica)
         if len(self._inboxes) >= self._most:
             yield key
-            yield door.refuse(Overloaded(_FULL.format(self._most)), STREAM)
+            yield handler.refuse(Overloaded(_FULL.format(self._most)), STREAM)
             return
         inbox = self._inboxes[key] = asyncio.Queue(_MAX_BUFFERED_REQUESTS)
 
@@ -191,7 +191,7 @@ class OpenStreams:
 
         try:
             yield key
-            async with aclosing(answer_stream(guest, door, next_request)) as replies:
+            async with aclosing(answer_stream(guest, handler, next_request)) as replies:
                 async for reply in replies:
                     yield reply
         finally:

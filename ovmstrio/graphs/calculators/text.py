@@ -60,8 +60,8 @@ class _TextNodeResources:
         self._tasks = tasks
 
     @property
-    def obstacle(self) -> str:
-        reason: str = getattr(self._model, "obstacle", "")
+    def unready_reason(self) -> str:
+        reason: str = getattr(self._model, "unready_reason", "")
         return reason
 
     async def open(self, context: NodeContext) -> _TextNodeCalculator:

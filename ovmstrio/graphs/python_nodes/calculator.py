@@ -63,7 +63,7 @@ from ovmstrio.isolation.user_code import (
     trim_traceback,
 )
 from ovmstrio.isolation.worker_process import WorkerExited
-from ovmstrio.util.stdio import code_names, running_code_of
+from ovmstrio.util.stdio import attribute_output_to, code_names
 
 # ----------------------------------------------------------------------
 # Nodes
@@ -252,7 +252,7 @@ class _ThreadedNode:
         self.documents = outline.documents
 
     async def load(self) -> None:
-        with running_code_of(self.names):
+        with attribute_output_to(self.names):
             await call_user_code(self.threads, self.node_model.make)
             await call_user_code(self.threads, self.node_model.initialize)
 
@@ -262,7 +262,7 @@ class _ThreadedNode:
             return
         if self.node_model.is_initializing:
             raise RuntimeError("initialize has not ended")
-        with running_code_of(self.names):
+        with attribute_output_to(self.names):
             await call_user_code(self.threads, finalize)
 
     async def aclose(self) -> None:
@@ -353,7 +353,7 @@ def _node_context(context: contextvars.Context) -> Iterator[None]:
         return
     token = CURRENT.set(current)
     try:
-        with running_code_of(context.get(code_names)):
+        with attribute_output_to(context.get(code_names)):
             yield
     finally:
         CURRENT.reset(token)

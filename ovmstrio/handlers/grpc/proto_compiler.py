@@ -24,7 +24,7 @@ from google.protobuf.message_factory import GetMessageClass
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.isolation.handler_imports import HandlerPackage
 from ovmstrio.isolation.user_code import describe_error
-from ovmstrio.util.extras import Extra, way_to_install
+from ovmstrio.util.extras import Extra, install_command
 from ovmstrio.util.regular_files import read_regular_bytes
 
 log = structlog.get_logger(__name__)
@@ -65,7 +65,7 @@ async def compile_proto(source: Path, roots: Sequence[Path], folder: Path) -> Co
     Cancellation: kills the compiler.
     """
     if importlib.util.find_spec("grpc_tools") is None:
-        message, hint = "the protobuf compiler is not installed", way_to_install(Extra.HANDLERS)
+        message, hint = "the protobuf compiler is not installed", install_command(Extra.HANDLERS)
         suggestion = f"{hint}, or install the package grpcio-tools"
         raise ConfigError([Problem(message, file=str(source), path="protobuf_path", suggestion=suggestion)])
     if not await trio.Path(source).is_file():

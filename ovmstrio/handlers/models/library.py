@@ -40,7 +40,7 @@ from ovmstrio.handlers.models.storage import (
 )
 from ovmstrio.handlers.models.version_index import LATEST
 from ovmstrio.serving.batching import Batcher, BatchOptions, open_batcher
-from ovmstrio.serving.file_watcher import FileWatcher
+from ovmstrio.serving.periodic_check import PeriodicCheck
 from ovmstrio.stores.open_storage import OpenStorage, open_storage
 from ovmstrio.util.backoff import Backoff
 
@@ -97,7 +97,7 @@ class ModelLibrary:
         self.names = ModelNames(spec, self.cache)
         self.client = ModelClient(self.cache, self.loader, self.names, is_caching=spec.is_cached)
         self.sync = StorageSync(sources, self.cache, maker, spec=spec, validate=validate, options=watch)
-        self.watcher = FileWatcher(self.sync.synchronize, watch.interval_seconds, Backoff())
+        self.watcher = PeriodicCheck(self.sync.synchronize, watch.interval_seconds, Backoff())
 
     @property
     def is_stale(self) -> bool:

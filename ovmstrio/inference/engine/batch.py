@@ -164,8 +164,8 @@ class RunningSequence:
         """Return the output of the last step.
 
         Raises:
-            DifferentTextError: a restarted sequence differs from the tokens already sent.
-            NoRoomError: the KV cache has no room for it.
+            SequenceDivergedError: a restarted sequence differs from the tokens already sent.
+            CacheFullError: the KV cache has no room for it.
         """
         # Reading without data would block forever.
         has_come = self.handle.can_read()

@@ -22,7 +22,7 @@ from ovmstrio.core.errors import ModelFailure, ServerError
 from ovmstrio.inference.engine.messages import ACCEPTED, PART, REJECTED, encode_failure
 from ovmstrio.isolation.blocking_channel import BlockingChannel, ChannelClosedByUserCode
 from ovmstrio.isolation.exit_status import CHANNEL_CLOSED, MODEL_LOST, exit_with_parent
-from ovmstrio.util.stdio import print_whole_lines
+from ovmstrio.util.stdio import install_line_buffering
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,7 +86,7 @@ def run_process(serve: Callable[[BlockingChannel, int, Any], None]) -> None:
     exit_with_parent(lifeline)
     for server_signal in (signal.SIGINT, signal.SIGTERM):
         signal.signal(server_signal, _ignore_signal)
-    print_whole_lines()
+    install_line_buffering()
     channel = BlockingChannel(socket.socket(fileno=end))
     status = 0
     try:

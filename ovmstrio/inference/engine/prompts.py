@@ -347,7 +347,7 @@ class PromptTokenizer:
         return self._nonempty(list(prompt))
 
     def tokenize_rendered(self, text: str) -> list[int]:
-        """Return the tokens of a rendered conversation; see :meth:`tokens_of`."""
+        """Return the tokens of a rendered conversation, as :meth:`tokenize_prompt`."""
         return self._nonempty(self._encode(text, add_special_tokens=False))
 
     @staticmethod

@@ -26,7 +26,7 @@ from ovmstrio.core.errors import InvalidField, ModelFailure
 from ovmstrio.inference.engine.chunk_worker import ChunkWorker, run_process
 from ovmstrio.inference.engine.messages import FAILED, LOADED, VOICE_FILES
 from ovmstrio.inference.engine.pipeline import library_error_message
-from ovmstrio.util.extras import Extra, way_to_install
+from ovmstrio.util.extras import Extra, install_command
 from ovmstrio.util.regular_files import read_regular_bytes
 from ovmstrio.util.truncation import cut, shown
 
@@ -164,7 +164,7 @@ class PiperSpeaker:
     """Piper voice, an ONNX network with a configuration file of the same name and ``.json`` appended.
 
     Raises:
-        UnusableVoice: the configuration is invalid, or espeak-ng is not installed.
+        InvalidVoice: the configuration is invalid, or espeak-ng is not installed.
         RuntimeError: the network cannot be loaded.
     """
 
@@ -434,7 +434,7 @@ def serve(channel: BlockingChannel, number: int, options: dict[str, Any]) -> Non
     try:
         speaker = _load(options)
     except ImportError as error:
-        message = f"speech models require {error.name or error}, which is not installed: {way_to_install(Extra.LLM)}"
+        message = f"speech models require {error.name or error}, which is not installed: {install_command(Extra.LLM)}"
         channel.send([number, [FAILED, message]])
         return
     except Exception as error:  # noqa: BLE001 - the server reports any reason

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ovmstrio.inference.engine.chunk_worker import ChunkWorker, run_process
 from ovmstrio.inference.engine.messages import FAILED, LOADED
 from ovmstrio.inference.engine.pipeline import library_error_message
-from ovmstrio.util.extras import Extra, way_to_install
+from ovmstrio.util.extras import Extra, install_command
 
 if TYPE_CHECKING:
     from ovmstrio.inference.engine.asr import SpeechRecognizer, TranscriptionOptions
@@ -77,7 +77,7 @@ def serve(channel: BlockingChannel, number: int, options: dict[str, Any]) -> Non
     try:
         from ovmstrio.inference.engine.asr import SpeechRecognizer  # noqa: PLC0415 - import errors are reported
     except ImportError as error:
-        message = f"audio files require {error.name or error}, which is not installed: {way_to_install(Extra.LLM)}"
+        message = f"audio files require {error.name or error}, which is not installed: {install_command(Extra.LLM)}"
         channel.send([number, [FAILED, message]])
         return
     try:

@@ -49,13 +49,13 @@ class SequenceManager:
     States can move only between models with equal ``variables``, the specifications of the states.
 
     Attributes:
-        relatives: returns managers of other versions; their sequences that follow the default version move here when
+        related_managers: returns managers of other versions; their sequences of the default version move here when
             requested here.
         owners: sequences of all workers of the server; None for a single worker.
         capacity: maximum number of live sequences of all workers.
         removes_idle: whether idle sequences are removed.
-        migrates: whether sequences may continue in another version or instance.
-        next_id: next generated id; the same in all relatives.
+        can_migrate: whether sequences may continue in another version or instance.
+        next_id: next generated id; the same in all versions.
         servables: number of loaded instances of the version.
         changes: records changes for a sequence store; None without a store.
     """
@@ -138,11 +138,11 @@ class SequenceManager:
         return sequence
 
     def _free_id(self) -> int:
-        family = (self, *self.related_managers())
+        all_versions = (self, *self.related_managers())
         number = self.next_id if self.owners is None else max(self.next_id, self.owners.last_id + 1)
-        while not number or not self._owns(number) or any(number in manager for manager in family):
+        while not number or not self._owns(number) or any(number in manager for manager in all_versions):
             number = (number + 1) % _IDS
-        for manager in family:
+        for manager in all_versions:
             manager.next_id = (number + 1) % _IDS
         if self.owners is not None:
             self.owners.last_id = number

@@ -217,7 +217,7 @@ def read_segments(content: bytes) -> StoredSegments:
     """Decode a file up to the first incomplete segment, whose writer was killed.
 
     Raises:
-        DamagedStore: the first segment is incomplete, or the file has another format or version.
+        CorruptStore: the first segment is incomplete, or the file has another format or version.
     """
     rest = memoryview(content)
     segments: list[tuple[Index, memoryview]] = []

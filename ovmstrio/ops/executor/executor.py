@@ -38,12 +38,7 @@ from ovmstrio.ops.executor.op_instance import init_error, make_channel_data
 from ovmstrio.ops.executor.pipeline_source import PipelineSource
 from ovmstrio.ops.executor.workers import GRACE_SECONDS, InstanceWorker, ProcessWorker, WorkerPool
 from ovmstrio.ops.graph import OpGraph
-from ovmstrio.ops.observing.hooks import NULL_HOOKS, ChannelState, OpHooks
-from ovmstrio.ops.observing.log_files import PIPELINE, SAMPLES, log_fields_of
-from ovmstrio.ops.op import EXECUTOR_NAME, Op, RequestOp, ResponseOp
-from ovmstrio.ops.predictor.protocol import CreatePredictor
-from ovmstrio.ops.settings import OpSettings, PipelineSettings
-from ovmstrio.ops.values import (
+from ovmstrio.ops.messages import (
     ArrayTensor,
     ChannelData,
     ChannelDataType,
@@ -53,8 +48,13 @@ from ovmstrio.ops.values import (
     to_response,
     unpack_request,
 )
+from ovmstrio.ops.observing.hooks import NULL_HOOKS, ChannelState, OpHooks
+from ovmstrio.ops.observing.log_files import PIPELINE, SAMPLES, log_fields_of
+from ovmstrio.ops.op import EXECUTOR_NAME, Op, RequestOp, ResponseOp
+from ovmstrio.ops.predictor.protocol import CreatePredictor
+from ovmstrio.ops.settings import OpSettings, PipelineSettings
 from ovmstrio.serving.batching import Batcher, BatchOptions
-from ovmstrio.util.stdio import running_code_of
+from ovmstrio.util.stdio import attribute_output_to
 from ovmstrio.util.truncation import text_of
 
 # Package hooks
@@ -173,7 +173,7 @@ class PackageHooks:
             scope.deadline = min(scope.deadline, soon)
 
     async def _call(self, hook: Callable[[Any], Any], argument: Any) -> Any:
-        with running_code_of(log_fields_of(getattr(getattr(hook, "__self__", None), "name", ""))):
+        with attribute_output_to(log_fields_of(getattr(getattr(hook, "__self__", None), "name", ""))):
             if is_async(hook):
                 return await self._calls.call(hook, argument)
             return await call_in_thread(self.threads, hook, argument)
@@ -681,7 +681,7 @@ class Executor:
 
     # State
 
-    def obstacle(self) -> str:
+    def unready_reason(self) -> str:
         """Return why requests cannot be served now; empty if they can."""
         if self._admission.is_closed:
             return "the pipeline is closed"

@@ -8,8 +8,8 @@ from __future__ import annotations
 from ovmstrio.core.errors import ServerError, error_type
 from ovmstrio.isolation.thread_pool import RefusalCheck
 from ovmstrio.isolation.user_code import UserCodeRaisedError
+from ovmstrio.ops.messages import CustomException, CustomExceptionCode, code_number
 from ovmstrio.ops.predictor.protocol import FeedMismatch, FeedTypeError
-from ovmstrio.ops.values import CustomException, CustomExceptionCode, code_number
 from ovmstrio.util.truncation import MOST_CHARACTERS, cut, text_of
 
 _HIDDEN = "the message is in the log of the server"

@@ -23,12 +23,12 @@ from ovmstrio.isolation.user_code import AbandonableLoopCalls, UserCodeRaisedErr
 from ovmstrio.ops.executor import failures
 from ovmstrio.ops.executor.channel import Result, Sample, StageCallback
 from ovmstrio.ops.executor.failures import OpFailure
+from ovmstrio.ops.messages import LOD_SUFFIX, ChannelData, ChannelDataType, CustomExceptionCode, holds_arrays
 from ovmstrio.ops.observing.hooks import Span, Stage
 from ovmstrio.ops.observing.log_files import SAMPLES, current_samples, log_fields_of
 from ovmstrio.ops.op import Op
 from ovmstrio.ops.predictor.protocol import CreatePredictor, FeedTypeError, ModelClient, Predictor
 from ovmstrio.ops.settings import OpSettings
-from ovmstrio.ops.values import LOD_SUFFIX, ChannelData, ChannelDataType, CustomExceptionCode, holds_arrays
 from ovmstrio.util.truncation import format_error
 
 # ----------------------------------------------------------------------

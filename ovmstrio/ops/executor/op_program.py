@@ -28,7 +28,7 @@ from ovmstrio.ops.executor.pipeline_source import (
 from ovmstrio.ops.executor.workers import GRACE_SECONDS, InstanceWorker
 from ovmstrio.ops.observing.log_files import current_ids
 from ovmstrio.telemetry.logs import forward_logs
-from ovmstrio.util.stdio import print_whole_lines
+from ovmstrio.util.stdio import install_line_buffering
 from ovmstrio.util.truncation import format_error
 
 
@@ -100,7 +100,7 @@ async def _answer(worker: InstanceWorker, answer: BatchReply, request: WorkReque
 
 def main() -> None:
     """Run the worker; the first argument is the descriptor of the server's socket."""
-    print_whole_lines()
+    install_line_buffering()
     run_program(_serve)
     flush_spans()
     exit_now()

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 from ovmstrio.isolation.messages import Encoded
 from ovmstrio.ops.executor.channel import Result, Sample
 from ovmstrio.ops.executor.failures import OpFailure
+from ovmstrio.ops.messages import CustomExceptionCode
 from ovmstrio.ops.observing.hooks import Span, Stage
 from ovmstrio.ops.settings import PipelineSettings
-from ovmstrio.ops.values import CustomExceptionCode
 
 if TYPE_CHECKING:
     from ovmstrio.ops.graph import OpGraph

@@ -31,12 +31,12 @@ from ovmstrio.ops.executor.pipeline_source import (
     encode_batch,
     unsendable_failure,
 )
+from ovmstrio.ops.messages import CustomExceptionCode
 from ovmstrio.ops.observing.hooks import OpHooks
 from ovmstrio.ops.observing.log_files import log_fields_of
 from ovmstrio.ops.op import Op
 from ovmstrio.ops.predictor.protocol import CreatePredictor
 from ovmstrio.ops.settings import OpSettings
-from ovmstrio.ops.values import CustomExceptionCode
 from ovmstrio.util.backoff import Backoff
 from ovmstrio.util.truncation import text_of
 

@@ -31,6 +31,7 @@ from ovmstrio.encoding.status_errors import Unreachable, error_of_grpc, reading
 from ovmstrio.inference.compiled import Compiled
 from ovmstrio.inference.crash_probe import CrashProbe
 from ovmstrio.inference.network import Network
+from ovmstrio.ops.messages import LOD_SUFFIX, add_tensor, from_array, tensor_from_message, to_array
 from ovmstrio.ops.predictor.local_model import (
     TENSORRT,
     TENSORRT_REPLACED,
@@ -51,7 +52,6 @@ from ovmstrio.ops.predictor.model_config import (
 )
 from ovmstrio.ops.predictor.protocol import Feed, FeedMismatch, FeedTypeError, Predictor
 from ovmstrio.ops.settings import OpSettings
-from ovmstrio.ops.values import LOD_SUFFIX, add_tensor, from_array, tensor_from_message, to_array
 from ovmstrio.util.extras import Extra, missing_extra
 
 # ----------------------------------------------------------------------

@@ -17,7 +17,7 @@ from ovmstrio.core.errors import ConfigError, CustomNodeFailure, Problem
 from ovmstrio.core.tensor import BY_NAME, Array
 from ovmstrio.pipelines.custom_node import ItemInfo, read_only_views
 from ovmstrio.pipelines.native.library import NodeIdentity
-from ovmstrio.util.extras import Extra, way_to_install
+from ovmstrio.util.extras import Extra, install_command
 from ovmstrio.util.load_limit import run_load
 
 # ----------------------------------------------------------------------
@@ -246,7 +246,7 @@ async def open_builtin(builtin: str, name: str, params: Mapping[str, str]) -> Bu
     except ModuleNotFoundError as error:
         if error.name != "cv2":
             raise
-        fix = f"install it: {way_to_install(Extra.VISION)}"
+        fix = f"install it: {install_command(Extra.VISION)}"
         raise ConfigError([Problem(f"the custom node {builtin} needs OpenCV", suggestion=fix)]) from None
     parameters = Parameters(params)
     node: BuiltinNodeFunction = kind(parameters)

@@ -83,23 +83,23 @@ _Document = dict[str, Any]
 class _AllWorkersProfiler:
     """Profiler of all workers, which are sampled concurrently; only this worker times model layers."""
 
-    def __init__(self, profiler: Profiler, siblings: WorkerPeers) -> None:
+    def __init__(self, profiler: Profiler, peers: WorkerPeers) -> None:
         self._profiler = profiler
-        self._siblings = siblings
-        siblings.answer_with(_RPC, self._answer)
+        self._peers = peers
+        peers.register_handler(_RPC, self._answer)
 
     async def take(self, seconds: float, rate: float, models: Sequence[str] | None) -> _Document:
         answers: dict[int, _Document] = {}
 
         async def others() -> list[VersionCalls]:
-            questions = {worker: [_RPC, seconds, rate] for worker in self._siblings.others}
-            for worker, each in (await self._siblings.ask_soon(questions, seconds + _RPC_GRACE_SECONDS)).items():
+            calls = {worker: [_RPC, seconds, rate] for worker in self._peers.others}
+            for worker, each in (await self._peers.call_within(calls, seconds + _RPC_GRACE_SECONDS)).items():
                 answers[worker] = orjson.loads(each)
             return [VersionCalls(*called) for each in answers.values() for called in each.pop("called")]
 
         own = _profile_document(await self._profiler.take(seconds, rate, models, others))
-        silent = [worker for worker in self._siblings.others if worker not in answers]
-        return {**merge_profiles({self._siblings.row: own, **answers}), "silent": silent}
+        silent = [worker for worker in self._peers.others if worker not in answers]
+        return {**merge_profiles({self._peers.row: own, **answers}), "silent": silent}
 
     async def _answer(self, seconds: float, rate: float) -> bytes:
         profile = await self._profiler.take(seconds, rate, [])
@@ -143,7 +143,7 @@ def profile_rules(
 ) -> list[Rule]:
     """Return the route; it requires the admin scope because a profile shows code paths and costs CPU time."""
     profiler = Profiler(plane)
-    all_workers = None if plane.siblings is None else _AllWorkersProfiler(profiler, plane.siblings)
+    all_workers = None if plane.peers is None else _AllWorkersProfiler(profiler, plane.peers)
 
     async def profile(request: HttpRequest) -> HttpAnswer:
         with changes.requested("profile", request):

@@ -21,7 +21,7 @@ from ovmstrio.core.errors import NotReady, ServerError
 from ovmstrio.core.events import CANCELLED
 from ovmstrio.encoding.messages import Descriptors
 from ovmstrio.serving.interfaces import HANDLERS_GRPC
-from ovmstrio.serving.kind import Takes
+from ovmstrio.serving.kind import CallType
 from ovmstrio.serving.loading import grpc_declaration
 from ovmstrio.serving.records import OK, VersionState
 
@@ -43,7 +43,7 @@ class DynamicServices:
         self._registry = plane.registry
         self._root = root
         # Which services they provide is unknown until they are loaded.
-        self._grpc_kinds = {name for name, kind in plane.registry.kinds.items() if Takes.GRPC in kind.takes}
+        self._grpc_kinds = {name for name, kind in plane.registry.kinds.items() if CallType.GRPC in kind.call_types}
         self._entries: dict[str, _HostedEntry] = {}
         self._owners: dict[str, str] = {}
         self._loading: set[str] = set()

@@ -258,7 +258,7 @@ def generate_rules(plane: DataPlane, max_body_bytes: int) -> list[Rule]:
 
     async def generate(request: HttpRequest, model: str, version: str = "") -> HttpAnswer:
         parsed = await _read(plane, request, model, check_version(version), max_body_bytes)
-        parsed.wants_all_packets, parsed.most_bytes = True, max_body_bytes
+        parsed.wants_all_packets, parsed.max_output_bytes = True, max_body_bytes
         return await plane.infer(parsed, KSERVE_REST, _render)
 
     async def generate_stream(request: HttpRequest, model: str, version: str = "") -> HttpAnswer:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from ovmstrio.core.errors import ServerError
 from ovmstrio.core.generation import Task
-from ovmstrio.serving.kind import Takes
+from ovmstrio.serving.kind import CallType
 from ovmstrio.transport.http.responses import json_response
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def _rank(tasks: frozenset[Task]) -> int:
 def _tasks(plane: DataPlane, name: str) -> frozenset[Task]:
     """Return the OpenAI tasks of a service; empty for most services."""
     try:
-        takes, service = plane.registry.call_types(name), plane.registry.peek(name)
+        call_types, service = plane.registry.call_types(name), plane.registry.peek(name)
     except ServerError:
         return frozenset()
-    return cast("GenerativeService", service).tasks if Takes.GENERATION in takes else frozenset()
+    return cast("GenerativeService", service).tasks if CallType.GENERATION in call_types else frozenset()

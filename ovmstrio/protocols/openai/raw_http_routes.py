@@ -26,7 +26,7 @@ from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.encoding.json_reader import JsonLimitExceeded, JsonSyntaxError, parse_json, parse_strictly
 from ovmstrio.protocols.openai.api import DONE
 from ovmstrio.serving.interfaces import OPENAI_REST
-from ovmstrio.serving.kind import Takes
+from ovmstrio.serving.kind import CallType
 from ovmstrio.serving.ovms_errors import decompressed_body
 from ovmstrio.transport.http.responses import request_deadline
 from ovmstrio.transport.http.sse import stream_events
@@ -102,12 +102,12 @@ def _find_service(plane: DataPlane, names: Sequence[Any]) -> str:
         if not isinstance(name, str) or not name:
             continue
         try:
-            takes, service = plane.registry.call_types(name), plane.registry.peek(name)
+            call_types, service = plane.registry.call_types(name), plane.registry.peek(name)
         except VersionLoading:
             return name
         except ServerError:
             continue
-        if Takes.PAYLOADS in takes and cast("RawHttpService", service).accepts_payloads:
+        if CallType.PAYLOADS in call_types and cast("RawHttpService", service).accepts_payloads:
             return name
     return ""
 
@@ -115,7 +115,7 @@ def _find_service(plane: DataPlane, names: Sequence[Any]) -> str:
 def accepts_raw_requests(plane: DataPlane, name: str) -> bool:
     """Return whether a loaded service accepts raw HTTP requests."""
     try:
-        service = plane.registry.peek(name) if Takes.PAYLOADS in plane.registry.call_types(name) else None
+        service = plane.registry.peek(name) if CallType.PAYLOADS in plane.registry.call_types(name) else None
     except ServerError:
         return False
     return service is not None and cast("RawHttpService", service).accepts_payloads
@@ -135,7 +135,7 @@ class _RawCall:
             self._name, OPENAI_REST, method, request_id=sent_id, received=size, is_stream=is_stream
         )
         service = cast("RawHttpService", call.service)
-        if Takes.PAYLOADS in call.takes and service.accepts_payloads:
+        if CallType.PAYLOADS in call.call_types and service.accepts_payloads:
             return call, service
         with call:
             raise ServiceMissing(f'"{self._name}" does not accept HTTP requests')

@@ -15,7 +15,7 @@ from ovmstrio.core.generation import Task
 from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.core.tensor import INVALID
 from ovmstrio.protocols.kserve.extensions import server_version
-from ovmstrio.serving.kind import Takes
+from ovmstrio.serving.kind import CallType
 from ovmstrio.transport.http.responses import json_response
 from ovmstrio.transport.http.router import rule
 
@@ -117,8 +117,8 @@ def _generation_paths(loaded: Iterable[tuple[str, object]], plane: DataPlane) ->
     """Yield the OpenAI paths of services that only generate; whether a graph supports chat, only a call shows."""
     named: dict[Task, list[str]] = {}
     for name, service in loaded:
-        takes = plane.registry.call_types(name)
-        if Takes.GENERATION in takes and Takes.TENSORS not in takes:
+        call_types = plane.registry.call_types(name)
+        if CallType.GENERATION in call_types and CallType.TENSORS not in call_types:
             for task in cast("GenerativeService", service).tasks:
                 named.setdefault(task, []).append(name)
     for task, names in named.items():
@@ -189,7 +189,7 @@ def _loaded(plane: DataPlane) -> Iterator[tuple[str, Any]]:
 def _paths_of(name: str, service: Any, plane: DataPlane) -> dict[str, Any]:
     known: ServableMetadata = service.metadata
     kind = plane.registry.kind_of(name)
-    takes = plane.registry.kinds[kind].takes
+    call_types = plane.registry.kinds[kind].call_types
     quoted = quote(name, safe="")
     base = f"/v2/models/{quoted}"
     paths: dict[str, Any] = {base: {"get": _get_operation(f"{kind} {name}: inputs and outputs", name)}}
@@ -200,9 +200,9 @@ def _paths_of(name: str, service: Any, plane: DataPlane) -> dict[str, Any]:
         }
     elif kind == HandlerSpec.kind:
         paths |= _handler_paths(name, f"/{quoted}", service)
-    elif Takes.GENERATION in takes and Takes.TENSORS not in takes:
+    elif CallType.GENERATION in call_types and CallType.TENSORS not in call_types:
         return paths
-    elif Takes.TENSORS not in takes:
+    elif CallType.TENSORS not in call_types:
         paths[f"/{quoted}"] = {"post": _post_operation(f"{kind} {name}: body defined by the service", name, {}, {})}
     else:
         notes = "; ".join(_input_notes(known))
@@ -211,7 +211,7 @@ def _paths_of(name: str, service: Any, plane: DataPlane) -> dict[str, Any]:
         simple = _generate_example(known)
         summary = f"{kind} {name}: flat JSON"
         paths[f"{base}/generate"] = {"post": _post_operation(summary, name, _OBJECT, simple, notes)}
-        if Takes.STREAMS in takes:
+        if CallType.STREAMS in call_types:
             streamed = _post_operation(f"{kind} {name}: server-sent events", name, _OBJECT, simple, notes)
             paths[f"{base}/generate_stream"] = {"post": streamed}
     return paths

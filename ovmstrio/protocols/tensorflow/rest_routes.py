@@ -577,7 +577,9 @@ def tensorflow_rules(
 
     async def predict(request: HttpRequest, model: str, version: str = "", label: str = "") -> HttpAnswer:
         del label
-        body = await decompressed_call_body(plane, request, model, version, limit=max_body_bytes, door=TENSORFLOW_REST)
+        body = await decompressed_call_body(
+            plane, request, model, version, limit=max_body_bytes, api_interface=TENSORFLOW_REST
+        )
         return await _answer_predict(plane, model, version, body)
 
     async def unsupported(request: HttpRequest, model: str, version: str = "", label: str = "") -> HttpAnswer:

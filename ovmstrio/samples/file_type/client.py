@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from ovmstrio import Array
-from ovmstrio.extras import Extra, way_to_install
+from ovmstrio.extras import Extra, install_command
 from ovmstrio.samples.asking import arguments, main
 from ovmstrio.samples.file_type.prepare import installed_files
 from ovmstrio.samples.question import Arrays, Question
@@ -44,7 +44,7 @@ def labels() -> tuple[str, ...]:
     """Load the names of the 214 kinds, in the order of the model's output."""
     files = installed_files()
     if files is None:
-        raise FileNotFoundError(f"the names of the kinds come with magika: {way_to_install(Extra.SAMPLES)}")
+        raise FileNotFoundError(f"the names of the kinds come with magika: {install_command(Extra.SAMPLES)}")
     return tuple(json.loads((files / "config.min.json").read_text(encoding="utf-8"))["target_labels_space"])
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from ovmstrio.extras import Extra, way_to_install
+from ovmstrio.extras import Extra, install_command
 from ovmstrio.samples.command_line import arguments
 
 __all__ = ["check", "primes"]
@@ -20,7 +20,7 @@ TIMEOUT_SECONDS = 10
 def _load() -> tuple[Any, Any]:
     """Compile the messages and the client stub of the service."""
     if find_spec("grpc_tools") is None:
-        raise SystemExit(f"error: this client needs grpcio-tools: {way_to_install(Extra.HANDLERS)}")
+        raise SystemExit(f"error: this client needs grpcio-tools: {install_command(Extra.HANDLERS)}")
     return grpc.protos_and_services("ovmstrio/samples/handler_primes/primes.proto")  # type: ignore[no-any-return]
 
 

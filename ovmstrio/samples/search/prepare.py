@@ -10,7 +10,7 @@ from pathlib import Path
 
 import openvino as ov
 
-from ovmstrio.extras import Extra, way_to_install
+from ovmstrio.extras import Extra, install_command
 from ovmstrio.samples.embedding.prepare import build
 from ovmstrio.samples.wheels import WheelUnavailable
 
@@ -24,7 +24,7 @@ def write(files: Path, directory: Path) -> None:
         WheelUnavailable: OpenVINO Tokenizers is not installed, or it failed.
     """
     if importlib.util.find_spec("openvino_tokenizers") is None:
-        raise WheelUnavailable(f"the sample search needs OpenVINO's tokenizers: {way_to_install(Extra.LLM)}")
+        raise WheelUnavailable(f"the sample search needs OpenVINO's tokenizers: {install_command(Extra.LLM)}")
     ov.save_model(build(files), directory / "openvino_model.xml")
     shutil.copyfile(files / "config.json", directory / "config.json")
     # Importing openvino_tokenizers changes every ov.Core of the process, so it runs in a subprocess.

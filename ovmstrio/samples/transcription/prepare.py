@@ -14,7 +14,7 @@ from typing import Any, Final
 import openvino as ov
 
 from ovmstrio import Array
-from ovmstrio.extras import Extra, way_to_install
+from ovmstrio.extras import Extra, install_command
 from ovmstrio.samples.speech import ct2_file
 from ovmstrio.samples.transcription.networks import build_decoder, build_encoder
 from ovmstrio.samples.wheels import WheelUnavailable
@@ -42,7 +42,7 @@ def write(files: Path, directory: Path) -> None:
         WheelUnavailable: OpenVINO Tokenizers is not installed, or it failed.
     """
     if importlib.util.find_spec("openvino_tokenizers") is None:
-        raise WheelUnavailable(f"the sample transcription needs OpenVINO Tokenizers: {way_to_install(Extra.LLM)}")
+        raise WheelUnavailable(f"the sample transcription needs OpenVINO Tokenizers: {install_command(Extra.LLM)}")
     config = json.loads((files / "config.json").read_text(encoding="utf-8"))
     suppressed = {"suppress_tokens": config["suppress_ids"], "begin_suppress_tokens": config["suppress_ids_begin"]}
     heads = {"alignment_heads": config["alignment_heads"]}

@@ -75,7 +75,7 @@ class BoundedText:
         """Append text.
 
         Raises:
-            Malformed: the bound is exceeded.
+            MalformedText: the bound is exceeded.
         """
         self._room -= len(text)
         if self._room < 0:
@@ -175,7 +175,7 @@ class Cursor:
         """Consume a literal.
 
         Raises:
-            Malformed: it is not next.
+            MalformedText: it is not next.
         """
         if not (yield from self.accept(literal)):
             raise MalformedText
@@ -208,7 +208,7 @@ class Cursor:
         """Consume a short text and the marker after it; return both.
 
         Raises:
-            Malformed: the text is too long or has no marker.
+            MalformedText: the text is too long or has no marker.
         """
         while True:
             found = ends.find(self._text, self._at)
@@ -410,7 +410,7 @@ class StreamingParser:
         """Parse calls at the start of the text that have no marker.
 
         Raises:
-            Malformed: there are none.
+            MalformedText: there are none.
         """
         yield from ()
         raise MalformedText
@@ -419,7 +419,7 @@ class StreamingParser:
         """Parse the calls after ``marker``.
 
         Raises:
-            Malformed: the text since the last ``hold`` is not a call.
+            MalformedText: the text since the last ``hold`` is not a call.
         """
         yield from ()
         raise MalformedText

@@ -754,12 +754,12 @@ class Inflater:
         try:
             if inflation.go_on(_INLINE_BYTES):
                 message = inflation.finish()
-                self._in_use.give_back(size - len(message))
+                self._in_use.release(size - len(message))
                 return message
         except InflationError:
-            self._in_use.give_back(size)
+            self._in_use.release(size)
             raise
-        self._in_use.give_back(size)
+        self._in_use.release(size)
         return await self._inflate_in_thread(inflation, self._max_bytes)
 
     async def _inflate_in_thread(self, inflation: Inflation, size: int) -> bytes:
@@ -770,11 +770,11 @@ class Inflater:
             try:
                 message = await in_inflating_thread(inflation.finish)
             except BaseException:
-                self._in_use.give_back(size)
+                self._in_use.release(size)
                 raise
-            self._in_use.give_back(size - len(message))
+            self._in_use.release(size - len(message))
             return message
 
     def release(self, size: int) -> None:
         """Release the size of a message that is no longer in use."""
-        self._in_use.give_back(size)
+        self._in_use.release(size)

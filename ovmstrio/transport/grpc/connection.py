@@ -26,7 +26,7 @@ from ovmstrio.core.connection import Peer
 from ovmstrio.core.events import RequestObserver
 from ovmstrio.core.request import ArrivalOrder
 from ovmstrio.telemetry.log_rate_limit import LogRateLimiter
-from ovmstrio.telemetry.loop_load import current_loop_load
+from ovmstrio.telemetry.loop_utilization import current_loop_utilization
 from ovmstrio.transport.accept_loop import TurnLimiter
 from ovmstrio.transport.direct_stream import DirectStream, close_forcefully, linger, run_eagerly, send_buffers
 from ovmstrio.transport.grpc.call import Call, FailureTranslator, Inflater, ReusableScope
@@ -149,12 +149,12 @@ class Connection:
     Attributes:
         arrivals: order of complete unary requests.
         calls: running calls by stream id.
-        fault_log: rate-limited log of peer faults.
+        faults: rate-limited log of peer faults.
         inflater: message decompressor.
         observer: notified of every call; None for none.
         count_oversized: counts a request message above the size limit.
         senders: messages that wait for the peer.
-        budget: send budget of the connection.
+        share: send budget of the connection.
         closed: set when ``run`` has ended.
     """
 
@@ -195,7 +195,7 @@ class Connection:
         self._new_calls: list[Call] = []
         self._complete_calls: deque[Call] = deque()
         self._reusable_scope = ReusableScope()
-        self._loop = current_loop_load()
+        self._loop = current_loop_utilization()
         self._is_answering = False
         self._is_flushing = False
         self._write_wakeup = Wakeup()
@@ -388,7 +388,7 @@ class Connection:
                 await send_buffers(self._stream, data)
                 self._stall.is_writing = False
                 self._stall.written += size
-                share.give_back(size)
+                share.release(size)
         finally:
             self._is_flushing = False
             if self._is_closing:

@@ -41,7 +41,7 @@ class MessageBuffer:
     Attributes:
         size: bytes in the buffer.
         wanted: size below which the next message is incomplete, as far as known.
-        whole_at: completion order of the first message among all buffers of the process; 0 while incomplete.
+        completion_number: completion order of the first message among all buffers of the process; 0 while incomplete.
     """
 
     __slots__ = ("_chunks", "_first", "_position", "completion_number", "size", "wanted")

@@ -107,7 +107,7 @@ class BlockedSenders:
                 self._mark_dirty()
         finally:
             del self._messages[stream.stream_id]
-            self._share.give_back(waiting.left)
+            self._share.release(waiting.left)
             self.wake_next()
         return True
 

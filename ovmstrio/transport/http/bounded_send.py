@@ -47,7 +47,7 @@ async def send_bounded(stream: trio.abc.SendStream, *buffers: Buffer) -> None:
                 await sending.send(view[sent:])
             sent = max(0, sent - len(view))
     finally:
-        share.give_back(size)
+        share.release(size)
         share.answers.watched.discard(sending)
 
 

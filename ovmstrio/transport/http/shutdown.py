@@ -17,7 +17,7 @@ class ShutdownState:
     """Shutdown state of a front end.
 
     Attributes:
-        is_near: responses announce the end of their connection.
+        is_draining: responses announce the end of their connection.
         idle_until: trio time at which idle connections are closed.
     """
 

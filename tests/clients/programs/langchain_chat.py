@@ -29,7 +29,7 @@ def weather(city: Literal["Paris", "Berlin"]) -> str:
     return f"sunny in {city}"
 
 
-def converse(chat: ChatOpenAI) -> None:
+def run_chat_loop(chat: ChatOpenAI) -> None:
     assert chat.invoke("hello").usage_metadata["output_tokens"] > 0
     chunks = list(chat.stream("hello"))
     assert sum(chunk.usage_metadata["output_tokens"] for chunk in chunks if chunk.usage_metadata) > 0
@@ -49,8 +49,8 @@ def converse(chat: ChatOpenAI) -> None:
 
 
 options = {**SERVER, "model": "chat", "temperature": 0, "max_tokens": 150}
-converse(ChatOpenAI(**options, stream_usage=True))
-converse(ChatOpenAI(**options, use_responses_api=True))
+run_chat_loop(ChatOpenAI(**options, stream_usage=True))
+run_chat_loop(ChatOpenAI(**options, use_responses_api=True))
 assert len(asyncio.run(ChatOpenAI(**options).abatch(["a", "b"]))) == 2
 assert ChatOpenAI(**options, logprobs=True).invoke("hello").response_metadata["logprobs"]["content"]
 assert OpenAI(**SERVER, model="chat", max_tokens=4).invoke("hello")

@@ -204,8 +204,8 @@ def test_slow_model_has_the_latency_hint_and_never_runs_inline(tmp_path: Path) -
 def test_nireq_is_twice_the_optimal_number_unless_configured(tmp_path: Path) -> None:
     assert compiled(ir.dummy(), tmp_path, nireq=7).nireq == 7
     made = compiled(ir.dummy(), tmp_path)
-    assert made.side_by_side == made.model.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")
-    assert made.nireq == 2 * made.side_by_side
+    assert made.concurrency == made.model.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")
+    assert made.nireq == 2 * made.concurrency
 
 
 def test_compile_cache_needs_allow_cache_for_models_that_follow_requests(tmp_path: Path) -> None:

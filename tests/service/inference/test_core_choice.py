@@ -343,7 +343,7 @@ async def test_model_has_as_many_streams_as_parallel_calls(
                 await running.recompile()
                 chosen.set()
         assert running.facts["streams"] == running._model.get_property("NUM_STREAMS") == at_once
-        assert hooks.streams == running.side_by_side == running._completions.side_by_side == at_once
+        assert hooks.streams == running.concurrency == running._completions.concurrency == at_once
         # The pool of short inferences is larger, and how long one takes depends on what else the machine does.
         assert running.pool.size == len(running._slots)
         assert running.pool.size // at_once in {2, 8}

@@ -62,7 +62,7 @@ def _lend(files: BlobCache, key: str, content: bytes | None = None) -> BlobCache
 def _write(files: BlobCache, key: str, content: bytes) -> None:
     lent = _lend(files, key, content)
     lent.keep()
-    lent.give_back()
+    lent.release()
 
 
 def _lent(files: BlobCache, key: str) -> list[bytes]:
@@ -70,8 +70,8 @@ def _lent(files: BlobCache, key: str) -> list[bytes]:
 
 
 @contextmanager
-def _keeping(folder: Path, most_bytes: int = 10**9) -> Iterator[BlobCache]:
-    with open_blob_cache(folder, most_bytes) as files:
+def _keeping(folder: Path, max_output_bytes: int = 10**9) -> Iterator[BlobCache]:
+    with open_blob_cache(folder, max_output_bytes) as files:
         assert files is not None
         yield files
 
@@ -205,12 +205,12 @@ def test_unsafe_folder_is_not_used(
         assert files is None
 
 
-@pytest.mark.parametrize(("folder", "most_bytes"), [("none", 0), ("~/.cache/ovmstrio/compiled", ENOUGH)])
+@pytest.mark.parametrize(("folder", "max_output_bytes"), [("none", 0), ("~/.cache/ovmstrio/compiled", ENOUGH)])
 def test_no_folder_is_made_for_no_bytes_or_an_unknown_home(
-    folder: str, most_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: str, max_output_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with open_blob_cache(Path(folder), most_bytes) as files:
+    with open_blob_cache(Path(folder), max_output_bytes) as files:
         assert files is None
     assert list(tmp_path.iterdir()) == []
 
@@ -271,7 +271,7 @@ def test_model_whose_folder_was_removed_is_compiled_again_without_a_folder(tmp_p
         spec = ModelSpec(name="model", base_path=repository, plugin_config=EXACT)
         compiled = compile_model(ModelFile(repository / "1" / "model.xml", spec, kept=lent.place))
         assert len(list(lent.place.glob("*.blob"))) == 1
-        lent.give_back()
+        lent.release()
         compiled.compile_replacement()
         assert not lent.place.exists()
 

@@ -27,7 +27,7 @@ from ovmstrio.inference.infer_requests import Slot, replace_model
 from ovmstrio.inference.network import Network
 from ovmstrio.inference.tensors import from_tensor
 from ovmstrio.inference.tuner import ModelTuner, Placement
-from ovmstrio.telemetry.loop_load import LoopLoad
+from ovmstrio.telemetry.loop_utilization import LoopUtilization
 from tests.support import ir
 from tests.support.servables import RecordingHooks, network
 from tests.support.waits import WAIT_SECONDS
@@ -54,7 +54,7 @@ def short_inferences(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_module, "warm_up", measure)
     monkeypatch.setattr(network_module, "time", SimpleNamespace(perf_counter=lambda: 100.0, thread_time=lambda: 100.0))
     monkeypatch.setattr(tuner_module, "_FULL", 1.0)
-    monkeypatch.setattr(LoopLoad, "is_overdue", property(lambda _: False))
+    monkeypatch.setattr(LoopUtilization, "is_overdue", property(lambda _: False))
 
 
 class _Clock:
@@ -456,7 +456,7 @@ async def test_model_leaves_the_loop_and_returns_with_the_measured_limit(
     monkeypatch.setattr(compile_module, "warm_up", lambda *_: Timing(2e-6, 1e-6, 40))
     running = network(ir.dummy(), tmp_path, hooks=hooks)
     assert hooks.places == [(True, False)]
-    monkeypatch.setattr(running.tuner, "_load", LoopLoad())
+    monkeypatch.setattr(running.tuner, "_load", LoopUtilization())
     monkeypatch.setattr(running.tuner, "_limit", 1e-9)
     for _ in range(60):
         np.testing.assert_array_equal((await running.infer([ONES]))[0], ONES + 1)

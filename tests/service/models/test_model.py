@@ -319,9 +319,9 @@ async def test_output_that_does_not_follow_as_configured_is_a_failure(tmp_path: 
 async def test_size_limit_of_outputs_leaves_out_padding(tmp_path: Path) -> None:
     servable = await _load(ir.dummy((-1,)), tmp_path, batch=[1000])
     request = raw_request({"b": numbers(10)})
-    request.most_bytes = 40
+    request.max_output_bytes = 40
     assert tensors(await servable.infer(request))[0].array.shape == (10,)
-    request.most_bytes = 39
+    request.max_output_bytes = 39
     with pytest.raises(PayloadTooLarge, match="the outputs have 40 bytes, the limit is 39"):
         await servable.infer(request)
 

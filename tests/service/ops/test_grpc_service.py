@@ -15,9 +15,9 @@ import trio
 from ovmstrio.config.specs import OpPipelineSpec, ServableSpec
 from ovmstrio.core.request import ServableMetadata
 from ovmstrio.encoding.messages import METHOD, REQUEST, RESPONSE
+from ovmstrio.ops.messages import PipelineRequest, PipelineResponse
 from ovmstrio.ops.op_service import OpService
 from ovmstrio.ops.settings import PipelineSettings
-from ovmstrio.ops.values import PipelineRequest, PipelineResponse
 from tests.service.protocols.kserve.grpc.servers import RecordedCalls, serving_grpc
 from tests.support.api_clients import call, with_channel
 from tests.support.fetched_samples import unpack_original
@@ -246,7 +246,7 @@ async def test_each_call_of_a_pipeline_is_one_event() -> None:
     async with _serving({"first": "uci"}, observers=[ends]) as address:
         for number in ("0", "6000", "123"):
             await _ask_entry(address, "uci", number)
-    seen = [(event.name, event.door.api, event.door.interface, event.method) for event in ends.events]
+    seen = [(event.name, event.api_interface.api, event.api_interface.interface, event.method) for event in ends.events]
     assert seen == [("first", "PaddleServing", "gRPC", "inference")] * 3
     assert [event.code for event in ends.events] == ["OK", "TIMEOUT", "PRODUCT_ERROR"]
     assert all(event.received and event.sent for event in ends.events)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import trio
 
-from ovmstrio.ops.values import PipelineResponse, PipelineTensor
+from ovmstrio.ops.messages import PipelineResponse, PipelineTensor
 from tests.support.fetched_samples import unpack_original
 from tests.support.op_pipelines import EchoExecutor, serving_pipeline
 from tests.support.ports import free_ports

@@ -283,15 +283,15 @@ async def test_concurrent_requests_of_a_caller_are_limited_until_their_end(tmp_p
                 await serving.wait_blocked()
                 refused = await peer.ask(infer_post(BODY, *lines))
                 assert (refused.status, refused.headers["retry-after"]) == (429, "1")
-                assert "has 1 concurrent requests" in refused.json["error"]
+                assert "limit of 1 concurrent requests" in refused.json["error"]
             with trio.fail_after(WAIT_SECONDS):
                 await serving.servable.cancelled.wait()
             await serving.wait_closed()
-            assert allowance.under_way == 0
+            assert allowance.in_flight == 0
             async with serving.connect() as peer:
                 assert (await peer.ask(infer_post(BODY, *lines))).status == 200
             await serving.wait_closed()
-            assert allowance.under_way == 0
+            assert allowance.in_flight == 0
 
 
 async def test_a_cached_credential_is_accepted_at_once_and_refusals_leave_no_trace() -> None:
@@ -303,11 +303,11 @@ async def test_a_cached_credential_is_accepted_at_once_and_refusals_leave_no_tra
     release_caller()
     assert gate.try_authenticate(Permission.INFER, "echo", shown)
     assert current_caller.get() is not None
-    assert allowance.under_way == 1
+    assert allowance.in_flight == 1
     assert not gate.try_authenticate(Permission.INFER, "echo", shown)
-    assert allowance.under_way == 1
+    assert allowance.in_flight == 1
     release_caller()
-    assert allowance.under_way == 0
+    assert allowance.in_flight == 0
     for need, service, headers in (
         (Permission.INFER, "other", shown),
         (Permission.ADMIN, "", shown),
@@ -315,7 +315,7 @@ async def test_a_cached_credential_is_accepted_at_once_and_refusals_leave_no_tra
         (Permission.INFER, "echo", []),
     ):
         assert not gate.try_authenticate(need, service, headers)
-        assert (current_caller.get(), allowance.under_way) == (None, 0)
+        assert (current_caller.get(), allowance.in_flight) == (None, 0)
 
 
 async def test_notes_of_headers_are_valid_until_callers_change_or_expire() -> None:

@@ -12,6 +12,7 @@ from ovmstrio.config.config_file import parse_config
 from ovmstrio.errors import ConfigError, Problem, ServiceLoading
 from ovmstrio.ext.kinds import (
     ONLY_VERSION,
+    CallType,
     ConfigFile,
     Dependency,
     InferRequest,
@@ -22,10 +23,9 @@ from ovmstrio.ext.kinds import (
     Schema,
     ServableMetadata,
     ServableSpec,
-    Takes,
     check_members,
     is_whole,
-    tree_mark,
+    tree_fingerprint,
 )
 from ovmstrio.protocols.kserve.extensions import repository_index
 from ovmstrio.server.check import LoadedVersion, check_config
@@ -69,7 +69,7 @@ class _EchoKind(Kind[_EchoSpec]):
 
     name = _EchoSpec.kind
     spec = _EchoSpec
-    takes = frozenset({Takes.TENSORS})
+    call_types = frozenset({CallType.TENSORS})
     section = "echo_config_list"
 
     def read(self, file: ConfigFile) -> list[_EchoSpec]:
@@ -87,10 +87,10 @@ class _EchoKind(Kind[_EchoSpec]):
         return [Dependency(spec.calls, reloads=True)] if spec.calls else []
 
     def list_versions(self, spec: _EchoSpec) -> Listing:
-        return Listing({ONLY_VERSION: spec.base_path}, mark=tree_mark(spec.base_path))
+        return Listing({ONLY_VERSION: spec.base_path}, fingerprint=tree_fingerprint(spec.base_path))
 
-    def files_mark(self, spec: _EchoSpec, directory: Path) -> str:
-        return tree_mark(directory)
+    def fingerprint(self, spec: _EchoSpec, directory: Path) -> str:
+        return tree_fingerprint(directory)
 
     async def load(self, spec: _EchoSpec, version: int, directory: Path, context: LoadContext) -> _Echo:
         if spec.calls:

@@ -174,14 +174,14 @@ async def test_refused_change_over_grpc_is_logged(tmp_path: Path, log: Path, cal
     triton = triton_module("grpc")
     headers = bearer(caller) if caller else {}
 
-    def ask_all(address: str) -> None:
+    def call_all(address: str) -> None:
         with triton.InferenceServerClient(address) as client:
             for each in OVER_GRPC.values():
                 with pytest.raises(triton.InferenceServerException, match=r"UNAUTHENTICATED|PERMISSION_DENIED"):
                     each(client, headers)
 
     async with _serve(tmp_path) as server:
-        await trio.to_thread.run_sync(ask_all, server.grpc[0])
+        await trio.to_thread.run_sync(call_all, server.grpc[0])
     logged = [(line["change"], line["caller"], line["client"]) for line in _lines(log, "change refused")]
     names = {name: f"{_KSERVE}{name}" for name in OVER_GRPC}
     if caller:

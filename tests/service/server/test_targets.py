@@ -59,8 +59,8 @@ def _infer(server: ServedInThread, name: str, values: Array, version: str = "") 
     return np.array(answer["data"], np.float32).reshape(answer["shape"])
 
 
-def _check_answer(thing: str | Path, name: str, case: tuple[Array, Array], version: str = "") -> None:
-    settings = settings_of(thing)
+def _check_answer(location: str | Path, name: str, case: tuple[Array, Array], version: str = "") -> None:
+    settings = settings_of(location)
     with serving_in_thread(**settings.model_dump(exclude_unset=True)) as server:
         assert np.array_equal(_infer(server, name, case[0], version), case[1])
 

@@ -24,10 +24,10 @@ from ovmstrio.models.sequences.requests import decode_arrays, encode_arrays
 from ovmstrio.transport.grpc.headers import RetryableError
 from ovmstrio.transport.http.responses import retry_after_headers
 from ovmstrio.transport.statuses import error_status, to_grpc_error
-from ovmstrio.workers.changes import WorkerGroup
-from ovmstrio.workers.owners import OwnerWait, WorkerEngines, WorkerSequences, answer_step
+from ovmstrio.workers.owners import OwnerTimeouts, WorkerEngines, WorkerSequences, answer_step
 from ovmstrio.workers.rpc import WorkerRpc
 from ovmstrio.workers.shared_state import SharedState
+from ovmstrio.workers.worker_group import WorkerGroup
 from tests.support.waits import WAIT_SECONDS, until_async
 
 Answer = Callable[[Any], Awaitable[Any]]
@@ -104,7 +104,7 @@ async def test_questions_are_answered_concurrently() -> None:
     async with _several(_echo, answer) as (first, _), trio.open_nursery() as nursery:
 
         async def ask(number: int) -> None:
-            found, added = await first.ask(1, [number, np.zeros(200_000, np.float32)])
+            found, added = await first.call(1, [number, np.zeros(200_000, np.float32)])
             assert found == number
             assert float(added.sum()) == number * 200_000
             results.append(number)
@@ -120,7 +120,7 @@ async def test_questions_are_answered_concurrently() -> None:
 async def test_ask_soon_leaves_out_peers_that_fail_or_do_not_answer_in_time(autojump_clock: MockClock) -> None:
     async with _several(_echo, _echo, _fail, _never) as (first, *_):
         begin = trio.current_time()
-        assert await first.ask_soon({row: ["who", row] for row in (1, 2, 3, 4)}, 0.5) == {1: ["who", 1]}
+        assert await first.call_within({row: ["who", row] for row in (1, 2, 3, 4)}, 0.5) == {1: ["who", 1]}
         assert trio.current_time() - begin == 0.5
 
 
@@ -132,10 +132,10 @@ async def test_errors_of_answers_are_raised_to_the_asking_peer() -> None:
 
     async with _several(_echo, answer) as (first, _):
         with pytest.raises(SequenceMissing, match="there is none"):
-            await first.ask(1, "missing")
+            await first.call(1, "missing")
         with pytest.raises(TypeError, match="plain data"):
-            await first.ask(1, "unsendable")
-        assert await first.ask(1, "good") == "good"
+            await first.call(1, "unsendable")
+        assert await first.call(1, "good") == "good"
 
 
 async def test_ask_all_leaves_out_peers_that_have_not_started_or_end_meanwhile() -> None:
@@ -147,7 +147,7 @@ async def test_ask_all_leaves_out_peers_that_have_not_started_or_end_meanwhile()
         await trio.sleep_forever()
 
     async def ask() -> None:
-        answers.extend(await first.ask_all("question", 1, 2))
+        answers.extend(await first.call_all("question", 1, 2))
 
     async with (
         _running(first),
@@ -170,7 +170,7 @@ async def test_ask_all_raises_the_error_of_a_peer_once_the_others_have_answered(
 
     async with _several(_echo, _fail, answer) as (first, *_):
         with pytest.raises(FailedPrecondition, match=r"^worker 1: the file is odd$") as caught:
-            await first.ask_all("question")
+            await first.call_all("question")
     assert caught.value.message == "worker 1: the file is odd"
     assert answered == [["question"]]
 
@@ -182,8 +182,8 @@ async def test_ask_all_names_peers_that_do_not_answer_in_time(autojump_clock: Mo
 
     async with _several(_echo, _echo, answer) as (first, *_):
         with pytest.raises(NotReady, match=r"workers 2 of 3 timed out after 60 s"):
-            await first.ask_all("question")
-        assert await first.ask_all("question", limit_seconds=math.inf) == [["question"]] * 2
+            await first.call_all("question")
+        assert await first.call_all("question", limit_seconds=math.inf) == [["question"]] * 2
 
 
 async def test_question_fails_if_its_peer_ends_and_the_successor_answers() -> None:
@@ -193,7 +193,7 @@ async def test_question_fails_if_its_peer_ends_and_the_successor_answers() -> No
 
     async def ask() -> None:
         with pytest.raises(NotReady, match="exited before it answered"):
-            await first.ask(1, [0])
+            await first.call(1, [0])
 
     async with _running(first):
         async with _running(second, blocking.answer) as end, trio.open_nursery() as nursery:
@@ -201,21 +201,21 @@ async def test_question_fails_if_its_peer_ends_and_the_successor_answers() -> No
             await blocking.has_begun.wait()
             end()
         with pytest.raises(NotReady, match="is starting"):
-            await first.ask(1, "question")
+            await first.call(1, "question")
         async with _running(successor):
-            assert await first.ask(1, "question") == "question"
+            assert await first.call(1, "question") == "question"
 
 
 async def test_cancelled_question_cancels_its_answer_only() -> None:
     blocking = _Blocking()
     async with _several(_echo, blocking.answer) as (first, _):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(first.ask, 1, [0])
+            nursery.start_soon(first.call, 1, [0])
             await blocking.has_begun.wait()
             nursery.cancel_scope.cancel()
         with trio.fail_after(WAIT_SECONDS):
             await blocking.ended.wait()
-        assert await first.ask(1, [1]) == 1
+        assert await first.call(1, [1]) == 1
 
 
 async def test_address_belongs_to_one_process_and_is_free_after_its_end() -> None:
@@ -236,7 +236,7 @@ async def test_calls_are_started_in_the_order_in_which_they_were_made(size: int)
     async with _several(_echo, blocking.answer) as (first, _), trio.open_nursery() as nursery:
 
         async def ask(number: int) -> None:
-            assert await first.ask(1, PackedMessage([number], [bytes(size * (number % 2))])) == number
+            assert await first.call(1, PackedMessage([number], [bytes(size * (number % 2))])) == number
 
         for number in range(6):
             nursery.start_soon(ask, number)
@@ -261,7 +261,7 @@ async def test_calls_that_wait_for_a_starting_peer_are_sent_in_order(size: int) 
 
         async def ask(number: int) -> None:
             with scopes[number]:
-                await first.ask(1, PackedMessage([number], [bytes(size)]), wait_seconds=WAIT_SECONDS)
+                await first.call(1, PackedMessage([number], [bytes(size)]), wait_seconds=WAIT_SECONDS)
                 answered.append(number)
 
         for number in range(8):
@@ -290,7 +290,7 @@ async def test_leaving_peer_answers_what_it_received_and_its_successor_the_rest(
 
     async def ask(number: int) -> None:
         call = PackedMessage([number], [bytes(size)])
-        results.append(await first.ask(1, call, wait_seconds=WAIT_SECONDS))
+        results.append(await first.call(1, call, wait_seconds=WAIT_SECONDS))
 
     async with trio.open_nursery() as nursery, _running(first):
         async with _running(second, blocking.answer):
@@ -333,7 +333,7 @@ async def test_no_call_is_lost_while_peers_replace_each_other() -> None:
     async def ask() -> None:
         while not over.is_set():
             size = len(answered) % 2 * 70_000
-            value = await first.ask(1, PackedMessage([1], [bytes(size)]), wait_seconds=WAIT_SECONDS)
+            value = await first.call(1, PackedMessage([1], [bytes(size)]), wait_seconds=WAIT_SECONDS)
             answered.append(len(value))
 
     async with _running(first), trio.open_nursery() as nursery:
@@ -368,17 +368,17 @@ async def test_leaving_does_not_wait_for_a_dead_caller() -> None:
 
 async def _expect_not_ready(peer: WorkerRpc) -> None:
     with pytest.raises(NotReady):
-        await peer.ask(1, [0])
+        await peer.call(1, [0])
 
 
 async def test_workers_of_a_stopping_server_wait_for_each_other() -> None:
     state = SharedState.create(2)
     made = _peers(2)
-    groups = [WorkerGroup(each, WorkerEngines(each, OwnerWait(state, 5)), state.metrics) for each in made]
+    groups = [WorkerGroup(each, WorkerEngines(each, OwnerTimeouts(state, 5)), state.metrics) for each in made]
     departed: list[int] = []
 
     async def leave(row: int) -> None:
-        await groups[row].say_farewell({1 - row})
+        await groups[row].wait_peers_drained({1 - row})
         departed.append(row)
 
     async with trio.open_nursery() as nursery:
@@ -409,7 +409,7 @@ async def test_end_of_an_asking_peer_does_not_end_the_answering_peer() -> None:
             await blocking.has_begun.wait()
             await _settle()
             end()
-        assert await third.ask(1, [1]) == 1
+        assert await third.call(1, [1]) == 1
 
 
 async def test_answer_may_take_longer_than_the_start_of_a_peer(autojump_clock: MockClock) -> None:
@@ -418,7 +418,7 @@ async def test_answer_may_take_longer_than_the_start_of_a_peer(autojump_clock: M
         return value
 
     async with _several(_echo, answer) as (first, _):
-        assert await first.ask(1, "slow", wait_seconds=5) == "slow"
+        assert await first.call(1, "slow", wait_seconds=5) == "slow"
 
 
 async def test_wait_for_a_peer_that_does_not_start_is_bounded(autojump_clock: MockClock) -> None:
@@ -427,7 +427,7 @@ async def test_wait_for_a_peer_that_does_not_start_is_bounded(autojump_clock: Mo
         for seconds in (5, 0.5):
             began = trio.current_time()
             with pytest.raises(WorkerRestarting, match=rf"send the request again .*within {seconds} s") as caught:
-                await first.ask(1, "question", wait_seconds=seconds)
+                await first.call(1, "question", wait_seconds=seconds)
             assert trio.current_time() - began == pytest.approx(seconds)
             error = to_grpc_error(caught.value)
             assert (error_status(caught.value).http, retry_after_headers(caught.value)) == (
@@ -451,7 +451,7 @@ async def test_invalid_question_closes_its_connection_only() -> None:
             with trio.fail_after(WAIT_SECONDS):
                 assert await other.recv(100) != b""
                 assert await other.recv(100) == b""
-        assert await first.ask(1, "question") == "question"
+        assert await first.call(1, "question") == "question"
 
 
 @asynccontextmanager
@@ -476,7 +476,7 @@ async def test_peer_with_an_invalid_greeting_cannot_be_reached() -> None:
 
         async def ask() -> None:
             with pytest.raises(NotReady, match="is starting"):
-                await first.ask(1, "question")
+                await first.call(1, "question")
 
         nursery.start_soon(ask)
         accepted, _ = await other.accept()
@@ -492,7 +492,7 @@ async def test_invalid_answer_fails_its_question() -> None:
 
         async def ask() -> None:
             with pytest.raises(NotReady, match="exited before it answered"):
-                await first.ask(1, "question")
+                await first.call(1, "question")
 
         nursery.start_soon(ask)
         accepted, _ = await other.accept()
@@ -509,7 +509,7 @@ async def test_address_of_another_user_is_not_queried(monkeypatch: pytest.Monkey
     async with _listening_as_peer(secret, 1) as other, _running(first):
         monkeypatch.setattr(os, "geteuid", lambda: -2)
         with pytest.raises(NotReady, match="is starting"):
-            await first.ask(1, "question")
+            await first.call(1, "question")
         accepted, _ = await other.accept()
         with accepted:
             assert await accepted.recv(10) == b""
@@ -574,7 +574,7 @@ async def _owners(*answers: Answer) -> AsyncIterator[tuple[SharedState, WorkerSe
         async with trio.open_nursery() as nursery:
             for peers, answer in zip(made, answers, strict=False):
                 await nursery.start(peers.run, answer)
-            yield state, WorkerSequences(made[0], state, OwnerWait(state, 5))
+            yield state, WorkerSequences(made[0], state, OwnerTimeouts(state, 5))
             nursery.cancel_scope.cancel()
     finally:
         state.close()

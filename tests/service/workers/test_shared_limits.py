@@ -90,27 +90,27 @@ def _allowances(processes: _Processes, **limits: float) -> list[SharedQuota]:
 
 def test_concurrency_of_a_caller_is_counted_over_all_workers(processes: _Processes) -> None:
     one, other = _allowances(processes, concurrency=2)
-    one.take()
-    other.take()
+    one.acquire()
+    other.acquire()
     for each in (one, other):
         with pytest.raises(CallerLimited, match="2 concurrent requests"):
-            each.take()
-    one.give_back()
-    other.take()
+            each.acquire()
+    one.release()
+    other.acquire()
     with pytest.raises(CallerLimited):
-        one.take()
+        one.acquire()
 
 
 def test_request_rate_of_a_caller_is_counted_over_all_workers(processes: _Processes, clock: _Clock) -> None:
     one, other = _allowances(processes, requests_per_second=2)
-    one.take()
-    other.take()
+    one.acquire()
+    other.acquire()
     with pytest.raises(CallerLimited, match=r"try again in 0\.5 s"):
-        one.take()
+        one.acquire()
     clock.now += 0.5
-    other.take()
+    other.acquire()
     with pytest.raises(CallerLimited):
-        one.take()
+        one.acquire()
 
 
 def test_token_rate_of_a_caller_is_counted_over_all_workers(processes: _Processes, clock: _Clock) -> None:
@@ -124,24 +124,24 @@ def test_token_rate_of_a_caller_is_counted_over_all_workers(processes: _Processe
 
 def test_concurrency_of_an_ended_worker_is_released(processes: _Processes) -> None:
     one, other = _allowances(processes, concurrency=1, tokens_per_minute=60)
-    one.take()
+    one.acquire()
     one.spend_tokens(600)
     with pytest.raises(CallerLimited):
-        other.take()
+        other.acquire()
     processes.state.clear(0)
-    other.take()
+    other.acquire()
     with pytest.raises(CallerLimited, match="tokens per minute"):
         other.check_tokens()
 
 
 def test_limits_are_counted_by_name(processes: _Processes) -> None:
     one, other = (ServiceLimit(counters, "p", 1) for counters in processes.counters)
-    ServiceLimit(processes.counters[0], "q", 1).take()
-    one.take()
+    ServiceLimit(processes.counters[0], "q", 1).acquire()
+    one.acquire()
     with pytest.raises(TooManyRequests, match="1 requests are in flight"):
-        other.take()
-    one.give_back()
-    other.take()
+        other.acquire()
+    one.release()
+    other.acquire()
 
 
 def test_unused_limits_make_room_for_new_ones(processes: _Processes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,20 +157,20 @@ def test_unused_limits_make_room_for_new_ones(processes: _Processes, monkeypatch
         second.write(0)
     third = other.row("c")
     with one.locked():
-        assert theirs.elsewhere().under_way == 1
+        assert theirs.elsewhere().in_flight == 1
         third.write(1)
-        assert first.under_way == 1
+        assert first.in_flight == 1
         with pytest.raises(NotSupported):
-            _ = second.under_way
+            _ = second.in_flight
         third.write(0)
-        assert second.under_way == 0
+        assert second.in_flight == 0
         second.write(3)
-    assert one.row("b").under_way == 3
+    assert one.row("b").in_flight == 3
     with one.locked():
         first.write(0)
-        assert third.elsewhere().under_way == 0
+        assert third.elsewhere().in_flight == 0
         third.write(7)
-        assert (second.under_way, other.row("b").elsewhere().under_way) == (3, 3)
+        assert (second.in_flight, other.row("b").elsewhere().in_flight) == (3, 3)
 
 
 def test_recently_used_buckets_keep_their_room(
@@ -240,12 +240,12 @@ def test_a_stopped_holder_of_the_lock_delays_the_others_once_and_briefly(
     try:
         until(lambda: _is_stopped(holder))
         monkeypatch.setattr(time, "sleep", pause)
-        one.take()
+        one.acquire()
         paused = len(pauses)
         assert 0 < sum(pauses) <= 0.05
-        other.take()
+        other.acquire()
         with pytest.raises(TooManyRequests):
-            one.take()
+            one.acquire()
         assert len(pauses) == paused
         monkeypatch.undo()
         assert _is_stopped(holder)
@@ -256,8 +256,8 @@ def test_a_stopped_holder_of_the_lock_delays_the_others_once_and_briefly(
     finally:
         holder.kill()
         holder.wait()
-    other.give_back()
-    one.take()
+    other.release()
+    one.acquire()
 
 
 # Calls
@@ -335,19 +335,19 @@ async def test_calls_of_an_ended_worker_are_released(processes: _Processes) -> N
     st.integers(1, 2),
 )
 def test_every_call_is_admitted_within_the_limits(calls: list[tuple[int, str, bool]], server: int, most: int) -> None:
-    under_way = {"m": 0, "n": 0}
+    in_flight = {"m": 0, "n": 0}
     answered: list[int] = []
 
     async def call(admission: SharedAdmission, number: int, name: str, *, is_cancelled: bool) -> None:
         with trio.move_on_after(0.001 if is_cancelled else WAIT_SECONDS):
             with await admission.enter(name):
-                under_way[name] += 1
+                in_flight[name] += 1
                 try:
-                    assert under_way[name] <= most
-                    assert not server or sum(under_way.values()) <= server
+                    assert in_flight[name] <= most
+                    assert not server or sum(in_flight.values()) <= server
                     await trio.lowlevel.checkpoint()
                 finally:
-                    under_way[name] -= 1
+                    in_flight[name] -= 1
                 answered.append(number)
                 return
         assert is_cancelled

@@ -1,4 +1,4 @@
-"""``ovms serve THING`` and ``ovms infer NAME INPUT`` as processes."""
+"""``ovms serve PATH`` and ``ovms infer NAME INPUT`` as processes."""
 
 from __future__ import annotations
 

@@ -201,8 +201,8 @@ for _ in range(20_000):
         continue
     taken += 1
     with board.locked():
-        most = max(most, counted.under_way + counted.elsewhere().under_way)
-    limit.give_back()
+        most = max(most, counted.in_flight + counted.elsewhere().in_flight)
+    limit.release()
 print(most, taken)
 """
 
@@ -232,5 +232,5 @@ def test_a_shared_limit_holds_while_processes_race() -> None:
     assert all(int(most) <= 2 for most, _ in reported)
     assert sum(int(taken) for _, taken in reported) > 0
     left = SharedCounters(board, 0, WorkerWakeups("secret", 0)).row("project p")
-    assert left.under_way + left.elsewhere().under_way == 0
+    assert left.in_flight + left.elsewhere().in_flight == 0
     board.close()

@@ -205,9 +205,9 @@ async def test_a_crash_fails_only_its_own_call(tmp_path: Path, way: str, why: st
         assert first not in pids
         with pytest.raises(UserCodeError, match=text):
             await _read(await _call(handler, verb="get", query=f"way={way}"))
-        assert handler.obstacle in {"", "all worker processes exited; restart pending"}
+        assert handler.unready_reason in {"", "all worker processes exited; restart pending"}
         assert await _read(await _call(handler, verb="get")) == b"first last"
-        assert handler.obstacle == ""
+        assert handler.unready_reason == ""
 
 
 @pytest.mark.parametrize("verb", ["post", "get"])

@@ -19,14 +19,14 @@ from ovmstrio.ext.ops import WebService
 from ovmstrio.ops.config_file import CONFIG_VARIABLE, validate_pipeline_config
 from ovmstrio.ops.graph import set_service_runner
 from ovmstrio.ops.kind import OpPipelineKind
+from ovmstrio.ops.messages import PipelineRequest
 from ovmstrio.ops.op_service import OpService
 from ovmstrio.ops.predictor.factory import PredictorFactory
 from ovmstrio.ops.predictor.local_model import LocalPredictor
 from ovmstrio.ops.prepared_service import PreparedService
 from ovmstrio.ops.settings import LocalServiceConf, OpSettings
 from ovmstrio.ops.validate import validate_pipeline
-from ovmstrio.ops.values import PipelineRequest
-from ovmstrio.serving.kind import LoadContext, Takes
+from ovmstrio.serving.kind import CallType, LoadContext
 from tests.support.ops import text_graph
 from tests.support.paddle_files import layers, write_described
 from tests.support.servables import trying, verdicts
@@ -126,28 +126,28 @@ async def test_a_service_takes_tensors_and_drains_requests(tmp_path: Path) -> No
     async with loading(kind) as load:
         service: OpService = await load(project(tmp_path, "words"))
         assert isinstance(service, Servable)
-        assert kind.takes == {Takes.TENSORS, Takes.HTTP}
-        assert (service.obstacle(), kind.obstacle(service)) == ("", "")
+        assert kind.call_types == {CallType.TENSORS, CallType.HTTP}
+        assert (service.unready_reason(), kind.unready_reason(service)) == ("", "")
         given = InferInput("x", "BYTES", (1,))
         response = await service.infer(InferRequest("words", inputs=[given], raw_inputs=[b"\1\0\0\0?"]))
         assert [each.name for each in response.outputs] == ["found", "seen"]
         kind.begin_drain(service)
         refused = await service.answer(PipelineRequest(), trio.current_time() + 20)
         assert refused.err_no == 3001
-        assert kind.obstacle(service) == "the pipeline is closed"
+        assert kind.unready_reason(service) == "the pipeline is closed"
         await service.aclose()
 
 
 async def test_changed_files_are_noticed(tmp_path: Path) -> None:
     kind, spec = OpPipelineKind(), project(tmp_path, "words")
-    marks = [kind.files_mark(spec, tmp_path)]
+    marks = [kind.fingerprint(spec, tmp_path)]
     async with loading(kind) as load:
         service = await load(spec)
         await infer(service)
-        assert kind.files_mark(spec, tmp_path) == marks[0]
+        assert kind.fingerprint(spec, tmp_path) == marks[0]
         for file in ("config.yml", "web_service.py", "dictionary.py"):
             (tmp_path / file).write_text((tmp_path / file).read_text() + "\n# changed\n")
-            marks.append(kind.files_mark(spec, tmp_path))
+            marks.append(kind.fingerprint(spec, tmp_path))
         assert len(set(marks)) == len(marks)
         (tmp_path / "dictionary.py").write_text("NAME = 'new'\n")
         newer = await load(spec)

@@ -15,8 +15,8 @@ import trio
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.ext.ops import CustomExceptionCode, PipelineRequest
 from ovmstrio.ops.executor import Executor, PipelineSource, open_executor
+from ovmstrio.ops.messages import from_array, to_array
 from ovmstrio.ops.observing.hooks import NULL_HOOKS, OpHooks
-from ovmstrio.ops.values import from_array, to_array
 from tests.support.ops import asking, infer_until_deadline
 from tests.support.ops_processes import loaded
 from tests.support.pipelines import gather
@@ -82,7 +82,7 @@ async def test_a_worker_that_dies_costs_only_its_own_request(deed: str, why: str
         assert why in response.err_msg
         assert (await infer(executor))[1] != before[1]
         assert not is_alive(before[1])
-        assert executor.obstacle() == ""
+        assert executor.unready_reason() == ""
     (reason,) = hooks.reasons
     assert why in reason
 

@@ -235,7 +235,7 @@ async def test_signal_after_the_drain_changes_nothing() -> None:
     results: list[bool] = []
 
     async def serve(*, task_status: trio.TaskStatus[Running]) -> None:
-        results.append(await serve_plan(plan, WorkerProcessContext(until=until.wait), task_status=task_status))
+        results.append(await serve_plan(plan, WorkerProcessContext(wait_drain=until.wait), task_status=task_status))
 
     with capture_logs() as logged:
         async with trio.open_nursery() as nursery:
@@ -265,7 +265,7 @@ class _Refusing(_Lingering):
 async def test_queued_calls_are_refused_unless_only_a_worker_restarts(is_restart: bool) -> None:
     kind, until = _Refusing(), trio.Event()
     plan = replace(executor_plan(kind.executor), kinds={**KINDS, OpPipelineKind.name: kind})
-    hosting = WorkerProcessContext(until=until.wait, is_restart=lambda: is_restart)
+    hosting = WorkerProcessContext(wait_drain=until.wait, is_restart=lambda: is_restart)
     async with trio.open_nursery() as nursery:
         await nursery.start(partial(serve_plan, plan, hosting, handle_signals=False))
         until.set()

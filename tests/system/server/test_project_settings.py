@@ -121,7 +121,7 @@ async def _serving(
 
     async def serve(*, task_status: trio.TaskStatus[Running]) -> None:
         gently = await serve_plan(
-            plan, WorkerProcessContext(until=end.wait), handle_signals=False, task_status=task_status
+            plan, WorkerProcessContext(wait_drain=end.wait), handle_signals=False, task_status=task_status
         )
         served.gently.append(gently)
         served.ended.set()

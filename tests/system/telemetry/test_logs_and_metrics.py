@@ -73,8 +73,8 @@ def test_printed_lines_are_log_records_with_the_name_of_the_service(servers: Sys
         assert answer.status_code == 200, (path, answer.text)
 
     def printed() -> set[tuple[str | None, ...]]:
-        whole_lines = server.printed_so_far().rpartition("\n")[0].splitlines()
-        lines = [line for line in map(json.loads, whole_lines) if line["logger"] == "ovmstrio.printed"]
+        split_lines = server.printed_so_far().rpartition("\n")[0].splitlines()
+        lines = [line for line in map(json.loads, split_lines) if line["logger"] == "ovmstrio.printed"]
         parts = [line.get("node") or line.get("op") or line.get("handler") for line in lines]
         return {
             (line["event"], line.get("servable"), part, line["stream"]) for line, part in zip(lines, parts, strict=True)

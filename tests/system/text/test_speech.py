@@ -181,10 +181,10 @@ async def test_killed_and_idle_processes_are_restarted_by_requests(serve_voice: 
         assert await spoken_letters(model, "One.") == "One."
         while model.pid is not None:  # noqa: ASYNC110 - there is no event
             await trio.sleep(0.05)
-        assert model.obstacle == ""
+        assert model.unready_reason == ""
         with pytest.raises(ModelFailure, match="SIGKILL"):
             await _kill_midway(model)
-        while model.obstacle:  # noqa: ASYNC110 - there is no event
+        while model.unready_reason:  # noqa: ASYNC110 - there is no event
             await trio.sleep(0.05)
         assert await spoken_letters(model, "Two.") == "Two."
 

@@ -52,11 +52,11 @@ async def test_killed_engine_fails_its_streams_with_the_reason_and_is_replaced(s
         before = text_of(await made(model, greedy("hello", 40)))
         with pytest.raises(ModelFailure, match="SIGKILL"):
             await killed_midway(model)
-        assert "SIGKILL" in model.obstacle
+        assert "SIGKILL" in model.unready_reason
         with pytest.raises(NotReady, match="SIGKILL"):
             await made(model, greedy("hello", 1))
         await until_ready(model)
-        assert model.obstacle == ""
+        assert model.unready_reason == ""
         assert text_of(await made(model, greedy("hello", 40))) == before
 
 
@@ -105,7 +105,7 @@ async def test_idle_model_has_no_process_until_the_next_request(serve_tiny: Serv
         with trio.fail_after(60):
             while model.pid is not None:  # noqa: ASYNC110 - there is no event
                 await trio.sleep(0.05)
-        assert model.obstacle == ""
+        assert model.unready_reason == ""
         assert text_of(await made(model, greedy("hello", 30))) == first
 
 
@@ -175,12 +175,12 @@ async def test_old_model_ends_its_texts_before_the_new_one_is_loaded(tiny_folder
             await trio.testing.wait_all_tasks_blocked(0.01)
             nursery.start_soon(ask, "waits")
             await trio.testing.wait_all_tasks_blocked(0.01)
-            assert "being reloaded" in old.obstacle
+            assert "being reloaded" in old.unready_reason
             assert (server.models, texts) == ([old], {})
             rest = [piece async for piece in pieces]
             assert text_of([first, *rest]) == alone
         _, new = server.models
-        assert (old.pid, old.obstacle) == (None, "")
+        assert (old.pid, old.unready_reason) == (None, "")
         assert new.pid is not None
         assert texts == {"waits": alone}
         assert list((await old.tokenize(["hello"]))[0]) == list((await new.tokenize(["hello"]))[0])
@@ -193,7 +193,7 @@ async def test_old_model_answers_again_if_the_new_one_cannot_be_loaded(tiny_fold
         before, process = await _text(old), old.pid
         with pytest.raises(ModelFailure, match="cannot be loaded"):
             await server.load(reload="retire_first", device="NPU.7")
-        assert old.obstacle == ""
+        assert old.unready_reason == ""
         assert await _text(old) == before
         assert old.pid not in {None, process}
 

@@ -207,28 +207,28 @@ def test_keys_are_long_and_unique() -> None:
 async def test_requests_per_second_are_limited_with_the_time_of_the_next(mock_clock: trio.testing.MockClock) -> None:
     allowance = CallerQuota("shop", requests_per_second=4)
     for _ in range(4):
-        allowance.take()
+        allowance.acquire()
     with pytest.raises(
         CallerLimited, match=r"'shop' is limited to 4 requests per second; try again in 0.25 s"
     ) as caught:
-        allowance.take()
+        allowance.acquire()
     assert caught.value.retry_after_seconds == pytest.approx(0.25)
     mock_clock.jump(0.25)
-    allowance.take()
+    allowance.acquire()
     with pytest.raises(CallerLimited):
-        allowance.take()
-    assert allowance.under_way == 5
+        allowance.acquire()
+    assert allowance.in_flight == 5
 
 
 async def test_concurrent_requests_count_until_they_end() -> None:
     allowance = CallerQuota("shop", concurrency=2)
-    allowance.take()
-    allowance.take()
-    with pytest.raises(CallerLimited, match="'shop' has 2 concurrent requests"):
-        allowance.take()
-    allowance.give_back()
-    allowance.take()
-    assert allowance.under_way == 2
+    allowance.acquire()
+    allowance.acquire()
+    with pytest.raises(CallerLimited, match="caller 'shop': limit of 2 concurrent requests"):
+        allowance.acquire()
+    allowance.release()
+    allowance.acquire()
+    assert allowance.in_flight == 2
 
 
 async def test_tokens_per_minute_are_limited_after_they_are_used(mock_clock: trio.testing.MockClock) -> None:
@@ -251,7 +251,7 @@ async def test_tokens_per_minute_are_limited_after_they_are_used(mock_clock: tri
 async def test_tokens_and_requests_are_separate_limits() -> None:
     allowance = CallerQuota("shop", concurrency=1, tokens_per_minute=1)
     allowance.spend_tokens(1000)
-    allowance.take()
+    allowance.acquire()
     other = CallerQuota("shop", requests_per_second=1)
     other.spend_tokens(10**9)
     other.check_tokens()
@@ -264,12 +264,12 @@ def test_no_interval_has_more_than_rate_and_burst(rate: float, pauses: list[floa
     passed: list[float] = []
     for pause in pauses:
         now += pause
-        wait = bucket.take()
+        wait = bucket.acquire()
         if wait == 0:
             passed.append(now)
         else:
             now += wait
-            assert bucket.take() == 0, "when it says so, there is one"
+            assert bucket.acquire() == 0, "when it says so, there is one"
             passed.append(now)
     burst = max(1.0, rate)
     for first, start in enumerate(passed):

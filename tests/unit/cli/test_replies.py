@@ -11,7 +11,7 @@ from rich.console import Console
 
 from ovmstrio.cli import console, stream_live
 from ovmstrio.cli.sequence_run import StepAnswer
-from ovmstrio.cli.sequence_show import Keeping, show
+from ovmstrio.cli.sequence_show import OutputRecorder, show
 from ovmstrio.cli.stream_show import show as show_stream
 from ovmstrio.cli.stream_text import Seen, TextReader, line_of, safe_for_terminals, text_of, values_of
 from ovmstrio.cli.tables import Output
@@ -162,7 +162,7 @@ def _answers(*values: float) -> Generator[StepAnswer]:
 
 
 def test_the_summary_has_minimum_mean_maximum_and_last_step(capsys: pytest.CaptureFixture[str]) -> None:
-    show(_answers(1, 6, 2), 17, 3, Keeping(), Output.TABLE)
+    show(_answers(1, 6, 2), 17, 3, OutputRecorder(), Output.TABLE)
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["y", "float32", "[1,", "2]", "1", "3", "6", "2,", "2"] in lines
     assert ["word", "bytes", "[1]", "-", "-", "-", "b'2'"] in lines
@@ -174,7 +174,7 @@ def test_the_summary_has_minimum_mean_maximum_and_last_step(capsys: pytest.Captu
 @pytest.mark.parametrize(("axis", "shape"), [(None, (3, 1, 2)), (0, (3, 2)), (1, (1, 6)), (-1, (1, 6))])
 def test_outputs_are_stacked_or_joined(tmp_path: Path, axis: int | None, shape: tuple[int, ...]) -> None:
     answers = (StepAnswer(step, 0.0, {"y": np.full((1, 2), step, np.float32)}) for step in range(3))
-    show(answers, 1, 3, Keeping.of(str(tmp_path / "y.npy"), axis), Output.JSON)
+    show(answers, 1, 3, OutputRecorder.of(str(tmp_path / "y.npy"), axis), Output.JSON)
     saved = np.load(tmp_path / "y.npy")
     assert saved.shape == shape
     assert saved.reshape(-1).tolist() == [0, 0, 1, 1, 2, 2]
@@ -191,13 +191,13 @@ def test_outputs_that_cannot_be_saved_end_the_sequence(tmp_path: Path) -> None:
             closed.append(size)
 
     with pytest.raises(InvalidRequest, match=r'"y": \[1, 2\] and \[2, 2\] cannot be stacked; see --join'):
-        show(answers(), 1, 4, Keeping.of(str(tmp_path / "y.npz"), None), Output.JSON)
+        show(answers(), 1, 4, OutputRecorder.of(str(tmp_path / "y.npz"), None), Output.JSON)
     assert closed == [2]
     with pytest.raises(InvalidRequest, match="cannot be joined along axis 5"):
-        show(answers(), 1, 4, Keeping.of(str(tmp_path / "y.npz"), 5), Output.JSON)
+        show(answers(), 1, 4, OutputRecorder.of(str(tmp_path / "y.npz"), 5), Output.JSON)
     assert closed == [2, 1]
     with pytest.raises(InvalidRequest, match=r"the model returns y, word; save several outputs as \.npz"):
-        show(_answers(1, 2), 1, 2, Keeping.of(str(tmp_path / "y.npy"), None), Output.JSON)
+        show(_answers(1, 2), 1, 2, OutputRecorder.of(str(tmp_path / "y.npy"), None), Output.JSON)
 
 
 @pytest.mark.parametrize(
@@ -205,4 +205,4 @@ def test_outputs_that_cannot_be_saved_end_the_sequence(tmp_path: Path) -> None:
 )
 def test_an_unusable_output_file_is_refused(file: str, text: str) -> None:
     with pytest.raises(InvalidRequest, match=text):
-        Keeping.of(file, 0)
+        OutputRecorder.of(file, 0)

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from ovmstrio.cli.sequence_steps import Cutting, Steps, WrongOption, plan
+from ovmstrio.cli.sequence_steps import SliceOptions, Steps, WrongOption, plan
 from ovmstrio.cli.tensor_files import read_inputs
 from ovmstrio.cli.tensor_images import ImageOptions
 from ovmstrio.cli.tensor_output import as_json, write_outputs
@@ -368,7 +368,7 @@ ROW = TensorInfo("row", "FP32", (1, 3))
 
 
 def _plan(
-    arrays: dict[str, Any], expected: list[TensorInfo], cutting: Cutting, notes: list[str] | None = None
+    arrays: dict[str, Any], expected: list[TensorInfo], cutting: SliceOptions, notes: list[str] | None = None
 ) -> Steps:
     with TemporaryDirectory() as folder:
         for name, array in arrays.items():
@@ -383,7 +383,7 @@ def _numbers(size: int) -> np.ndarray[Any, Any]:
 
 def test_an_input_is_split_by_the_size_of_the_axis_and_padded() -> None:
     notes: list[str] = []
-    steps = _plan({"audio": _numbers(10)}, [AUDIO], Cutting(axis=1), notes)
+    steps = _plan({"audio": _numbers(10)}, [AUDIO], SliceOptions(axis=1), notes)
     assert [each["audio"].tolist() for each in steps] == [[[1, 2, 3, 4]], [[5, 6, 7, 8]], [[9, 10, 0, 0]]]
     assert len(steps) == 3
     assert notes[1:] == [
@@ -391,7 +391,7 @@ def test_an_input_is_split_by_the_size_of_the_axis_and_padded() -> None:
         "the last part has 2 of 4 elements: padded with zeros",
     ]
     words = TensorInfo("words", "BYTES", (2,))
-    steps = _plan({"words": np.array([b"a", b"b", b"c"])}, [words], Cutting())
+    steps = _plan({"words": np.array([b"a", b"b", b"c"])}, [words], SliceOptions())
     assert [each["words"].tolist() for each in steps] == [[b"a", b"b"], [b"c", b""]]
 
 
@@ -408,7 +408,7 @@ def test_a_short_last_step_is_padded_dropped_or_sent(
     tensor: TensorInfo, pad: bool | None, last: Any, note: str
 ) -> None:
     notes: list[str] = []
-    steps = _plan({"audio": _numbers(10)}, [tensor], Cutting(4, axis=-1, pad=pad), notes)
+    steps = _plan({"audio": _numbers(10)}, [tensor], SliceOptions(4, axis=-1, pad=pad), notes)
     assert [each["audio"].tolist() for each in steps][-1] == last
     assert notes[-1] == f"the last part has 2 of 4 elements: {note}"
 
@@ -422,7 +422,7 @@ def test_the_longest_inputs_are_split_unless_the_option_names_them() -> None:
         "b": -_numbers(8).reshape(4, 2),
     }
     notes: list[str] = []
-    steps = list(_plan(arrays, expected, Cutting(), notes))
+    steps = list(_plan(arrays, expected, SliceOptions(), notes))
     assert len(steps) == 4
     assert {name: array.tolist() for name, array in steps[1].items()} == {
         "a": [[3, 4]],
@@ -433,26 +433,31 @@ def test_the_longest_inputs_are_split_unless_the_option_names_them() -> None:
     assert "input row: all of [1, 3] at each step" in notes
     expected = [TensorInfo("a", "FP32", (1, 2)), TensorInfo("table", "FP32", (-1, 2))]
     arrays = {name: np.ones((3, 2), np.float32) for name in ("a", "table")}
-    assert [each["table"].shape for each in _plan(arrays, expected, Cutting())] == [(1, 2)] * 3
-    kept = _plan(arrays, expected, Cutting(whole=frozenset({"table"})))
+    assert [each["table"].shape for each in _plan(arrays, expected, SliceOptions())] == [(1, 2)] * 3
+    kept = _plan(arrays, expected, SliceOptions(unsliced=frozenset({"table"})))
     assert [each["table"].shape for each in kept] == [(3, 2)] * 3
 
 
 @pytest.mark.parametrize(
     ("tensor", "size", "cutting", "text"),
     [
-        (AUDIO, 8, Cutting(axis=2), r"--axis 2 is out of range: the model takes audio \[1, 4\]"),
-        (AUDIO, 8, Cutting(axis=-3), "--axis -3 is out of range"),
-        (AUDIO, 8, Cutting(3, axis=1), 'input "audio": expected 4 along axis 1, got 3'),
-        (OPEN, 8, Cutting(axis=1), "the length along axis 1 is dynamic; set it with --chunk"),
-        (AUDIO, 3, Cutting(axis=1, pad=False), "the length of 3 along the axis is shorter than a part of 4"),
-        (OPEN, 0, Cutting(2, axis=1), "the length of 0 along the axis is shorter than a part of 2"),
-        (AUDIO, 8, Cutting(whole=frozenset({"aduio"})), "--whole aduio: unknown input; the model takes audio"),
-        (AUDIO, 8, Cutting(whole=frozenset({"audio"})), "no input can be cut"),
+        (AUDIO, 8, SliceOptions(axis=2), r"--axis 2 is out of range: the model takes audio \[1, 4\]"),
+        (AUDIO, 8, SliceOptions(axis=-3), "--axis -3 is out of range"),
+        (AUDIO, 8, SliceOptions(3, axis=1), 'input "audio": expected 4 along axis 1, got 3'),
+        (OPEN, 8, SliceOptions(axis=1), "the length along axis 1 is dynamic; set it with --chunk"),
+        (AUDIO, 3, SliceOptions(axis=1, pad=False), "the length of 3 along the axis is shorter than a part of 4"),
+        (OPEN, 0, SliceOptions(2, axis=1), "the length of 0 along the axis is shorter than a part of 2"),
+        (
+            AUDIO,
+            8,
+            SliceOptions(unsliced=frozenset({"aduio"})),
+            "--unsliced aduio: unknown input; the model takes audio",
+        ),
+        (AUDIO, 8, SliceOptions(unsliced=frozenset({"audio"})), "no input can be cut"),
     ],
 )
 def test_options_that_do_not_fit_the_model_are_refused(
-    tensor: TensorInfo, size: int, cutting: Cutting, text: str
+    tensor: TensorInfo, size: int, cutting: SliceOptions, text: str
 ) -> None:
     with pytest.raises(WrongOption, match=text):
         _plan({"audio": np.zeros((1, size), np.float32)}, [tensor], cutting)
@@ -460,12 +465,12 @@ def test_options_that_do_not_fit_the_model_are_refused(
 
 def test_arrays_that_do_not_fit_the_inputs_are_refused() -> None:
     with pytest.raises(InvalidRequest, match=r'"audio": expected FP32 \[1, -1\], got \[2, 8\]'):
-        _plan({"audio": np.zeros((2, 8), np.float32)}, [AUDIO], Cutting(axis=1))
+        _plan({"audio": np.zeros((2, 8), np.float32)}, [AUDIO], SliceOptions(axis=1))
     with pytest.raises(InvalidRequest, match='"row": expected FP32, got complex64'):
-        _plan({"row": np.zeros((2, 3), np.complex64)}, [ROW], Cutting())
+        _plan({"row": np.zeros((2, 3), np.complex64)}, [ROW], SliceOptions())
     arrays = {"audio": np.zeros((1, 8), np.float32), "row": np.zeros((1, 2), np.float32)}
     with pytest.raises(InvalidRequest, match=r'"row" is not the longest .* expected FP32 \[1, 3\], got \[1, 2\]'):
-        _plan(arrays, [AUDIO, ROW], Cutting(axis=1))
+        _plan(arrays, [AUDIO, ROW], SliceOptions(axis=1))
 
 
 @given(
@@ -481,7 +486,7 @@ def test_joined_steps_are_the_array_padded_or_truncated(
         return
     array = np.arange(1, 1 + np.prod(shape), dtype=np.float32).reshape(shape)
     tensor = TensorInfo("x", "FP32", (-1,) * len(shape))
-    steps = _plan({"x": array}, [tensor], Cutting(size, axis, pad))
+    steps = _plan({"x": array}, [tensor], SliceOptions(size, axis, pad))
     parts = [each["x"] for each in steps]
     joined = np.moveaxis(np.concatenate(parts, axis), axis, 0)
     moved = np.moveaxis(array, axis, 0)

@@ -234,8 +234,8 @@ def test_a_quantile_is_in_the_bucket_of_its_call(times: list[float], part: float
 def test_tokens_sequences_and_worker_memory_are_shown() -> None:
     metrics, text = Metrics(), TextMetrics("t")
     states = ("t", "1", "READY"), ("s", "2", "READY")
-    metrics.show("ovmstrio_sequences", lambda: {("s", "2"): 3})
-    metrics.show("ovmstrio_worker_memory_bytes", lambda: {("t",): 4096})
+    metrics.register_gauge("ovmstrio_sequences", lambda: {("s", "2"): 3})
+    metrics.register_gauge("ovmstrio_worker_memory_bytes", lambda: {("t",): 4096})
     with metrics.collecting((text,), ""):
         text.generation_tokens.inc(10)
         before = _look(metrics, 10.0, *states)

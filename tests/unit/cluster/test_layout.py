@@ -180,10 +180,10 @@ def test_the_larger_of_ongoing_and_waiting_requests_counts(ongoing: float, metri
 
 def test_waiting_requests_are_summed_over_services() -> None:
     metrics = Metrics()
-    metrics.limited("a", lambda: 2)
-    metrics.limited("b", lambda: 3)
-    metrics.show("ovmstrio_batch_queued_requests", lambda: {("a",): 4})
-    metrics.show("ovmstrio_worker_threads", lambda: {("a",): 7})
+    metrics.add_limited_service("a", lambda: 2)
+    metrics.add_limited_service("b", lambda: 3)
+    metrics.register_gauge("ovmstrio_batch_queued_requests", lambda: {("a",): 4})
+    metrics.register_gauge("ovmstrio_worker_threads", lambda: {("a",): 7})
     assert sum_samples(metrics.render(QUEUE_METRICS)) == 9
 
 

@@ -37,7 +37,7 @@ class _Peers:
     def others(self) -> Sequence[int]:
         return [row for row in self.every if row != self.row]
 
-    async def ask_soon(self, questions: Mapping[int, Sequence[Any]], seconds: float) -> dict[int, Any]:
+    async def call_within(self, questions: Mapping[int, Sequence[Any]], seconds: float) -> dict[int, Any]:
         found = {}
         for row, (question, *arguments) in questions.items():
             self.questions.append((row, question))
@@ -45,7 +45,7 @@ class _Peers:
                 found[row] = await self.every[row].answers[question](*arguments)
         return found
 
-    def answer_with(self, question: str, answer: Any) -> None:
+    def register_handler(self, question: str, answer: Any) -> None:
         self.answers[question] = answer
 
 
@@ -90,7 +90,7 @@ async def _workers(folder: Path, *loaders: Any) -> AsyncIterator[list[_Worker]]:
             running = stack(folder / str(row), loader=loader, traces=RecentTraces())
             plane, _, _ = await opened.enter_async_context(running)
             peers = _Peers(row, every)
-            plane.siblings = cast("WorkerPeers", peers)
+            plane.peers = cast("WorkerPeers", peers)
             workers.append(_Worker(plane, peers))
         yield workers
 

@@ -16,7 +16,7 @@ from ovmstrio.client import open_client
 from ovmstrio.client.pipeline import PipelineClient
 from ovmstrio.encoding.number_arrays import simdjson_module
 from ovmstrio.protocols.kserve.large_document import read_large_document
-from ovmstrio.util.extras import Extra, way_to_install
+from ovmstrio.util.extras import Extra, install_command
 
 ROOT = Path(__file__).parents[3]
 DEVELOPER_EXTRAS = {"dev", "dev-system", "docs", "release"}
@@ -42,7 +42,7 @@ class _Installed(Distribution):
 
 
 def _command(origin: dict[str, Any] | None, extra: Extra = Extra.LLM) -> list[str]:
-    words = shlex.split(way_to_install(extra, lambda _: _Installed(origin)))
+    words = shlex.split(install_command(extra, lambda _: _Installed(origin)))
     assert words[:4] == [sys.executable, "-m", "pip", "install"]
     return words[4:]
 
@@ -69,7 +69,7 @@ def test_a_checkout_that_is_not_installed_is_the_origin() -> None:
     def nothing(name: str) -> Distribution:
         raise PackageNotFoundError(name)
 
-    assert shlex.split(way_to_install(Extra.VISION, nothing))[4:] == [f"{ROOT}[vision]"]
+    assert shlex.split(install_command(Extra.VISION, nothing))[4:] == [f"{ROOT}[vision]"]
 
 
 def test_every_declared_extra_is_known() -> None:

@@ -33,7 +33,7 @@ def test_a_budget_is_granted_in_order_and_never_lost(steps: list[tuple[str, int,
                 elif step == "cancel" and waiting:
                     waiting[which % len(waiting)][0].cancel()
                 elif step == "give back" and held:
-                    budget.give_back(held.pop(which % len(held)))
+                    budget.release(held.pop(which % len(held)))
                 line = [scope for scope, _ in waiting if not scope.cancel_called]
                 await trio.testing.wait_all_tasks_blocked()
                 # Those that are served together go on in any order, as trio likes.
@@ -58,7 +58,7 @@ async def test_a_share_is_bounded_by_itself_and_by_all(autojump_clock: MockClock
         await two.wait(60)
     assert patience.cancelled_caught
     assert (one.bytes, two.bytes, pending.budget.held) == (100, 0, 100)
-    one.give_back(60)
+    one.release(60)
     assert two.take(60)
 
 
@@ -90,10 +90,10 @@ async def test_an_answer_larger_than_the_share_is_sent_alone(autojump_clock: Moc
         nursery.start_soon(wait, 20)
         await trio.testing.wait_all_tasks_blocked()
         assert order == []
-        share.give_back(10)
+        share.release(10)
         await trio.testing.wait_all_tasks_blocked()
         assert order == [500]
-        share.give_back(500)
+        share.release(500)
     assert order == [500, 20]
 
 
@@ -116,13 +116,13 @@ async def test_clients_without_pending_answers_go_first(autojump_clock: MockCloc
         nursery.start_soon(wait, "second", pending.share(), 30)
         await trio.testing.wait_all_tasks_blocked()
         assert order == []
-        hoarding.give_back(60)
+        hoarding.release(60)
         await trio.testing.wait_all_tasks_blocked()
         assert set(order) == {"first", "second"}
         other.close()
         await trio.testing.wait_all_tasks_blocked()
         assert order[2:] == ["hoarding"]
-        hoarding.give_back(20)
+        hoarding.release(20)
     assert order[3:] == ["third"]
 
 

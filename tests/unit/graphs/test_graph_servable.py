@@ -173,7 +173,7 @@ async def test_all_packets_are_returned_up_to_a_size(tmp_path: Path) -> None:
 
     def all_packets(count: int) -> InferRequest:
         request = ask({"in": np.array([count])})
-        request.wants_all_packets, request.most_bytes = True, 80
+        request.wants_all_packets, request.max_output_bytes = True, 80
         return request
 
     async with serving(tmp_path, body, more=LOOPBACK, head="import numpy as np") as graph:

@@ -228,14 +228,14 @@ def test_only_language_models_have_other_nodes(tmp_path: Path) -> None:
 def test_change_of_model_files_is_a_change_of_the_graph(tmp_path: Path) -> None:
     (spec,) = _examine_graph(tmp_path, llm_graph('draft_models_path: "small"') + _PASS_THROUGH).spec.services
     kind, folder = KINDS[spec.kind], tmp_path / "chat"
-    marks = [kind.files_mark(spec, folder)]
+    marks = [kind.fingerprint(spec, folder)]
     for name in ("openvino_model.bin", "small/openvino_model.xml", "chat_template.jinja"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("changed")
-        marks.append(kind.files_mark(spec, folder))
+        marks.append(kind.fingerprint(spec, folder))
     assert len(set(marks)) == 4
     (folder / "notes.log").write_text("written by a node")
-    assert kind.files_mark(spec, folder) == marks[-1]
+    assert kind.fingerprint(spec, folder) == marks[-1]
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "a\\000b", "file"])
@@ -245,7 +245,7 @@ def test_unreadable_model_folder_has_a_version(tmp_path: Path, name: str) -> Non
     marks = KINDS[spec.kind].list_versions(spec)
     assert list(marks.versions) == [1]
     (tmp_path / "chat" / "file").unlink()
-    assert (KINDS[spec.kind].list_versions(spec).mark == marks.mark) is (name != "file")
+    assert (KINDS[spec.kind].list_versions(spec).fingerprint == marks.fingerprint) is (name != "file")
 
 
 def test_graph_file_is_part_of_the_configuration(tmp_path: Path) -> None:

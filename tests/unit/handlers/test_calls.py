@@ -336,22 +336,22 @@ def board() -> Iterator[SharedState]:
 def test_without_a_limit_any_number_of_requests_is_taken() -> None:
     limit = LocalLimit(0)
     for _ in range(1000):
-        limit.take()
+        limit.acquire()
     assert limit.in_flight == 1000
 
 
 def test_processes_share_one_limit(board: SharedState) -> None:
     counters = [SharedCounters(board, row, WorkerWakeups("secret", row)) for row in range(2)]
     first, second = (ServiceLimit(each, "p", 2) for each in counters)
-    first.take()
-    second.take()
+    first.acquire()
+    second.acquire()
     for limit in (first, second):
         with pytest.raises(TooManyRequests):
-            limit.take()
+            limit.acquire()
     board.clear(0)
-    second.take()
+    second.acquire()
     with pytest.raises(TooManyRequests):
-        first.take()
+        first.acquire()
 
 
 def test_a_server_is_ready_if_all_its_processes_are(board: SharedState) -> None:

@@ -527,7 +527,7 @@ async def test_a_project_sets_the_folder_interval_and_number_of_versions(
             await trio.testing.wait_all_tasks_blocked()
             mock_clock.jump(1.9)
             await trio.testing.wait_all_tasks_blocked()
-            assert opened.library.watcher.looks == 1
+            assert opened.library.watcher.finished_checks == 1
             mock_clock.jump(0.2)
         assert opened.library.client.get_model().text == "two"
     assert list((tmp_path / "copies").iterdir()) == []

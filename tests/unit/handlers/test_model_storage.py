@@ -342,7 +342,7 @@ def stored() -> Iterator[None]:
 
 
 def _traced(sink: _Sink, sampler: str = "always_on") -> CallTracing:
-    return CallTracing(TraceSampler(sampler), [sink], is_failure=lambda _: True, trace_server_request=[sink])
+    return CallTracing(TraceSampler(sampler), [sink], is_failure=lambda _: True, server_sinks=[sink])
 
 
 @pytest.mark.usefixtures("stored")

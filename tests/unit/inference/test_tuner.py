@@ -21,7 +21,7 @@ from ovmstrio.inference.tuner import (
     Placement,
     recompile_models,
 )
-from ovmstrio.telemetry.loop_load import LoopLoad
+from ovmstrio.telemetry.loop_utilization import LoopUtilization
 from ovmstrio.util.cores import CoreShare
 from tests.support.waits import WAIT_SECONDS
 
@@ -40,7 +40,7 @@ class _Hooks(ServableHooks):
     def __init__(self) -> None:
         self.places: list[bool] = []
 
-    def placed(self, *, inline: bool, changed: bool) -> None:
+    def set_execution_mode(self, *, inline: bool, changed: bool) -> None:
         assert changed
         self.places.append(inline)
 
@@ -49,7 +49,7 @@ class _Tuner(ModelTuner):
     """A tuner with a clock and a load of its own; the event loop is idle at first."""
 
     def __init__(self, placement: Placement, clock: _Clock | None = None, **options: Any) -> None:
-        self.hooks, self.now, self.load = _Hooks(), clock or _Clock(), LoopLoad()
+        self.hooks, self.now, self.load = _Hooks(), clock or _Clock(), LoopUtilization()
         super().__init__(placement, self.hooks, clock=self.now, load=self.load, **options)
 
     def shown(self) -> str:

@@ -429,7 +429,7 @@ def test_region_is_at_most_four_times_as_large_as_requested(sizes: list[int]) ->
     for size in sizes:
         region = pool.take(size)
         assert size <= region.size <= max(4 * size, 4 * 128 * 1024)
-        pool.give_back(region)
+        pool.release(region)
         assert pool.free_bytes <= 2**22
     pool.close()
 

@@ -25,7 +25,7 @@ from ovmstrio.isolation.handler_imports import HandlerPackage
 from ovmstrio.isolation.print_capture import log_printed_line, log_prints
 from ovmstrio.isolation.thread_pool import WorkerThreads
 from ovmstrio.isolation.user_code import UserCodeRaisedError, call_user_code
-from ovmstrio.util.stdio import running_code_of
+from ovmstrio.util.stdio import attribute_output_to
 
 NAMES = {"servable": "graph", "node": "counter"}
 
@@ -84,7 +84,7 @@ def test_streams_are_restored_unless_replaced_by_others(monkeypatch: pytest.Monk
         sys.stderr = other
     assert sys.stdout is streams["stdout"]
     assert sys.stderr is other
-    with running_code_of(NAMES):
+    with attribute_output_to(NAMES):
         print("kept longer", file=kept)
     assert streams["stdout"].getvalue() == "kept longer\n"
 
@@ -94,7 +94,7 @@ def test_all_prints_are_logged_on_request(monkeypatch: pytest.MonkeyPatch) -> No
     with capture_logs() as logged:
         with log_prints(), log_prints(is_all=True):
             print("of a thread of its own")
-            with running_code_of(NAMES):
+            with attribute_output_to(NAMES):
                 print("of the code")
         print("after the end")
     assert logged == [
@@ -126,7 +126,7 @@ def test_debugger_uses_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     streams = _replaced(monkeypatch)
     debugger = pdb.Pdb(stdin=io.StringIO("p 40 + 2\ncontinue\n"), nosigint=True, readrc=False)
     traced_by = sys.gettrace()
-    with capture_logs() as logged, log_prints(), running_code_of(NAMES):
+    with capture_logs() as logged, log_prints(), attribute_output_to(NAMES):
         debugger.stdout, debugger.use_rawinput = sys.stdout, False
         debugger.set_trace()
         print("of the code")

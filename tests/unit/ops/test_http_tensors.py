@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.encoding.messages import TENSOR
 from ovmstrio.ops.http_routes import parse_request
-from ovmstrio.ops.values import PipelineTensor, tensor_from_message
+from ovmstrio.ops.messages import PipelineTensor, tensor_from_message
 from tests.support.examples import examples
 
 _NAMES = [name for field in TENSOR.DESCRIPTOR.fields for name in (field.name, field.json_name)]

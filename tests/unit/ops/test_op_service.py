@@ -10,9 +10,7 @@ import pytest
 from ovmstrio.core.errors import DeadlineExceeded, InvalidRequest, ModelFailure, NotReady, Overloaded, ServerError
 from ovmstrio.core.request import InferInput, InferRequest
 from ovmstrio.core.tensor import Tensor
-from ovmstrio.ops.op_service import OpService
-from ovmstrio.ops.settings import PipelineSettings
-from ovmstrio.ops.values import (
+from ovmstrio.ops.messages import (
     ArrayTensor,
     ChannelData,
     ChannelDataType,
@@ -22,6 +20,8 @@ from ovmstrio.ops.values import (
     pack_response,
     unpack_request,
 )
+from ovmstrio.ops.op_service import OpService
+from ovmstrio.ops.settings import PipelineSettings
 
 
 class _Pipeline:
@@ -36,7 +36,7 @@ class _Pipeline:
         self.requests.append(request)
         return self.response
 
-    def obstacle(self) -> str:
+    def unready_reason(self) -> str:
         return ""
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from ovmstrio.encoding.messages import REQUEST
-from ovmstrio.ops.values import (
+from ovmstrio.ops.messages import (
     ChannelData,
     ChannelDataType,
     PipelineRequest,

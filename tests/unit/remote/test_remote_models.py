@@ -108,7 +108,7 @@ async def test_an_unsent_call_goes_to_the_next_address_at_once(autojump_clock: M
         await remote.infer(_request())
     assert trio.current_time() == begun
     assert len(unreachable.calls) == 1
-    assert remote.obstacle == ""
+    assert remote.unready_reason == ""
 
 
 async def test_all_addresses_are_tried_again_after_a_pause_up_to_a_bound(autojump_clock: MockClock) -> None:
@@ -120,7 +120,7 @@ async def test_all_addresses_are_tried_again_after_a_pause_up_to_a_bound(autojum
     assert type(caught.value) is NotReady
     assert len(unreachable.calls) == 3
     assert 1.5 <= trio.current_time() - begun <= 3
-    assert remote.obstacle == 'remote model "m": a: a cannot be reached: refused'
+    assert remote.unready_reason == 'remote model "m": a: a cannot be reached: refused'
 
 
 @pytest.mark.parametrize("error", [NotReady("broke"), InvalidRequest("wrong")])
@@ -143,11 +143,11 @@ async def test_failures_in_a_row_suspend_an_address(autojump_clock: MockClock) -
     ):
         await remote.infer(_request())
     assert len(endpoint.calls) == 7
-    assert "circuit open" in remote.obstacle
+    assert "circuit open" in remote.unready_reason
     await trio.sleep(10)
     endpoint.script = _answer
     await remote.infer(_request())
-    assert remote.obstacle == ""
+    assert remote.unready_reason == ""
 
 
 async def test_only_the_configured_timeout_counts_as_a_failure(autojump_clock: MockClock) -> None:
@@ -156,10 +156,10 @@ async def test_only_the_configured_timeout_counts_as_a_failure(autojump_clock: M
     for _ in range(3):
         with pytest.raises(DeadlineExceeded, match='a did not answer for "m" in time'):
             await remote.infer(_request(trio.current_time() + 1))
-    assert remote.obstacle == ""
+    assert remote.unready_reason == ""
     with pytest.raises(DeadlineExceeded):
         await remote.infer(_request())
-    assert "circuit open" in remote.obstacle
+    assert "circuit open" in remote.unready_reason
 
 
 async def test_a_slow_call_is_hedged_and_a_sequence_is_not(autojump_clock: MockClock) -> None:
@@ -201,7 +201,7 @@ async def test_a_response_above_the_limit_is_refused_with_its_size() -> None:
         return response
 
     request = _request()
-    request.most_bytes = 99
+    request.max_output_bytes = 99
     with pytest.raises(PayloadTooLarge, match="100 bytes"):
         await _remote_of(_FakeEndpoint("a", script)).infer(request)
 
@@ -228,10 +228,10 @@ def test_healthy_addresses_take_turns() -> None:
 def test_an_obstacle_needs_all_addresses_to_fail() -> None:
     targets = _targets(2)
     targets.all[0].failure_reason = "refused"
-    assert targets.obstacle(0) == ""
+    assert targets.unready_reason(0) == ""
     targets.all[1].breaker.fail(0)
     expected = "grpc://h0:1: refused; grpc://h1:1: circuit open for 7.0 s after 1 consecutive failures"
-    assert targets.obstacle(3) == expected
+    assert targets.unready_reason(3) == expected
 
 
 @given(st.lists(st.integers(1, 2**64 - 1) | st.text(min_size=1), min_size=1, max_size=20), st.data())
@@ -334,7 +334,7 @@ async def test_readiness_changes_with_the_health_of_an_address(autojump_clock: M
     async def well(_: Target) -> str:
         return ""
 
-    with on_readiness_changed(lambda: seen.append(target.obstacle(trio.current_time()))):
+    with on_readiness_changed(lambda: seen.append(target.unready_reason(trio.current_time()))):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch_health, target, "m", 10.0, well)
             await trio.sleep(10.5)

@@ -41,7 +41,7 @@ async def test_calls_wait_in_order_and_those_beyond_the_queue_are_refused() -> N
         for number in range(4):
             nursery.start_soon(_hold, admission, "m", held, number, done[number])
             await trio.testing.wait_all_tasks_blocked()
-        assert (held, admission.under_way("m"), admission.queued("m")) == ([0, 1], 2, 2)
+        assert (held, admission.in_flight("m"), admission.queued("m")) == ([0, 1], 2, 2)
         with pytest.raises(Overloaded) as caught:
             await admission.enter("m")
         assert caught.value.message == (
@@ -55,7 +55,7 @@ async def test_calls_wait_in_order_and_those_beyond_the_queue_are_refused() -> N
         assert held == [0, 1, 2, 3]
         done[2].set()
         done[3].set()
-    assert (admission.under_way("m"), admission.queued("m")) == (0, 0)
+    assert (admission.in_flight("m"), admission.queued("m")) == (0, 0)
 
 
 async def test_cancelled_calls_leave_the_queue() -> None:
@@ -82,7 +82,7 @@ async def test_cancelled_calls_leave_the_queue() -> None:
         await trio.testing.wait_all_tasks_blocked()
         assert held == [1, 2]
         done.set()
-    assert (admission.under_way("m"), admission.queued("m")) == (0, 0)
+    assert (admission.in_flight("m"), admission.queued("m")) == (0, 0)
 
 
 async def test_retry_after_follows_the_duration_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +151,7 @@ async def test_call_is_refused_as_soon_as_it_cannot_start_within_the_queue_time(
             await admission.enter("m")
         assert trio.current_time() == begun + 2
         assert admission.queued("m") == 0
-    assert admission.under_way("m") == 0
+    assert admission.in_flight("m") == 0
     with await admission.enter("m"):
         pass
 
@@ -176,24 +176,24 @@ async def test_call_that_may_not_wait_starts_where_there_is_a_place() -> None:
 def test_no_mix_of_calls_deadlocks(most: int, each: list[int], calls: list[tuple[int, list[int], float]]) -> None:
     limits = {str(number): Limit(value, 100) for number, value in enumerate(each)}
     admission = Admission(Limit(most, 100), lambda name: limits.get(name, NO_LIMIT))
-    under_way = dict.fromkeys(limits, 0)
+    in_flight = dict.fromkeys(limits, 0)
     directly = 0
 
     async def enter(number: int, steps: list[int], *, is_nested: bool) -> None:
         nonlocal directly
         name = str(number)
         with await admission.enter(name, is_nested=is_nested):
-            under_way[name] += 1
+            in_flight[name] += 1
             directly += not is_nested
             try:
-                assert not each[number] or under_way[name] <= each[number]
+                assert not each[number] or in_flight[name] <= each[number]
                 assert not most or directly <= most
                 for further in steps:
                     await trio.sleep(1)
                     if number + further < len(each) and further:
                         await enter(number + further, steps[1:], is_nested=True)
             finally:
-                under_way[name] -= 1
+                in_flight[name] -= 1
                 directly -= not is_nested
 
     async def call(number: int, steps: list[int], patience: float) -> None:
@@ -208,7 +208,7 @@ def test_no_mix_of_calls_deadlocks(most: int, each: list[int], calls: list[tuple
 
     trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0))
     for name in limits:
-        assert (admission.under_way(name), admission.queued(name)) == (0, 0)
+        assert (admission.in_flight(name), admission.queued(name)) == (0, 0)
 
     async def take_all_places() -> None:
         with trio.fail_after(1):
@@ -225,7 +225,7 @@ async def test_calls_of_a_leased_servable_take_places() -> None:
         metadata = "metadata"
 
         async def infer(self, request: InferRequest) -> Any:
-            assert admission.under_way("m") == 1
+            assert admission.in_flight("m") == 1
             with pytest.raises(Overloaded):
                 await admission.enter("m", is_nested=True)
             return request.model_name
@@ -237,9 +237,9 @@ async def test_calls_of_a_leased_servable_take_places() -> None:
 
     around: Any = admission.around(lease)
     with await around("m") as lent:
-        assert (lent.servable.metadata, admission.under_way("m")) == ("metadata", 0)
+        assert (lent.servable.metadata, admission.in_flight("m")) == ("metadata", 0)
         assert await lent.servable.infer(InferRequest("m")) == "m"
-        assert admission.under_way("m") == 0
+        assert admission.in_flight("m") == 0
     with await around("free") as lent:
         assert lent is leased
 

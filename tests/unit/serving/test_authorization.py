@@ -86,7 +86,7 @@ def test_statistics_of_all_services_require_the_read_scope(plane: DataPlane) -> 
 def test_a_service_cannot_be_named_in_a_way_that_avoids_the_check(plane: DataPlane) -> None:
     current_caller.set(Caller("other", "key", Scopes.parse(["infer:other"])))
     with pytest.raises(TypeError):
-        plane.model_ready(name="shop", version="", door=KSERVE_GRPC)
+        plane.model_ready(name="shop", version="", api_interface=KSERVE_GRPC)
 
 
 @pytest.mark.parametrize("missing", sorted(OPERATION_SCOPES))

@@ -89,7 +89,7 @@ async def test_observers_get_the_version_that_served(plane: DataPlane, recorder:
     assert response.model_version == "3"
     (event,) = recorder.started
     assert (event.name, event.version, event.kind, event.method) == ("m", "3", "model", "ModelInfer")
-    assert (event.door.api, event.door.interface, event.request_id) == ("KServe", "REST", "7")
+    assert (event.api_interface.api, event.api_interface.interface, event.request_id) == ("KServe", "REST", "7")
     assert (recorder.finished, event.code) == ([event], OK)
     assert event.seconds >= event.compute_seconds > 0
     with pytest.raises(InvalidRequest, match="no"):
@@ -275,7 +275,7 @@ class _Process:
         self.registry = registry_of(self.loader)
         self.control = ModelControl(self.registry, can_undo=True)
         self.specs = [ModelSpec(name=name, base_path=folder / name) for name in names]
-        self.siblings: _Peer | None = None
+        self.peers: _Peer | None = None
 
     def served(self) -> list[str]:
         return [name for name in self.registry.statuses() if self.registry.available_versions(name)]
@@ -286,13 +286,13 @@ class _Peer:
         self._plane = plane
         self.is_slow = False
 
-    async def ask_all(self, question: str, *arguments: Any, limit_seconds: float = 60) -> list[Any]:
+    async def call_all(self, question: str, *arguments: Any, limit_seconds: float = 60) -> list[Any]:
         del limit_seconds
         if self.is_slow and question == "load":
             await trio.sleep_forever()
         return [await handle_peer_change(cast("DataPlane", self._plane), question, arguments)]
 
-    async def in_turn(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def run_locked(self, work: Callable[[], Awaitable[None]]) -> None:
         await work()
 
 
@@ -311,7 +311,7 @@ async def _load_all(folder: Path, *planes: _Process) -> None:
 
 async def test_load_runs_in_all_processes_at_once_and_a_failure_undoes_it_in_all(tmp_path: Path) -> None:
     one, other = _Process(tmp_path, "a", "b"), _Process(tmp_path, "a", "b")
-    one.siblings = _Peer(other)
+    one.peers = _Peer(other)
     async with running(one.registry), running(other.registry):
         await _load_all(tmp_path, one, other)
         gate = one.loader.hold("a", 1)
@@ -352,11 +352,11 @@ async def test_a_cancelled_load_is_undone(tmp_path: Path) -> None:
 
 async def test_cancelled_load_undoes_nothing_else(tmp_path: Path) -> None:
     one, other = _Process(tmp_path, "a", "b"), _Process(tmp_path, "a", "b")
-    one.siblings = _Peer(other)
+    one.peers = _Peer(other)
     async with running(one.registry), running(other.registry):
         await _load_all(tmp_path, one, other)
         await _control(one).load("a")
-        one.siblings.is_slow = True
+        one.peers.is_slow = True
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_control(one).load, "b")
             with trio.fail_after(SECONDS):

@@ -35,7 +35,7 @@ def _private(array: Array) -> InferResponse:
 
 
 @pytest.mark.parametrize(
-    ("response", "door", "on_loop"),
+    ("response", "api_interface", "on_loop"),
     [
         (_response(1000), KSERVE_GRPC, True),
         (_response(500_000), KSERVE_GRPC, True),
@@ -50,9 +50,9 @@ def _private(array: Array) -> InferResponse:
     ],
 )
 async def test_large_answers_are_written_in_a_thread(
-    response: InferResponse, door: ApiInterface, on_loop: bool
+    response: InferResponse, api_interface: ApiInterface, on_loop: bool
 ) -> None:
-    writer = await ResponseRenderer().render(_thread, response, door)
+    writer = await ResponseRenderer().render(_thread, response, api_interface)
     assert (writer == threading.get_ident()) is on_loop
 
 
@@ -149,7 +149,7 @@ async def test_unread_bytes_keep_calls_from_computing(
     assert (_Computing.begun, share.bytes) == (0, 4_000)
     nursery.start_soon(_call, plane, "static", share)
     await trio.testing.wait_all_tasks_blocked()
-    share.give_back(1_000)
+    share.release(1_000)
     await trio.testing.wait_all_tasks_blocked()
     assert _Computing.begun == 1
 

@@ -11,9 +11,9 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from ovmstrio.config.specs import GraphSpec
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.serving.file_watcher import FileWatcher
-from ovmstrio.serving.fingerprints import content_mark, graph_fingerprint, tree_mark
+from ovmstrio.serving.fingerprints import content_fingerprint, graph_fingerprint, tree_fingerprint
 from ovmstrio.serving.model_versions import find_model_file, list_versions, scan_versions
+from ovmstrio.serving.periodic_check import PeriodicCheck
 from ovmstrio.util.backoff import Backoff
 
 
@@ -137,7 +137,7 @@ def test_any_name_is_listed_or_skipped(tmp_path_factory: pytest.TempPathFactory,
 
 
 def test_equal_content_has_an_equal_mark() -> None:
-    assert content_mark(b"{}") == content_mark(b"{}") != content_mark(b"{ }")
+    assert content_fingerprint(b"{}") == content_fingerprint(b"{}") != content_fingerprint(b"{ }")
 
 
 @pytest.mark.parametrize(
@@ -151,22 +151,22 @@ def test_equal_content_has_an_equal_mark() -> None:
 )
 def test_any_change_below_a_directory_changes_its_mark(tmp_path: Path, change: Callable[[Path], object]) -> None:
     (tmp_path / "model.bin").write_bytes(b"12")
-    before = tree_mark(tmp_path)
-    assert tree_mark(tmp_path) == before
+    before = tree_fingerprint(tmp_path)
+    assert tree_fingerprint(tmp_path) == before
     change(tmp_path)
-    assert tree_mark(tmp_path) != before
+    assert tree_fingerprint(tmp_path) != before
 
 
 def test_missing_paths_and_impossible_names_have_distinct_marks(tmp_path: Path) -> None:
-    (mark,) = {tree_mark(tmp_path / name) for name in ("model.onnx", "nowhere", "x" * 300, "a\0b")}
+    (mark,) = {tree_fingerprint(tmp_path / name) for name in ("model.onnx", "nowhere", "x" * 300, "a\0b")}
     (tmp_path / "model.onnx").touch()
-    assert tree_mark(tmp_path / "model.onnx") != mark
+    assert tree_fingerprint(tmp_path / "model.onnx") != mark
 
 
 def test_circular_and_dangling_links_have_a_mark(tmp_path: Path) -> None:
     (tmp_path / "circle").symlink_to(tmp_path, target_is_directory=True)
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
-    assert tree_mark(tmp_path) == tree_mark(tmp_path)
+    assert tree_fingerprint(tmp_path) == tree_fingerprint(tmp_path)
 
 
 # Files of graphs
@@ -226,37 +226,37 @@ class _Looks:
 
 
 async def test_pauses_grow_while_looks_fail(autojump_clock: MockClock) -> None:
-    looks = _Looks()
+    finished_checks = _Looks()
     begin = trio.current_time()
-    watcher = FileWatcher(looks, 10, Backoff(1, 3))
+    watcher = PeriodicCheck(finished_checks, 10, Backoff(1, 3))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watcher.run)
         await watcher.wait_check()
-        looks.is_complete = False
-        while watcher.looks < 5:
+        finished_checks.is_complete = False
+        while watcher.finished_checks < 5:
             await watcher.wait_check()
-        looks.is_complete = True
+        finished_checks.is_complete = True
         await watcher.wait_check()
-        looks.is_complete = False
+        finished_checks.is_complete = False
         await watcher.wait_check()
         await watcher.wait_check()
         nursery.cancel_scope.cancel()
-    assert [time - begin for time in looks.begun] == [0, 11, 13, 16, 20, 24, 35, 37]
+    assert [time - begin for time in finished_checks.begun] == [0, 11, 13, 16, 20, 24, 35, 37]
 
 
 async def test_pauses_are_constant_without_a_backoff(autojump_clock: MockClock) -> None:
-    looks = _Looks()
-    looks.is_complete = False
+    finished_checks = _Looks()
+    finished_checks.is_complete = False
     begin = trio.current_time()
     with trio.move_on_after(11):
-        await FileWatcher(looks, 2).run(pauses_first=True)
-    assert [time - begin for time in looks.begun] == [2, 5, 8]
+        await PeriodicCheck(finished_checks, 2).run(pauses_first=True)
+    assert [time - begin for time in finished_checks.begun] == [2, 5, 8]
 
 
 async def test_a_requested_poll_begins_at_once_and_is_shared(autojump_clock: MockClock) -> None:
-    looks = _Looks()
+    finished_checks = _Looks()
     begin = trio.current_time()
-    watcher = FileWatcher(looks, 100)
+    watcher = PeriodicCheck(finished_checks, 100)
     ended: list[float] = []
 
     async def request(seconds: float) -> None:
@@ -270,7 +270,7 @@ async def test_a_requested_poll_begins_at_once_and_is_shared(autojump_clock: Moc
             for seconds in (5, 5, 5.5):
                 callers.start_soon(request, seconds)
         nursery.cancel_scope.cancel()
-    assert [time - begin for time in looks.begun] == [0, 5, 6]
+    assert [time - begin for time in finished_checks.begun] == [0, 5, 6]
     assert ended == [6, 6, 7]
 
 
@@ -280,4 +280,4 @@ async def test_an_error_of_a_look_ends_the_watcher(mock_clock: MockClock) -> Non
         raise OSError("the disk is on fire")
 
     with pytest.raises(OSError, match="on fire"):
-        await FileWatcher(look, 1).run()
+        await PeriodicCheck(look, 1).run()

@@ -409,8 +409,8 @@ def test_a_combined_line_has_the_escaped_fields_of_web_servers_and_no_query(
 
 def test_a_json_line_describes_the_call_of_its_request() -> None:
     request = _request_over("gRPC", "/inference.GRPCInferenceService/ModelInfer", 13)
-    door = ApiInterface("KServe", "gRPC", infer="ModelInfer")
-    request.event = CallEvent("m", "3", "model", door, "ModelInfer", "r7", caller="ann", code="ModelFailure")
+    api_interface = ApiInterface("KServe", "gRPC", infer="ModelInfer")
+    request.event = CallEvent("m", "3", "model", api_interface, "ModelInfer", "r7", caller="ann", code="ModelFailure")
     request.event.span = UnrecordedSpan(0xAB)
     line: dict[str, Any] = json.loads(_access_line("json", request))
     assert line.pop("milliseconds") >= 0

@@ -42,7 +42,7 @@ from ovmstrio.serving.batching import Batcher, BatchOptions
 from ovmstrio.serving.interfaces import KSERVE_GRPC, KSERVE_REST, TENSORFLOW_GRPC
 from ovmstrio.telemetry.aggregate_metrics import select_families, sum_metrics, without_gauges
 from ovmstrio.telemetry.log_writer import WRITER
-from ovmstrio.telemetry.loop_load import current_loop_load
+from ovmstrio.telemetry.loop_utilization import current_loop_utilization
 from ovmstrio.telemetry.metrics import MetricFamily, Metrics, render_family
 from ovmstrio.telemetry.process_metrics import MemoryGrowthMeter
 from ovmstrio.text.text_metrics import CANCELLED, TextMetrics
@@ -122,7 +122,7 @@ def test_a_retired_version_leaves_the_gauges_and_keeps_its_counters() -> None:
         bound.set_pool(8, 3)
         bound.set_load_seconds(1.5)
         bound.set_memory("compiled", 1000)
-        bound.placed(inline=True, changed=True)
+        bound.set_execution_mode(inline=True, changed=True)
     _infer(metrics)
     late = CallEvent("m", "1", "model", KSERVE_GRPC, "ModelInfer")
     metrics.call_started(late)
@@ -177,11 +177,11 @@ def test_families_of_the_server_can_be_disabled() -> None:
     metrics = Metrics(["ovms_requests_success"], ["ovmstrio_ready"])
     bound = metrics.servable("m", "1")
     bound.set_load_seconds(1.0)
-    bound.placed(inline=True, changed=True)
+    bound.set_execution_mode(inline=True, changed=True)
     bound.batch_size(3)
     graph = metrics.graph("g")
     graph.started()
-    graph.moved(CallEvent("g", "1", "graph", KSERVE_GRPC, "ModelInfer"), StreamProgress.ACCEPTED)
+    graph.stream_progressed(CallEvent("g", "1", "graph", KSERVE_GRPC, "ModelInfer"), StreamProgress.ACCEPTED)
     graph.finished("ModelInfer", 1.0, ok=True)
     _infer(metrics)
     assert {name for name, _ in _samples(metrics)} == {"ovms_requests_success", "ovmstrio_ready"}
@@ -237,8 +237,8 @@ def test_requests_of_a_graph_are_counted_by_outcome_method_and_interface(metrics
     for step in (StreamProgress.ACCEPTED,) * 4 + (StreamProgress.ANSWERED,) * 3:
         metrics.call_moved(stream, step)
     calls: list[tuple[ApiInterface, Exception]] = [(KSERVE_REST, InvalidRequest("shape"))] * 2
-    for door, error in (*calls, (KSERVE_GRPC, GraphFailure("node"))):
-        _end(metrics, CallEvent("g", "1", "graph", door, "ModelInfer", error=error), type(error).__name__)
+    for api_interface, error in (*calls, (KSERVE_GRPC, GraphFailure("node"))):
+        _end(metrics, CallEvent("g", "1", "graph", api_interface, "ModelInfer", error=error), type(error).__name__)
     assert _value(metrics, "ovms_requests_accepted", STREAM) == 4
     assert _value(metrics, "ovms_responses", STREAM) == 3
     assert _value(metrics, "ovms_requests_rejected", GRAPH, interface="REST") == 2
@@ -466,9 +466,9 @@ def test_counts_and_spreads_render_as_the_client_library_does(seen: list[tuple[s
 )
 def test_old_names_have_the_old_labels_and_units(metrics: Metrics, name: str, kind: str, old: str) -> None:
     bound = metrics.servable("m", "1")
-    bound.placed(inline=True, changed=True)
-    bound.bound(to_cores=True, changed=True)
-    bound.bucketed("padded", 3, 2)
+    bound.set_execution_mode(inline=True, changed=True)
+    bound.set_cpu_pinning(to_cores=True, changed=True)
+    bound.record_padding("padded", 3, 2)
     bound.queue_time(20e-6)
     metrics.node("g", "n").ran(0.5)
     metrics.refused("scope")
@@ -523,8 +523,8 @@ def test_idle_models_have_no_series_of_calls_except_those_of_ovms(metrics: Metri
 
 
 def watching() -> Metrics:
-    metrics, load = Metrics(), current_loop_load()
-    metrics.watch(current_resource_registry(), lambda: (tuple(load.turns), load.turn_seconds))
+    metrics, load = Metrics(), current_loop_utilization()
+    metrics.expose_resources(current_resource_registry(), lambda: (tuple(load.iterations), load.iteration_seconds))
     return metrics
 
 

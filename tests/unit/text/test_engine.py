@@ -39,7 +39,7 @@ from ovmstrio.isolation.worker_process import WorkerProcess
 from ovmstrio.text.engine_client import EngineClient
 from ovmstrio.text.engine_sharing import ANSWERED, GENERATION_VERBS, LEAVING, LOST, READY, EngineServer, RemoteEngine
 from ovmstrio.util.truncation import max_characters, size_of
-from ovmstrio.workers.owners import CALL_ENGINE, LISTEN_ENGINE, OwnerWait, WorkerEngines
+from ovmstrio.workers.owners import CALL_ENGINE, LISTEN_ENGINE, OwnerTimeouts, WorkerEngines
 from ovmstrio.workers.rpc import WorkerRpc
 from tests.support.scripted_channel import ScriptedChannel
 from tests.support.waits import WAIT_SECONDS
@@ -528,7 +528,7 @@ async def test_request_waits_while_its_owner_is_replaced(autojump_clock: MockClo
             await trio.sleep(5)
             owner.ended.set()
             await trio.sleep(5)
-            assert (answers, engine.obstacle != "") == ([], True)
+            assert (answers, engine.unready_reason != "") == ([], True)
             owner.is_leaving, owner.ended = False, trio.Event()
             await answered.wait()
             nursery.cancel_scope.cancel()
@@ -710,7 +710,7 @@ class _Engine:
 
 
 def _engines() -> WorkerEngines:
-    return WorkerEngines(cast("WorkerRpc", _NoPeers()), cast("OwnerWait", _NoWait()))
+    return WorkerEngines(cast("WorkerRpc", _NoPeers()), cast("OwnerTimeouts", _NoWait()))
 
 
 async def test_worker_of_other_settings_gets_the_engine_of_the_owner(autojump_clock: MockClock) -> None:
@@ -730,7 +730,7 @@ async def test_worker_of_other_settings_gets_the_engine_of_the_owner(autojump_cl
 
 async def test_failed_load_of_an_engine_is_reported_at_once(autojump_clock: MockClock) -> None:
     engines = _engines()
-    engines.refuse("m 1", ModelFailure("no such weights"))
+    engines.set_load_error("m 1", ModelFailure("no such weights"))
     with trio.fail_after(MOCK_SECONDS):
         began = trio.current_time()
         with pytest.raises(ModelFailure, match="no such weights"):

@@ -16,7 +16,7 @@ from ovmstrio.core.errors import SequenceExists, SequenceMissing, TooManySequenc
 from ovmstrio.models.sequences import Sequence, SequenceControl, SequenceManager, SequenceManagers
 from ovmstrio.models.sequences.manager import remove_idle_sequences
 from ovmstrio.models.sequences.store import SequenceStore
-from ovmstrio.workers.owners import OwnerWait, WorkerSequences
+from ovmstrio.workers.owners import OwnerTimeouts, WorkerSequences
 from ovmstrio.workers.rpc import WorkerRpc
 from ovmstrio.workers.shared_state import SharedState
 from tests.support.examples import examples
@@ -41,7 +41,7 @@ class _Processes:
     def _join(self, row: int) -> WorkerSequences:
         state = SharedState(os.dup(self.state.descriptor), self.state.rows)
         self._stack.callback(state.close)
-        return WorkerSequences(WorkerRpc("secret", state.rows, row), state, OwnerWait(state, 5))
+        return WorkerSequences(WorkerRpc("secret", state.rows, row), state, OwnerTimeouts(state, 5))
 
     def _begin(self, row: int) -> SequenceManagers:
         managers = SequenceManagers()

@@ -58,12 +58,12 @@ class _Other:
     def __init__(self, other: _Process) -> None:
         self._other = other
 
-    async def ask_all(self, question: str, *_: Any, limit_seconds: float = 60) -> list[Any]:
+    async def call_all(self, question: str, *_: Any, limit_seconds: float = 60) -> list[Any]:
         assert limit_seconds > SECONDS
         there = Reloader(cast("Any", self._other), cast("Any", self._other), cast("Any", _Notifier()), None)
         return [await {RELOAD: there.reload_for_peer, RESTORE: there.rollback_here}[question]()]
 
-    async def in_turn(self, work: Callable[[], Awaitable[bool]]) -> bool:
+    async def run_locked(self, work: Callable[[], Awaitable[bool]]) -> bool:
         return await work()
 
 
@@ -122,7 +122,7 @@ class _Peers:
         self.others = [1, 2]
         self.ends: int | None = None
 
-    async def ask_soon(self, *_: Any) -> dict[int, bytes]:
+    async def call_within(self, *_: Any) -> dict[int, bytes]:
         answers = dict(self._answers)
         if self.ends is not None:
             self._metrics.retain(self.ends)
@@ -143,7 +143,7 @@ class _Peers:
 
 class _Plane:
     def __init__(self, peers: _Peers) -> None:
-        self.siblings = peers
+        self.peers = peers
 
     def render_metrics(self, *_: Any, **__: Any) -> bytes:
         return _text(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from ovmstrio.extras import Extra, way_to_install
+from ovmstrio.extras import Extra, install_command
 
 __all__ = ["cv2"]
 
@@ -16,7 +16,7 @@ def _load() -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != "cv2":
             raise
-        message = f"image readers need OpenCV; install it: {way_to_install(Extra.PADDLE)}"
+        message = f"image readers need OpenCV; install it: {install_command(Extra.PADDLE)}"
         raise ModuleNotFoundError(message, name="cv2") from error
     return found
 

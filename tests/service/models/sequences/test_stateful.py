@@ -78,11 +78,11 @@ class _GatedNetwork:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
 
-    async def infer(self, arrays: Any, change: Any, event: Any = None, most_bytes: float = math.inf) -> Any:
+    async def infer(self, arrays: Any, change: Any, event: Any = None, max_output_bytes: float = math.inf) -> Any:
         sent = self._sent[int(arrays[0][0, 1])]
         sent.gate = trio.Event()
         await sent.gate.wait()
-        outputs = await self._real.infer(arrays, change, event, most_bytes)
+        outputs = await self._real.infer(arrays, change, event, max_output_bytes)
         await sent.inferred.wait()
         if sent.fails:
             raise ModelFailure("requested")

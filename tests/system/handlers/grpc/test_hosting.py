@@ -318,7 +318,10 @@ async def test_each_call_is_one_event_with_outcome_and_sizes(tmp_path: Path, hos
         assert await stream.say("a") == "heard a"
         assert await stream.say("b") == "heard b"
         await stream.end()
-    seen = [(event.name, event.kind, event.door.api, event.door.interface, event.method) for event in hosting.events]
+    seen = [
+        (event.name, event.kind, event.api_interface.api, event.api_interface.interface, event.method)
+        for event in hosting.events
+    ]
     assert seen == [("one", "handler", "Handlers", "gRPC", method) for method in ("Say", "Say", "Say", "Listen")]
     assert [event.code for event in hosting.events] == ["OK", "UserCodeError", "NOT_FOUND", "OK"]
     assert [event.received for event in hosting.events] == [7, 7, 7, 6]

@@ -16,9 +16,9 @@ from ovmstrio.ops.executor import Executor, open_executor
 from ovmstrio.ops.executor.channel import Result, Sample
 from ovmstrio.ops.executor.workers import WorkerPool
 from ovmstrio.ops.graph import OpGraph
+from ovmstrio.ops.messages import from_array
 from ovmstrio.ops.observing.hooks import NULL_HOOKS, ChannelState, OpHooks, Span, Stage
 from ovmstrio.ops.settings import OpSettings
-from ovmstrio.ops.values import from_array
 from tests.support.ops import (
     Model,
     TextOp,
@@ -208,7 +208,7 @@ async def test_a_pipeline_that_closes_answers_every_request(
             for _ in range(2):
                 nursery.start_soon(infer, executor)
                 await wait_all_tasks_blocked()
-        assert executor.obstacle() == "the pipeline is closed"
+        assert executor.unready_reason() == "the pipeline is closed"
         assert answer_of(await executor.infer(asking())) == CLOSED
     assert received == answers
 
@@ -224,7 +224,7 @@ async def test_each_worker_has_its_own_copy_of_the_op() -> None:
         prepared.append((op.concurrency_idx, op.mine))
 
     async with open_executor(single(op_class(init_op=init_op), concurrency=3), settings()) as executor:
-        assert executor.obstacle() == ""
+        assert executor.unready_reason() == ""
         assert sorted(index for index, _ in prepared) == [0, 1, 2]
         assert len({mine for _, mine in prepared}) == 3
 
@@ -304,7 +304,7 @@ async def wait_for_next_copy(executor: Executor, blocking: type[_Blocking], caus
     cause.set()
     await blocking.started.wait()
     await wait_all_tasks_blocked()
-    assert executor.obstacle() == ""
+    assert executor.unready_reason() == ""
     assert (await executor.infer(asking())).values == ["x"]
 
 
@@ -314,7 +314,7 @@ async def test_requests_get_the_reason_while_a_worker_cannot_be_started_again(
     async with open_executor(single(blocking), settings()) as executor:
         assert (await infer_until_deadline(executor, blocking.release.next_arrival(), mock_clock)).err_no == 6000
         response = await executor.infer(asking())
-        assert executor.obstacle() == "no worker of op runs"
+        assert executor.unready_reason() == "no worker of op runs"
         assert response.err_no == 10000
         assert "no worker of Op op can be started: init_op of Op op raised RuntimeError: no more" in response.err_msg
         await wait_for_next_copy(executor, blocking, blocking.may_start)

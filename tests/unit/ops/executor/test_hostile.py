@@ -14,8 +14,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from ovmstrio.ext.ops import Op, PipelineRequest, PipelineResponse, RequestOp, ResponseOp
 from ovmstrio.ops.executor import Executor, open_executor
 from ovmstrio.ops.graph import OpGraph, build
+from ovmstrio.ops.messages import from_array
 from ovmstrio.ops.settings import OpSettings
-from ovmstrio.ops.values import from_array
 from tests.support.ops import asking, infer_until_deadline, op_class, settings, text_graph
 from tests.support.pipelines import gather
 from tests.support.waits import WAIT_SECONDS

@@ -22,10 +22,10 @@ from ovmstrio.ext.ops import Op, PipelineRequest, RequestOp, ResponseOp
 from ovmstrio.ops.executor import Executor, open_executor
 from ovmstrio.ops.executor.channel import Channel, Sample, Ticket
 from ovmstrio.ops.graph import OpGraph, build
+from ovmstrio.ops.messages import from_array
 from ovmstrio.ops.observing.hooks import UNKNOWN_CALLER, Caller, ChannelState, OpHooks, Span, Stage
 from ovmstrio.ops.op import EXECUTOR_NAME
 from ovmstrio.ops.settings import DagSettings, OpSettings, PipelineSettings
-from ovmstrio.ops.values import from_array
 from tests.support.examples import examples
 from tests.support.ops import asking, text_graph
 from tests.support.ops import settings as op_settings

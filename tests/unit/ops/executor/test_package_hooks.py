@@ -12,7 +12,7 @@ from ovmstrio.encoding.messages import RESPONSE
 from ovmstrio.ext.ops import Op, PipelineRequest, PipelineResponse, ProductErrCode, RequestOp, ResponseOp
 from ovmstrio.ops.executor import open_executor
 from ovmstrio.ops.graph import build
-from ovmstrio.ops.values import from_array
+from ovmstrio.ops.messages import from_array
 from tests.support.ops import asking, infer_until_deadline, op_class, settings, single
 from tests.support.waits import Gate
 

@@ -286,19 +286,19 @@ class GatedServable(PassThrough):
         self.arrived: dict[str, trio.Event] = defaultdict(trio.Event)
         self.done: list[str] = []
         self.ended: dict[str, trio.Event] = defaultdict(trio.Event)
-        self.under_way = 0
+        self.in_flight = 0
         self.most_under_way = 0
 
     async def infer(self, request: InferRequest) -> InferResponse:
-        self.under_way += 1
-        self.most_under_way = max(self.most_under_way, self.under_way)
+        self.in_flight += 1
+        self.most_under_way = max(self.most_under_way, self.in_flight)
         self.arrived[request.id].set()
         try:
             if "gate" in request.parameters:
                 await self.gates[request.parameters["gate"]].wait()
             answer = await super().infer(request)
         finally:
-            self.under_way -= 1
+            self.in_flight -= 1
         self.done.append(request.id)
         self.ended[request.id].set()
         return answer

@@ -1,4 +1,4 @@
-"""Calls between the workers: their handlers, metrics of exited workers, and the server-wide lock for admin changes."""
+"""RPC methods of a worker: dispatch of calls from peers, calls to all peers, and the lock for admin changes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _CHANGE_LOCK: Final = "change lock"
 """RPC of the first worker, which owns the lock."""
-_FAREWELL: Final = "farewell"
+_DRAINED: Final = "farewell"
 """RPC by which a worker reports that it needs no more answers."""
 _LOCK_OWNER: Final = 0
 
@@ -43,41 +43,41 @@ class WorkerGroup:
         self._engines = engines
         self._metrics = metrics
         self._lock = trio.Semaphore(1)
-        self._departed: set[int] = set()
+        self._drained_peers: set[int] = set()
         self._handlers: dict[str, Callable[..., Awaitable[Any]]] = {}
 
     async def run(self, plane: DataPlane, reloading: Reloader, *, task_status: trio.TaskStatus[None]) -> None:
         """Answer the other workers until cancelled."""
 
         async def answer(call: Sequence[Any]) -> Any:
-            question, *arguments = call
-            if question in {CALL_ENGINE, LISTEN_ENGINE}:
-                return await self._engines.answer(question, arguments)
-            if question in self._handlers:
-                return await self._handlers[question](*arguments)
-            if question in PEER_REQUESTS:
-                return await handle_peer_change(plane, question, arguments)
-            if question == _FAREWELL:
-                self._departed.update(arguments)
+            method, *arguments = call
+            if method in {CALL_ENGINE, LISTEN_ENGINE}:
+                return await self._engines.answer(method, arguments)
+            if method in self._handlers:
+                return await self._handlers[method](*arguments)
+            if method in PEER_REQUESTS:
+                return await handle_peer_change(plane, method, arguments)
+            if method == _DRAINED:
+                self._drained_peers.update(arguments)
                 return self._rpc.announce()
-            if question == _CHANGE_LOCK:
+            if method == _CHANGE_LOCK:
                 return _LockStream(self._lock)
-            return await answer_peer(plane, question, arguments)
+            return await answer_peer(plane, method, arguments)
 
         self._handlers |= {RELOAD: reloading.reload_for_peer, RESTORE: reloading.rollback_here}
         await self._rpc.run(answer, task_status=task_status)
 
-    async def ask_soon(self, questions: Mapping[int, Sequence[Any]], seconds: float) -> dict[int, Any]:
+    async def call_within(self, calls: Mapping[int, Sequence[Any]], seconds: float) -> dict[int, Any]:
         """Call several workers and return the results that arrive in time."""
-        return await self._rpc.ask_soon(questions, seconds)
+        return await self._rpc.call_within(calls, seconds)
 
-    async def ask_all(self, question: str, *arguments: Any, limit_seconds: float = 60) -> list[Any]:
+    async def call_all(self, method: str, *arguments: Any, limit_seconds: float = 60) -> list[Any]:
         """Call all reachable workers; raises ServerError if one fails."""
-        return await self._rpc.ask_all(question, *arguments, limit_seconds=limit_seconds)
+        return await self._rpc.call_all(method, *arguments, limit_seconds=limit_seconds)
 
-    def answer_with(self, question: str, answer: Callable[..., Awaitable[Any]]) -> None:
+    def register_handler(self, method: str, answer: Callable[..., Awaitable[Any]]) -> None:
         """Register an RPC handler."""
-        self._handlers[question] = answer
+        self._handlers[method] = answer
 
     def save_metrics(self, text: bytes, *, is_open: bool) -> None:
         """Save metrics of this worker."""
@@ -92,15 +92,15 @@ class WorkerGroup:
         known = {self.row, *answered}
         return self._metrics.texts([row for row in range(self._rpc.rows) if row not in known], is_open=is_open)
 
-    async def say_farewell(self, others: AbstractSet[int]) -> None:
+    async def wait_peers_drained(self, others: AbstractSet[int]) -> None:
         """Report that this worker needs no more answers, and wait until ``others`` need none either."""
         # A failure is logged there, and that worker waits for its time limit.
         with suppress(Exception):
-            await self._rpc.ask_all(_FAREWELL, self.row)
-        while not self._departed.issuperset(others):
+            await self._rpc.call_all(_DRAINED, self.row)
+        while not self._drained_peers.issuperset(others):
             await self._rpc.wait_change()
 
-    async def in_turn(self, work: Callable[[], Awaitable[_T]]) -> _T:
+    async def run_locked(self, work: Callable[[], Awaitable[_T]]) -> _T:
         """Run ``work`` under the server-wide lock; raises as ``work``."""
         if self.row == _LOCK_OWNER:
             async with self._lock:

@@ -1,4 +1,4 @@
-"""Values of Op pipelines: requests, responses, tensors and error codes, their messages and their arrays."""
+"""Requests, responses, tensors and error codes of Op pipelines, with conversion to protobuf messages and arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Output formats of drawings: terminal text, Mermaid, SVG or JSON."""
+"""Diagrams of graphs and pipelines as terminal text, Mermaid, SVG or JSON, and the options for them."""
 
 from __future__ import annotations
 

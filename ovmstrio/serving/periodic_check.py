@@ -1,4 +1,4 @@
-"""File watcher: a task that repeats a check with pauses, earlier on request and later after failures."""
+"""Periodic check: runs a function at an interval, at once on request, and with back-off after an incomplete check."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import trio
 from ovmstrio.util.backoff import Backoff
 
 
-class FileWatcher:
-    """Repeats a check.
+class PeriodicCheck:
+    """Task that repeats a check.
 
     Args:
-        check: the check; returns False if it could not see everything.
+        check: the check; returns False if it was incomplete.
         pause_seconds: time from the end of one check to the start of the next.
         backoff: pauses after incomplete checks; by default ``pause_seconds``.
 
     Attributes:
-        looks: number of finished checks.
+        finished_checks: number of finished checks.
     """
 
     def __init__(
         self, check: Callable[[], Awaitable[bool]], pause_seconds: float, backoff: Backoff | None = None
     ) -> None:
-        self.looks = 0
+        self.finished_checks = 0
         self._check = check
         self._pause_seconds = pause_seconds
         self._backoff = backoff or Backoff(pause_seconds, pause_seconds)
@@ -45,9 +45,9 @@ class FileWatcher:
 
     async def check_now(self) -> None:
         """Run a check at once, or right after the current one, and wait for its end."""
-        last = self.looks + 1 + self._is_checking
+        last = self.finished_checks + 1 + self._is_checking
         self._requested.set()
-        while self.looks < last:
+        while self.finished_checks < last:
             await self._ended.wait()
 
     async def _check_once(self) -> bool:
@@ -59,7 +59,7 @@ class FileWatcher:
             self._is_checking = False
         if is_complete:
             self._backoff.reset()
-        self.looks += 1
+        self.finished_checks += 1
         self._ended.set()
         self._ended = trio.Event()
         return is_complete

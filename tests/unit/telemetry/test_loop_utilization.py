@@ -6,8 +6,8 @@ import pytest
 import trio
 import trio.lowlevel
 
-from ovmstrio.telemetry import loop_load
-from ovmstrio.telemetry.loop_load import LoopLoad, current_loop_load
+from ovmstrio.telemetry import loop_utilization
+from ovmstrio.telemetry.loop_utilization import LoopUtilization, current_loop_utilization
 
 
 class _Clock:
@@ -21,11 +21,11 @@ class _Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
     made = _Clock()
-    monkeypatch.setattr(loop_load, "perf_counter", made)
+    monkeypatch.setattr(loop_utilization, "perf_counter", made)
     return made
 
 
-def _spend_turn(load: LoopLoad, clock: _Clock, *, waited: float) -> None:
+def _spend_turn(load: LoopUtilization, clock: _Clock, *, waited: float) -> None:
     """Record a turn of 0.2 s, in which the loop waited for I/O at first."""
     load.before_io_wait(1)
     clock.now += waited
@@ -37,14 +37,14 @@ def _spend_turn(load: LoopLoad, clock: _Clock, *, waited: float) -> None:
 
 
 def test_busy_share_is_that_of_the_last_turns(clock: _Clock) -> None:
-    load = LoopLoad()
+    load = LoopUtilization()
     for waited, busy in ((0.0, 1.0), (0.1, 0.5), (0.01, 0.95)):
         _spend_turn(load, clock, waited=waited)
         assert load.busy == pytest.approx(busy)
 
 
 def test_long_turn_is_late_and_then_overdue(clock: _Clock) -> None:
-    load = LoopLoad()
+    load = LoopUtilization()
     seen = []
     for passed in (0.0015, 0.001, 0.002):
         clock.now += passed
@@ -56,11 +56,11 @@ def test_long_turn_is_late_and_then_overdue(clock: _Clock) -> None:
 
 
 async def test_load_is_watched_once_per_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    load = current_loop_load()
-    assert current_loop_load() is load
+    load = current_loop_utilization()
+    assert current_loop_utilization() is load
     await trio.lowlevel.checkpoint()
     late = perf_counter() + 60
-    monkeypatch.setattr(loop_load, "perf_counter", lambda: late)
+    monkeypatch.setattr(loop_utilization, "perf_counter", lambda: late)
     assert load.is_late
     await trio.lowlevel.checkpoint()
     assert not load.is_late

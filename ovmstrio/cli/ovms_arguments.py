@@ -1,4 +1,4 @@
-"""Command lines of OpenVINO Model Server: options without a command, flags with values, unsupported options."""
+"""Arguments of ``ovms serve`` in the forms of OpenVINO Model Server, with hints for unsupported options."""
 
 from __future__ import annotations
 
