@@ -151,6 +151,10 @@ class GenerationRequest:
         echo: whether the completion starts with the prompt, with log-probabilities if requested.
         parses_output: whether the output parsers of the model extract tool calls and reasoning.
         prompt_field: field of the request that errors of the prompt name.
+        adds_special_tokens: whether the tokenizer adds its special tokens; None for texts, but not for conversations.
+        prompt_limit: tokens to which a longer prompt is truncated, -1 for as many as leave room for the answer.
+        truncates_end: whether a truncated prompt keeps its first tokens, not its last ones.
+        bad_words: texts that the answer must not have.
         deadline: on trio's clock, queueing included.
     """
 
@@ -166,6 +170,10 @@ class GenerationRequest:
     parses_output: bool = True
     deadline: float = math.inf
     prompt_field: str = field(default="prompt", compare=False)
+    adds_special_tokens: bool | None = None
+    prompt_limit: int | None = None
+    truncates_end: bool = False
+    bad_words: tuple[str, ...] = ()
 
     @property
     def prompt_characters(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -11,7 +12,16 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from ovmstrio.core.errors import InvalidField
-from ovmstrio.core.generation import Conversation, Finish, GenerationChunk, GenerationLimits, Task, prompt_too_long
+from ovmstrio.core.generation import (
+    Conversation,
+    Finish,
+    GenerationChunk,
+    GenerationLimits,
+    Grammar,
+    GrammarKind,
+    Task,
+    prompt_too_long,
+)
 from ovmstrio.core.request import ServableMetadata
 from ovmstrio.inference.engine.messages import GRAMMAR_FIELD, PROMPT_FIELD
 from ovmstrio.serving.hosted_service import HostedService
@@ -95,6 +105,7 @@ class OutputParsing:
             asked = replace(asked, grammar=to_compact_json(asked.grammar))
         conversation = asked.prompt
         if not isinstance(conversation, Conversation):
+            asked = _without_bad_words(asked)
             return asked, OutputReader(conversation=None, tools=_NONE, reasoning=_NONE)
         check_tools(conversation)
         has_tools = bool(conversation.tools) and conversation.tool_choice != _NONE
@@ -109,9 +120,27 @@ class OutputParsing:
         if not asked.parses_output or not asked.skips_special_tokens:
             tools = reasoning = _NONE
         reading = OutputReader(conversation, tools, reasoning, imposed)
+        asked = _without_bad_words(asked, has_special_markers=reading.keeps_special_tokens)
         if reading.keeps_special_tokens:
             asked = replace(asked, skips_special_tokens=False)
         return asked, reading
+
+
+def _without_bad_words(asked: GenerationRequest, *, has_special_markers: bool = False) -> GenerationRequest:
+    """Return a request whose grammar excludes its bad words; raise InvalidField if another grammar is in the way."""
+    if not asked.bad_words:
+        return asked
+    obstacle = "response_format or imposed tool calls" if asked.grammar is not None else ""
+    if has_special_markers:
+        obstacle = "tool calls and reasoning of this model, whose markers are special tokens"
+    if obstacle:
+        raise InvalidField(f"bad_words cannot be combined with {obstacle}", field="bad_words", code=_UNSUPPORTED)
+    # The library rejects a word that has another one, which excludes it anyway.
+    words = set(asked.bad_words)
+    words = {word for word in words if not any(other in word for other in words - {word})}
+    tag = {"type": "structural_tag", "format": {"type": "any_text", "excludes": sorted(words)}}
+    grammar = Grammar(GrammarKind.STRUCTURAL_TAG, json.dumps(tag, ensure_ascii=False), field="bad_words")
+    return replace(asked, grammar=grammar)
 
 
 class OutputReader:
@@ -272,6 +301,7 @@ def check_speculative_options(spec: TextModelSpec, asked: GenerationRequest) -> 
 # ----------------------------------------------------------------------
 
 PLATFORM = "openvino_genai"
+_DOCUMENTS: Final = "documents"
 
 
 class RunningGeneration:
@@ -389,13 +419,17 @@ class TextModel(HostedService):
             except InvalidField as error:
                 if error.field not in {GRAMMAR_FIELD, PROMPT_FIELD}:
                     raise
-                raise _request_error(error, asked, reading.forced_calls) from error
+                raise _request_error(error, prepared, reading.forced_calls) from error
 
     def _check(self, asked: GenerationRequest) -> None:
         """Check a request against the model's limits."""
         limits, sampling = self._limits, asked.sampling
         if asked.prompt_characters > limits.max_characters:
             raise prompt_too_long(limits, asked.prompt_field, asked.prompt_characters)
+        options = asked.prompt.template_options if isinstance(asked.prompt, Conversation) else {}
+        if options.get(_DOCUMENTS) and _DOCUMENTS not in self._process.facts["chat_template"]:
+            message = "the chat template of this model has no documents; write the documents into a message"
+            raise InvalidField(message, field=_DOCUMENTS, code=_UNSUPPORTED)
         texts = max(asked.n, sampling.best_of)
         check_speculative_options(self._spec, asked)
         if texts > limits.best_of_limit:

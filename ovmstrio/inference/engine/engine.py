@@ -260,7 +260,7 @@ class OutputRows:
         if output.echoes:
             output.echoes = False
             prompt = request.prompt
-            if not isinstance(prompt, str):
+            if not isinstance(prompt, str) or request.prompt_limit is not None:
                 prompt = self._decode([new.asked.prompt], request.skips_special_tokens)[0]
             text = prompt + text
             if new.asked.prompt_logprobs:
@@ -313,6 +313,11 @@ class _AddedRequest(NamedTuple):
     message: int
     number: int
     request: GenerationRequest
+
+
+def _tokenizing(request: GenerationRequest) -> dict[str, Any]:
+    """Return the options of a request's tokenization."""
+    return {"adds_special_tokens": request.adds_special_tokens, "is_truncated": request.prompt_limit is not None}
 
 
 class Engine:
@@ -389,7 +394,7 @@ class Engine:
                 raise self._overloaded()
             added = _AddedRequest(message, number, request)
             if self._renderings is None or not isinstance(request.prompt, Conversation):
-                self._add_tokens(added, self._prompts.tokenize_prompt(request.prompt))
+                self._add_tokens(added, self._prompts.tokenize_prompt(request.prompt, **_tokenizing(request)))
                 return
             self._unrendered[number] = added
             self._renderings.add(added, request.prompt, _RENDER_SECONDS)
@@ -407,7 +412,7 @@ class Engine:
             try:
                 if isinstance(outcome, ServerError):
                     raise outcome
-                self._add_tokens(added, self._prompts.tokenize_rendered(outcome))
+                self._add_tokens(added, self._prompts.tokenize_rendered(outcome, **_tokenizing(added.request)))
             except ServerError as error:
                 self._answer(added.message, [REJECTED, encode_failure(error)])
 
@@ -440,6 +445,7 @@ class Engine:
     def _prepare(self, added: _AddedRequest, tokens: list[int]) -> QueuedRequest:
         request = added.request
         max_tokens = request.sampling.max_tokens
+        tokens = self._truncated(tokens, request)
         self._prompts.check_length(tokens, has_answer=max_tokens != 0)
         most = min(value for value in (max_tokens, self._limits.answer, self._limits.tokens) if value is not None)
         seed = request.sampling.seed
@@ -454,6 +460,15 @@ class Engine:
             is_open=max_tokens is None and self._limits.answer is None,
             is_grammar_proven=request.grammar is None,
         )
+
+    def _truncated(self, tokens: list[int], request: GenerationRequest) -> list[int]:
+        limit = request.prompt_limit
+        if limit is None:
+            return tokens
+        if limit < 0:
+            max_tokens = request.sampling.max_tokens
+            limit = max(1, self._limits.tokens - (1 if max_tokens is None else max_tokens))
+        return tokens[:limit] if request.truncates_end else tokens[-limit:]
 
     def _take(self, queued: QueuedRequest) -> None:
         texts = max(queued.request.n, queued.request.sampling.best_of)

@@ -92,6 +92,9 @@ def encode_request(request: GenerationRequest) -> dict[str, Any]:
         "echo": request.echo,
         "grammar": grammar,
         "skips_special_tokens": request.skips_special_tokens,
+        "adds_special_tokens": request.adds_special_tokens,
+        "prompt_limit": request.prompt_limit,
+        "truncates_end": request.truncates_end,
     }
     try:
         data = orjson.dumps(plain)
@@ -117,6 +120,9 @@ def decode_request(encoded: dict[str, Any]) -> GenerationRequest:
         echo=plain["echo"],
         grammar=None if grammar is None else Grammar(GrammarKind(grammar[0]), grammar[1]),
         skips_special_tokens=plain["skips_special_tokens"],
+        adds_special_tokens=plain["adds_special_tokens"],
+        prompt_limit=plain["prompt_limit"],
+        truncates_end=plain["truncates_end"],
         deadline=math.inf,
     )
 

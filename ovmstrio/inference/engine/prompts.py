@@ -329,26 +329,33 @@ class PromptTokenizer:
         self.longest_token = max(map(len, vocabulary), default=1)
         self._max_characters = max_characters(limit, self.longest_token)
 
-    def tokenize_prompt(self, prompt: Prompt) -> list[int]:
-        """Return the tokens of a prompt, at least one.
+    def tokenize_prompt(
+        self, prompt: Prompt, *, adds_special_tokens: bool | None = None, is_truncated: bool = False
+    ) -> list[int]:
+        """Return the tokens of a prompt, at least one; all of them if the caller truncates it.
 
         Raises:
             ContextExceeded: the prompt is certainly too long.
             InvalidRequest: it is empty, or the template or tokenizer rejects it.
         """
         if isinstance(prompt, Conversation):
-            return self.tokenize_rendered(self._render(prompt))
+            text = self._render(prompt)
+            return self.tokenize_rendered(text, adds_special_tokens=adds_special_tokens, is_truncated=is_truncated)
         if not isinstance(prompt, tuple):
-            return self._nonempty(self._encode(prompt, add_special_tokens=True))
+            adds = adds_special_tokens is not False
+            return self._nonempty(self._encode(prompt, add_special_tokens=adds, is_truncated=is_truncated))
         wrong = next((token for token in prompt if not 0 <= token < self.vocabulary_size), None)
         if wrong is not None:
             limit = self.vocabulary_size - 1
             raise InvalidField(f"the prompt has an unknown token: {wrong} (expected 0 to {limit})", field=_FIELD)
         return self._nonempty(list(prompt))
 
-    def tokenize_rendered(self, text: str) -> list[int]:
+    def tokenize_rendered(
+        self, text: str, *, adds_special_tokens: bool | None = None, is_truncated: bool = False
+    ) -> list[int]:
         """Return the tokens of a rendered conversation, as :meth:`tokenize_prompt`."""
-        return self._nonempty(self._encode(text, add_special_tokens=False))
+        adds = bool(adds_special_tokens)
+        return self._nonempty(self._encode(text, add_special_tokens=adds, is_truncated=is_truncated))
 
     @staticmethod
     def _nonempty(tokens: list[int]) -> list[int]:
@@ -356,10 +363,12 @@ class PromptTokenizer:
             raise InvalidField("the prompt has no tokens; send a text that is not empty", field=_FIELD)
         return tokens
 
-    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Tokenize a prompt; of a long one only as much as shows that it does not fit."""
+    def _encode(self, text: str, *, add_special_tokens: bool, is_truncated: bool) -> list[int]:
+        """Tokenize a prompt; of a long one only as much as shows that it does not fit, unless it is truncated."""
         if len(text) > self._max_characters:
             raise self._exceeded(f"the prompt has at least {len(text) * self._most // self._max_characters}")
+        if is_truncated:
+            return self.encode(text, add_special_tokens=add_special_tokens).tolist()  # type: ignore[no-any-return]
         tokens = np.empty(0, np.int64)
         for length in prefix_lengths(len(text), self._most):
             tokens = self.encode(text[:length], add_special_tokens=add_special_tokens)

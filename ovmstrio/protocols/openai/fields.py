@@ -303,10 +303,17 @@ _MAX_SPECULATIVE_TOKENS: Final = 100
 _SEEDS: Final = range(-(2**63), 2**64)  # Integers of 64 bits, signed or not
 _RANDOM_SEED: Final = -1
 _AS_MANY_AS_FIT: Final = -1
+_BEAM_SEARCH: Final = "use_beam_search"
+_PROMPT_LIMIT: Final = "truncate_prompt_tokens"
+_BAD_WORDS: Final = "bad_words"
+_MAX_BAD_WORDS: Final = 256
+_TRUNCATION_SIDES: Final = ("left", "right")
 _MAX_PENALTY: Final = 1e6  # Limit of penalties without a specified range
 
 
 def _read_sampling(fields: Fields, limits: GenerationLimits, *, max_tokens: int | None, is_stream: bool) -> Sampling:
+    best_of = _read_best_of(fields, limits, is_stream=is_stream)
+    temperature = fields.number("temperature", 0, 2, "temperature out of range(0.0, 2.0)")
     return Sampling(
         max_tokens=max_tokens,
         min_tokens=_read_min_tokens(fields, max_tokens),
@@ -314,13 +321,14 @@ def _read_sampling(fields: Fields, limits: GenerationLimits, *, max_tokens: int 
         presence_penalty=fields.number("presence_penalty", -2, 2, "presence_penalty out of range(-2.0, 2.0)"),
         repetition_penalty=_read_positive(fields, "repetition_penalty", _MAX_PENALTY, "is not a valid number"),
         length_penalty=fields.number("length_penalty", -_MAX_PENALTY, _MAX_PENALTY),
-        temperature=fields.number("temperature", 0, 2, "temperature out of range(0.0, 2.0)"),
+        # The search with one beam takes the likeliest tokens.
+        temperature=0.0 if fields.get(_BEAM_SEARCH) is True and best_of == 1 else temperature,
         top_p=_read_positive(fields, "top_p", 1, "should be above 0", "top_p out of range(0.0, 1.0)"),
         top_k=_read_top_k(fields),
         min_p=fields.number("min_p", 0, 1, "min_p out of range [0.0, 1.0)", excludes_high=True),
         seed=_read_seed(fields),
         ignore_eos=fields.flag("ignore_eos"),
-        best_of=_read_best_of(fields, limits, is_stream=is_stream),
+        best_of=best_of,
         stop_token_ids=_read_stop_token_ids(fields, limits),
         num_assistant_tokens=_read_assistant_tokens(fields),
         assistant_confidence_threshold=_read_positive(fields, "assistant_confidence_threshold", 1, "should be above 0"),
@@ -406,12 +414,16 @@ def _read_seed(fields: Fields) -> int | None:
 
 
 def _read_best_of(fields: Fields, limits: GenerationLimits, *, is_stream: bool) -> int:
-    best_of = fields.unsigned("best_of", minimum=1, message="best_of value should be greater than 0") or 1
+    name = "best_of"
+    best_of = fields.unsigned(name, minimum=1, message="best_of value should be greater than 0") or 1
+    n = fields.get("n")
+    if fields.flag(_BEAM_SEARCH) and best_of == 1 and type(n) is int and 1 < n <= limits.best_of_limit:
+        name, best_of = _BEAM_SEARCH, n
     if best_of > limits.best_of_limit:
         message = f"best_of exceeds limit provided in graph config: {limits.best_of_limit}"
-        fields.refuse("best_of", message, got=str(best_of))
+        fields.refuse(name, message, got=str(best_of))
     elif best_of > 1 and is_stream:
-        fields.refuse("best_of", "best_of cannot be used in streaming mode")
+        fields.refuse(name, f"{name} cannot be used in streaming mode")
     return best_of
 
 
@@ -442,6 +454,24 @@ def _read_stop_token_ids(fields: Fields, limits: GenerationLimits) -> TokenIds:
         fields.refuse("stop_token_ids", f"stop_token_ids: expected token ids from 0 to {most - 1}")
         return ()
     return tuple(ids)
+
+
+def _read_prompt_limit(fields: Fields) -> int | None:
+    """Return the tokens to which a prompt is truncated, -1 for as many as fit, None for no truncation."""
+    if fields.get(_PROMPT_LIMIT) == _AS_MANY_AS_FIT:
+        return _AS_MANY_AS_FIT
+    return fields.unsigned(_PROMPT_LIMIT, minimum=1, message=f"{_PROMPT_LIMIT} should be -1 or at least 1")
+
+
+def _read_bad_words(fields: Fields) -> tuple[str, ...]:
+    words = fields.items(_BAD_WORDS) or []
+    if len(words) > _MAX_BAD_WORDS:
+        fields.refuse(_BAD_WORDS, f"{_BAD_WORDS}: expected at most {_MAX_BAD_WORDS}", got=str(len(words)))
+    elif not all(isinstance(word, str) and 0 < len(word) <= MAX_NAME_CHARACTERS for word in words):
+        fields.refuse(_BAD_WORDS, f"{_BAD_WORDS}: expected texts of 1 to {MAX_NAME_CHARACTERS} characters")
+    else:
+        return tuple(dict.fromkeys(words))
+    return ()
 
 
 # Response format
@@ -906,4 +936,8 @@ def make_request(
         parses_output=not keeps_special,
         deadline=deadline,
         prompt_field=prompt_field,
+        adds_special_tokens=fields.flag("add_special_tokens"),
+        prompt_limit=_read_prompt_limit(fields),
+        truncates_end=fields.choice("truncation_side", _TRUNCATION_SIDES) == _TRUNCATION_SIDES[1],
+        bad_words=_read_bad_words(fields),
     )

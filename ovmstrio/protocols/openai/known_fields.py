@@ -86,8 +86,6 @@ _IGNORED: Final[Mapping[str, _Ignored]] = {
     "stream_interval": _Ignored(_integer, "each event has all text since the one before"),
 }
 
-_NO_FILTER: Final = _Refused("the generation library has no token filter; use response_format")
-_NO_TRUNCATION: Final = _Refused("prompts are not truncated; shorten the prompt")
 _NO_TOKEN_IDS: Final = _Refused("answers have no token ids; use /tokenize")
 _NO_MEDIA: Final = _Refused("this model accepts text only")
 _ONE_ENGINE: Final = _Refused("a model has one engine")
@@ -96,9 +94,8 @@ _ONE_CHOICE: Final = "only the probability of the chosen token is known"
 _NOT_STORED: Final = "responses are not stored"
 _SHARED_CACHE: Final = _Refused("all callers share cached prefixes; serve the model with enable_prefix_caching false")
 _REFUSED: Final[Mapping[str, _Refused]] = {
-    **dict.fromkeys(("bad_words", "allowed_token_ids"), _NO_FILTER),
-    **dict.fromkeys(("truncate_prompt_tokens", "truncation_side"), _NO_TRUNCATION),
-    **dict.fromkeys(("return_token_ids", "return_tokens_as_token_ids", "return_token_offsets"), _NO_TOKEN_IDS),
+    **dict.fromkeys(("return_token_ids", "return_token_offsets"), _NO_TOKEN_IDS),
+    "allowed_token_ids": _Refused("the generation library has no token filter; use response_format"),
     **dict.fromkeys(("mm_processor_kwargs", "media_io_kwargs"), _NO_MEDIA),
     **dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "routed_experts_prompt_start"), _ONE_ENGINE),
     "return_mm_kwargs": _Refused("this model accepts text only", neutral=True),
@@ -115,7 +112,6 @@ _REFUSED: Final[Mapping[str, _Refused]] = {
     "return_prompt_text": _Refused("answers have no prompt"),
     "store": _Refused(f"{_NOT_STORED}; omit it or send false"),
     "thinking_token_budget": _Refused("reasoning has no separate limit; use max_tokens", neutral=-1),
-    "use_beam_search": _Refused("use best_of"),
     "vllm_xargs": _Refused("the server has no extensions of vLLM"),
     "watermarking": _Refused("the generation library has no watermarks"),
 }
@@ -126,43 +122,44 @@ _SAMPLING: Final = frozenset(
         *("min_p", "min_tokens", "frequency_penalty", "presence_penalty", "repetition_penalty", "length_penalty"),
         *("ignore_eos", "best_of", "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens"),
         *("num_assistant_tokens", "assistant_confidence_threshold", "max_ngram_size"),
+        *("add_special_tokens", "bad_words", "truncate_prompt_tokens", "truncation_side", "use_beam_search"),
         *("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structural_tag"),
     }
 )
 _TOOLS: Final = frozenset({"tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs"})
+_LIMITS: Final = {
+    "bad_words": "texts, not with response_format or imposed tool calls",
+    "truncate_prompt_tokens": "prompts with more characters than can fit the context are refused all the same",
+}
 _NO_TEMPLATE: Final = _Refused("the server uses the model's template")
 
 CHAT: Final = KnownFields(
     _SAMPLING
     | _TOOLS
     | {"messages", "max_tokens", "max_completion_tokens", "logprobs", "top_logprobs", "modalities"}
-    | {"reasoning_effort", "verbosity", "continue_final_message", "add_generation_prompt"},
+    | {"reasoning_effort", "verbosity", "continue_final_message", "add_generation_prompt", "documents"}
+    | {"echo", "include_reasoning", "return_tokens_as_token_ids"},
     _IGNORED,
     {
         **_REFUSED,
-        "add_special_tokens": _Refused("the chat template adds them"),
         "audio": _Refused("this model generates text only"),
         "chat_template": _NO_TEMPLATE,
-        "documents": _Refused("write the documents into a message"),
-        "echo": _Refused("the answer does not repeat the last message"),
         "function_call": _Refused("use tool_choice"),
         "functions": _Refused("use tools"),
-        "include_reasoning": _Refused("the answer has the reasoning in separate fields", neutral=True),
         "web_search_options": _Refused("this server has no web search"),
     },
-    {"top_logprobs": f"0: {_ONE_CHOICE}", "modalities": "text"},
+    {**_LIMITS, "top_logprobs": f"0: {_ONE_CHOICE}", "modalities": "text"},
 )
 COMPLETIONS: Final = KnownFields(
-    _SAMPLING | {"prompt", "max_tokens", "logprobs", "echo"},
+    _SAMPLING | {"prompt", "max_tokens", "logprobs", "echo", "return_tokens_as_token_ids"},
     {**_IGNORED, "parallel_tool_calls": _Ignored(Fields.flag, "completions have no tools")},
     {
         **_REFUSED,
-        "add_special_tokens": _Refused("send tokens instead of a text", neutral=True),
         "prompt_embeds": _Refused("send a text or tokens"),
         "suffix": _Refused("the model only appends text"),
         "top_logprobs": _Refused("use logprobs"),
     },
-    {"logprobs": f"0 or 1: {_ONE_CHOICE}"},
+    {**_LIMITS, "logprobs": f"0 or 1: {_ONE_CHOICE}"},
 )
 RESPONSES: Final = KnownFields(
     _SAMPLING
@@ -178,12 +175,14 @@ RESPONSES: Final = KnownFields(
         "previous_response_id": _Refused(f"{_NOT_STORED}; send the conversation as input"),
         "prompt": _Refused("this server has no prompt templates; send input"),
         **dict.fromkeys(("previous_input_messages", "previous_response"), _Refused("send the conversation as input")),
+        "return_tokens_as_token_ids": _NO_TOKEN_IDS,
         "enable_response_messages": _Refused("answers have no messages of the engine"),
         "access_programs": _Refused("this server has no access programs"),
         "background_options": _Refused(f"{_NOT_STORED}; wait for the response"),
         "image": _Refused("responses have no images"),
     },
     {
+        **_LIMITS,
         "top_logprobs": f"0: {_ONE_CHOICE}",
         "truncation": "auto never truncates: a conversation that is too long is refused",
         "max_tool_calls": "never reached: the server calls no tools",

@@ -56,7 +56,7 @@ class _CountingTokenizer:
         return {b"a" * 100: 0}
 
     def encode(self, texts: str | list[str], **options: Any) -> Any:
-        del options
+        self.options = options
         rows = [np.arange(-(-len(text) // self.step)) for text in ([texts] if isinstance(texts, str) else texts)]
         self.characters += sum(map(len, [texts] if isinstance(texts, str) else texts))
         longest = max(map(len, rows))
@@ -750,3 +750,20 @@ def test_top_k_is_off_unless_the_request_or_the_model_sets_it(
 ) -> None:
     config = GenerationConfig() if default is None else GenerationConfig(top_k=default)
     assert configure_generation(config, Sampling(temperature=0.5, top_k=asked)).top_k == expected
+
+
+@pytest.mark.parametrize(
+    ("prompt", "asked", "expected"),
+    [
+        ("a", None, True),
+        ("a", False, False),
+        (Conversation(()), None, False),
+        (Conversation(()), True, True),
+    ],
+)
+def test_special_tokens_are_added_to_texts_unless_the_request_says_otherwise(
+    prompt: Any, asked: bool | None, expected: bool
+) -> None:
+    tokenizer = _CountingTokenizer(1)
+    PromptTokenizer(tokenizer, lambda _: "a", CONTEXT).tokenize_prompt(prompt, adds_special_tokens=asked)
+    assert tokenizer.options == {"add_special_tokens": expected}

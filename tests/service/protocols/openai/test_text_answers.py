@@ -516,6 +516,83 @@ async def test_structured_outputs_of_vllm_become_the_same_grammars(
         assert grammar is None or grammar.field == (field or grammar.field)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_echo_repeats_the_final_message_of_an_assistant(serving: Serving, *, stream: bool) -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "one two"}]
+    for sent, expected in ((messages, "one twoone two"), (messages[:1], "hi")):
+        answer = await _post(
+            serving, messages=sent, echo=True, continue_final_message=len(sent) > 1, stream=stream, n=2
+        )
+        texts = ["", ""]
+        for each in events_of(answer.text)[:-1] if stream else [answer.json()]:
+            for choice in each["choices"]:
+                texts[choice["index"]] += choice["delta" if stream else "message"].get("content") or ""
+        assert texts == [expected] * 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_reasoning_is_left_out_on_request(serving: Serving, *, stream: bool) -> None:
+    service_of(serving).script = lambda _: (
+        GenerationChunk(reasoning="hm", tokens=3, reasoning_tokens=2),
+        GenerationChunk(text="so", tokens=1, finish=Finish.STOP),
+    )
+    for include in (True, False):
+        answer = await _post(serving, include_reasoning=include, stream=stream)
+        assert ("hm" in answer.text) is include
+        assert "so" in answer.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_log_probabilities_name_tokens_by_their_numbers_on_request(serving: Serving, *, stream: bool) -> None:
+    token = TokenLogprob(b"so", -0.5, id=7)
+    service_of(serving).script = lambda _: (
+        GenerationChunk(text="so", tokens=1, logprobs=(token,), finish=Finish.STOP),
+    )
+    for path, logprobs, names in ((CHATS, True, ["token"]), (COMPLETIONS, 1, ["tokens", 0])):
+        answer = await _post(serving, path, logprobs=logprobs, return_tokens_as_token_ids=True, stream=stream)
+        events = events_of(answer.text)[:-1] if stream else [answer.json()]
+        (found,) = [each for event in events for choice in event["choices"] if (each := choice["logprobs"])]
+        named: Any = found["content"][0] if path == CHATS else found
+        for name in names:
+            named = named[name]
+        assert named == "token_id:7"
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        ({"add_special_tokens": True}, {"adds_special_tokens": True}),
+        ({"add_special_tokens": False}, {"adds_special_tokens": False}),
+        ({"truncate_prompt_tokens": 5}, {"prompt_limit": 5}),
+        ({"truncate_prompt_tokens": -1, "truncation_side": "right"}, {"prompt_limit": -1, "truncates_end": True}),
+        ({"bad_words": ["a", "b", "a"]}, {"bad_words": ("a", "b")}),
+    ],
+)
+@pytest.mark.parametrize("path", [CHATS, COMPLETIONS])
+async def test_fields_of_vllm_reach_the_service(serving: Serving, path: str, sent: Any, expected: Any) -> None:
+    request = await _request(serving, path, **sent)
+    assert {name: getattr(request, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        ({"use_beam_search": True}, Sampling(temperature=0)),
+        ({"use_beam_search": True, "n": 3}, Sampling(best_of=3)),
+        ({"use_beam_search": True, "n": 2, "best_of": 4}, Sampling(best_of=4)),
+        ({"use_beam_search": False, "n": 3}, Sampling()),
+    ],
+)
+async def test_beam_search_has_a_beam_for_each_choice(serving: Serving, sent: Any, expected: Sampling) -> None:
+    assert (await _request(serving, **sent)).sampling == expected
+
+
+async def test_documents_are_a_template_variable(serving: Serving) -> None:
+    documents = [{"title": "a", "text": "b"}]
+    request = await _request(serving, documents=documents, chat_template_kwargs={"x": 1})
+    assert request.prompt.template_options == {"documents": documents, "x": 1}
+
+
 async def test_input_items_of_a_response_become_messages(serving: Serving) -> None:
     function = FUNCTION | {"strict": True}
     tool = {"type": "function", **function}
