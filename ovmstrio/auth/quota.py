@@ -106,7 +106,7 @@ class CallerQuota:
         self.in_flight += 1
 
     def release(self) -> None:
-        """Count a finished request."""
+        """Release the slot of a finished request."""
         self.in_flight -= 1
 
     def check_tokens(self) -> None:
@@ -165,7 +165,7 @@ class SharedQuota(CallerQuota):
             super().acquire()
 
     def release(self) -> None:
-        """Count a finished request."""
+        """Release the slot of a finished request."""
         with self._synchronized():
             super().release()
 

@@ -56,7 +56,7 @@ class _AnswerWriter:
 
 
 def open_answer_writer() -> tuple[Callable[[ChatDelta], None], Callable[[], None]]:
-    """Return a function that writes a delta of an answer, and one that ends the answer."""
+    """Return a function that writes a delta of an answer, and a function that ends the answer."""
     writer = _AnswerWriter()
     return writer.piece, writer.end
 

@@ -1,4 +1,4 @@
-"""Check of a custom node in a separate process, with its report or its exit status."""
+"""Check of a custom node in a subprocess, so that a crash of the library is reported as a problem."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ovms migrate``: write our configuration from that of another server, with a report."""
+"""``ovms migrate triton``: write a ``config.json`` from a Triton model repository, with a report of differences."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def _load_service(config: Path, script: Path) -> WebService:
     Output of the script goes to standard error.
 
     Raises:
-        ConfigError: its Ops form no valid pipeline, or the script raised.
+        ConfigError: the Ops are no valid pipeline, or the script raised.
     """
     from ovmstrio.core.errors import ConfigError
 
@@ -94,7 +94,7 @@ def _examine(config: Path, service: WebService | None) -> ValidatedConfig:
 
 
 def show_service(config: Path, service: Path | None, picture: PictureFormat, output: Path | None) -> None:
-    """Draw the Ops of a script with their settings. Exit code 1 if they form no valid pipeline."""
+    """Draw the Ops of a script with their settings. Exit code 1 if the Ops are no valid pipeline."""
     from ovmstrio.core.errors import ConfigError
 
     script = _find_script(config, service)

@@ -28,7 +28,7 @@ _TAG: Final = re.compile(r"<(?=[A-Za-z/!])")
 
 
 def reference() -> str:
-    """Write the reference of all commands."""
+    """Return the reference of all commands."""
     root: Any = typer.main.get_command(command_line())
     with typer.Context(root, info_name="ovms") as ctx:
         parts = [_HEAD]

@@ -136,7 +136,7 @@ def run(
 
     slicing = SliceOptions(chunk, axis, pad, frozenset(unsliced or ()))
     with exit_on_error(EX_USAGE, InvalidRequest):
-        recorder = OutputRecorder.of(output, join) if output or join is not None else OutputRecorder()
+        recorder = OutputRecorder.from_options(output, join) if output or join is not None else OutputRecorder()
     with asking(url, rest=rest, timeout=timeout, ca=ca, cert=cert, key=key) as client:
         known = client.metadata(model, version)
         with exit_on_error(EX_USAGE, WrongOption):

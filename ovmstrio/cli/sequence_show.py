@@ -45,8 +45,8 @@ class OutputRecorder:
     _kept: dict[str, list[Array]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, file: str, axis: int | None) -> OutputRecorder:
-        """Check the options.
+    def from_options(cls, file: str, axis: int | None) -> OutputRecorder:
+        """Return a recorder for the options of a command.
 
         Raises:
             InvalidRequest: the file has an unknown suffix or no folder, or there is an axis without a file.

@@ -109,7 +109,9 @@ def _serve_target(target: Target, service: Path | None, given: dict[str, Any]) -
     else:
         named = sorted(given.keys() & {"model_path", "config_path"})
         if named:
-            fail(f"--{named[0].replace('_', '-')}: {target.path} is to be served already; remove one of them", EX_USAGE)
+            from ovmstrio.server.settings import option_name
+
+            fail(f"{option_name(named[0])} conflicts with the argument {target.path}; remove one of them", EX_USAGE)
         run_server({**target.options, **given})
 
 

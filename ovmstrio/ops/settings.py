@@ -84,13 +84,13 @@ class DagSettings:
         is_thread_op: run workers in threads, otherwise in processes.
         retry: attempts of a request on timeout.
         use_profile: write every request's timeline to standard error.
-        channel_size: most samples in a channel; 0 for no limit.
+        channel_size: maximum number of samples in a channel; 0 for no limit.
         channel_recv_frist_arrive: run a join with its first input and drop the other inputs of the request.
         client_type: only logged.
         tracer: tracer settings.
         enable_prometheus: serve metrics also on ``prometheus_port``.
         prometheus_port: metrics port.
-        max_queue: most requests waiting for one of ``worker_num`` places; None for no limit.
+        max_queue: maximum number of requests that wait for one of ``worker_num`` places; None for no limit.
         request_timeout: milliseconds of a request without a deadline; no limit if not positive.
     """
 

@@ -63,7 +63,7 @@ class CheckReport:
 async def check_config(
     path: Path | str, *, imports: bool = True, kinds: Kinds = KINDS, keys_file: Path | None = None
 ) -> CheckReport:
-    """Check what a path serves, a model with all its versions.
+    """Check what a path serves; a model is checked with all its versions.
 
     Problems of the files are reported, not raised; everything is unloaded again.
 

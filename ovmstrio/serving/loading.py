@@ -394,7 +394,9 @@ class Reconciler:
             service.problem, service.problems = error.message, load_problems(service.kind, spec, error)
         else:
             for warning in listing.warnings if listing.warnings != service.warnings else ():
-                log.warning("model repository", model=service.name, base_path=str(spec.base_path), problem=warning)
+                log.warning(
+                    "repository entry ignored", model=service.name, base_path=str(spec.base_path), problem=warning
+                )
             service.problem, service.problems, service.warnings = "", (), listing.warnings
             return listing
         if service.problem != known:

@@ -44,7 +44,7 @@ EXPECTED_MODEL: Final = "model.xml with model.bin, .onnx, .pdmodel with .pdipara
 class Listing:
     """The versions below a base path, ascending, with warnings about ignored entries.
 
-    ``fingerprint`` is a fingerprint for kinds that are reloaded when files change; models are not.
+    ``fingerprint`` changes with the files; empty for models, which are not reloaded when files change.
     """
 
     versions: dict[int, Path]
@@ -56,15 +56,15 @@ def list_versions(base_path: Path) -> dict[int, Path]:
     """Return the version directories of ``base_path``, ascending; logs warnings. See :func:`scan_versions`."""
     listing = scan_versions(base_path)
     for warning in listing.warnings:
-        log.warning("model repository", base_path=str(base_path), problem=warning)
+        log.warning("repository entry ignored", base_path=str(base_path), problem=warning)
     return listing.versions
 
 
 def scan_versions(base_path: Path) -> Listing:
     """List the versions below ``base_path``.
 
-    A base path that is a model file is version 1 with itself as directory; so is one without versions that has a model
-    file, as version N if its name is the number N.
+    A base path that is a model file is version 1, with itself as the directory. A folder without versions that has a
+    model file is version 1 as well, or version N if the folder's name is the number N.
 
     Raises:
         ConfigError: the path does not exist, cannot be read, is not a model file, or contains ``..``.

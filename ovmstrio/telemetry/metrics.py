@@ -341,7 +341,7 @@ class GraphMetrics(GraphHooks):
         return self._node_of(self._name, node)
 
     def stream_progressed(self, event: CallEvent, step: StreamProgress) -> None:
-        """Count an accepted or rejected request, or a response; on streams, each one."""
+        """Count an accepted or rejected request, or a response; on streams, every message."""
         self._count(_FAMILY_OF[step], event)
 
     def ended(self, event: CallEvent) -> None:

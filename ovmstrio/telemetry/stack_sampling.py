@@ -124,5 +124,5 @@ def _codes_of(frame: FrameType | None) -> list[CodeType]:
 
 
 def _name_of(code: CodeType) -> str:
-    """Python 3.10, which user environments may have, lacks ``co_qualname``."""
+    # Python 3.10, which user environments may have, lacks ``co_qualname``.
     return getattr(code, "co_qualname", code.co_name)

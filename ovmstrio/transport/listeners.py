@@ -1,6 +1,6 @@
 """Listeners on ``host:port``, ``[v6]:port``, ``unix:/path`` and ``fd:3``, with or without TLS.
 
-``kept:3`` is a socket of this process that :func:`keep_open` has kept before the process executed itself.
+``kept:3`` is a socket that :func:`keep_open` has kept open across ``exec``.
 """
 
 from __future__ import annotations

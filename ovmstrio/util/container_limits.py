@@ -86,15 +86,15 @@ def memory_limit(groups: Path = ROOT, own_groups: Path = OWN_GROUPS) -> int:
     return min((limit for limit in (*limits, _system_memory("SC_PHYS_PAGES")) if limit), default=0)
 
 
-def free_memory(groups: Path = ROOT, own: Path = OWN_GROUPS, machine: Path = _MEMORY) -> int:
+def free_memory(groups: Path = ROOT, own_groups: Path = OWN_GROUPS, machine: Path = _MEMORY) -> int:
     """Return how much memory in bytes this process may still use: the machine's, or less if a cgroup has less left.
 
     Args:
         groups: mount point of cgroups.
-        own: file with the cgroups of this process.
+        own_groups: file with the cgroups of this process.
         machine: file with the memory figures of the machine.
     """
-    free = [limit - _used(folder, usage) for folder, limit, usage in _limited_groups(groups, own)]
+    free = [limit - _used(folder, usage) for folder, limit, usage in _limited_groups(groups, own_groups)]
     available = [int(line.split()[1]) * 1024 for line in _lines(machine) if line.startswith("MemAvailable:")]
     return max(0, min([*free, *(available or [_system_memory("SC_AVPHYS_PAGES")])]))
 

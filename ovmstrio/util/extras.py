@@ -1,7 +1,7 @@
 """The package's extras, and the command that installs an extra from the source of the installed package.
 
-A command never contains just the name of this package: the package is on no index, so an index would install a package
-that a stranger has registered under that name.
+A command never contains just the name of this package, because the package is on no index. An index could install a
+foreign package of that name (dependency confusion).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def install_command(extra: Extra, installed: Callable[[str], Distribution] = dis
 
 
 def missing_extra(module: str, extra: Extra) -> str:
-    """Return that a module of an extra is not installed, with the command to install it; empty if it is installed."""
+    """Return an error text with the install command if a module of an extra is missing, or an empty text."""
     return "" if find_spec(module) is not None else f"{module} is not installed: {install_command(extra)}"
 
 

@@ -27,10 +27,10 @@ _PROGRAM: Final = "ovmstrio.workers.measuring"
 
 @dataclass(frozen=True, slots=True)
 class MeasurementSettings:
-    """Measurement settings.
+    """Limits of the measurement of models.
 
     Attributes:
-        timeout_seconds: time limit of all measurements; other models count as compute only.
+        timeout_seconds: time limit of all measurements; models that are not measured in time count as compute only.
         max_model_bytes: larger models are not loaded: their compute outweighs the event loop.
         program: module of the measuring process.
     """

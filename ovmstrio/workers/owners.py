@@ -1,4 +1,4 @@
-"""Sequences and text engines: the worker that a hash of their name selects owns them, and the others call it.
+"""Ownership of sequences and text engines: a hash of the name selects the owner; other workers forward calls to it.
 
 A sequence belongs to the worker of ``hash(model, id)``, a text engine to that of ``hash(model)``.  So no worker needs
 to know what the others own, and the successor of a worker owns the same.

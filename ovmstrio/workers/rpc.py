@@ -2,12 +2,12 @@
 
 ::
 
-    ask(row, value) ──> one connection per pair of workers ──> answer(value), a task each
+    call(row, value) ─> one connection per pair of workers ──> answer(value), a task each
                         result or error  <─────────────────────┘
 
 Calls are sent in the order of :meth:`WorkerRpc.call`, also those that wait for a restarting worker, and are started in
-that order.  A worker that leaves says so: others send no more calls to it, and it exits after the calls that it has
-received.  So a call fails only if its worker dies.
+that order.  A draining worker sends GOAWAY: peers send no more calls, and the worker exits after the received calls.
+So a call fails only if its worker dies.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from ovmstrio.workers.handoff import close_on_fork
 log = structlog.get_logger(__name__)
 
 _CONTROL: Final = 0
-"""Message number of cancellations (with the number of the call), greetings, goodbyes and their acknowledgements."""
+"""Message number of cancellations (with the number of the call), READY, GOAWAY and their acknowledgements."""
 _ANSWERED, _FAILED, _PART, _READY, _GOAWAY = range(5)
 """Kinds of messages to a caller: outcomes of a call; the worker takes calls; the worker takes no more calls."""
 _RESTARTING: Final = "the responsible worker is starting; send the request again"
@@ -81,7 +81,7 @@ class _PendingCall:
 
 
 class _PeerLink:
-    """Connection to another worker, which has greeted.
+    """Connection to another worker, which has sent READY.
 
     Args:
         left: is called when the worker takes no more calls.
@@ -130,7 +130,7 @@ class _PeerLink:
                 waiting.wake()
 
     async def acknowledge(self) -> None:
-        """Acknowledge the goodbye of a worker, which has received all calls."""
+        """Acknowledge the GOAWAY of a worker, which has received all calls."""
         if self.must_acknowledge:
             self.must_acknowledge = False
             with suppress(trio.BrokenResourceError):
@@ -284,7 +284,7 @@ class WorkerRpc:
             if _is_same_user(accepted) and not self._is_leaving:
                 channel = MessageChannel(_detached(accepted))
                 connection = _ServerConnection(channel, answer)
-                # Only a caller that is greeted sends calls, so none is lost when this server leaves.
+                # A caller sends calls only after READY, so none is lost when this server leaves.
                 channel.send_or_queue([_CONTROL, _READY, None])
                 self._connections.add(connection)
                 nursery.start_soon(self._serve_connection, connection)

@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from ovmstrio.transport.listeners import Listener
 
 _LIFE_SECONDS: Final = 1.0
-_MIN_FAREWELL_SECONDS: Final = 5.0
-"""Minimum time for the farewells of other workers when all exit."""
+_MIN_PEER_DRAIN_SECONDS: Final = 5.0
+"""Minimum time for which a worker answers its peers when all exit."""
 
 
 async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
@@ -171,10 +171,10 @@ class _Worker:
         return context
 
     async def _leave(self) -> None:
-        """Stop answering other workers; when the whole server exits, not before they need no more answers."""
+        """Stop answering peers; if all workers exit, wait until the peers need no more answers."""
         others = {row for row in self._group.others if self._state.is_ready(row)}
         # Running requests of other workers may need answers until the drain timeout.
-        seconds = max(_MIN_FAREWELL_SECONDS, self._drains_until - trio.current_time())
+        seconds = max(_MIN_PEER_DRAIN_SECONDS, self._drains_until - trio.current_time())
         if self._state.is_draining:
             with trio.move_on_after(seconds):
                 await self._group.wait_peers_drained(others)

@@ -78,7 +78,7 @@ T = TypeVar("T")
 
 
 class TemplateProcess:
-    """Renders one conversation at a time; owns a process, which is replaced if it ends.
+    """Process that renders one conversation at a time, and is replaced if it ends.
 
     ``parts`` are arguments of :class:`ChatTemplate`; ``cpu_seconds`` limits compilation and each rendering.
     """
@@ -318,7 +318,7 @@ def _positive(*parts: Any) -> int | None:
 
 
 class PromptTokenizer:
-    """Tokenizes prompts; ``limit`` is the maximum of prompt and answer tokens together."""
+    """Tokenizer of prompts; ``limit`` is the maximum of prompt and answer tokens together."""
 
     def __init__(self, tokenizer: Any, render: Callable[[Conversation], str], limit: int) -> None:
         self._tokenizer = tokenizer
@@ -447,7 +447,7 @@ _GENERATION_PROMPT: Final = "add_generation_prompt"
 
 
 class PromptRenderer(NamedTuple):
-    """Renders conversations to prompts.
+    """Renderer of conversations to prompts.
 
     Attributes:
         process: process that renders in the background; None if rendering takes almost no time.
@@ -499,7 +499,7 @@ def _render_with_library(tokenizer: Any, conversation: Conversation) -> str:
 
 
 class PromptScorer:
-    """Computes the log-probabilities of prompt tokens, one prompt of at most ``tokens`` tokens at a time."""
+    """Log-probabilities of prompt tokens, for one prompt of at most ``tokens`` tokens at a time."""
 
     def __init__(self, pipeline: Pipeline, tokens: int) -> None:
         self._model = pipeline

@@ -488,7 +488,7 @@ class SequenceStore:
         self._is_complete = True
         if self._has_failed:
             self._has_failed = False
-            log.info("sequences saved again", folder=str(self._folder))
+            log.info("sequence saving recovered", folder=str(self._folder))
         if is_rewrite:
             self._file_bytes, self._appended_bytes = size, 0
         else:

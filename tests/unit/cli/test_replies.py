@@ -174,7 +174,7 @@ def test_the_summary_has_minimum_mean_maximum_and_last_step(capsys: pytest.Captu
 @pytest.mark.parametrize(("axis", "shape"), [(None, (3, 1, 2)), (0, (3, 2)), (1, (1, 6)), (-1, (1, 6))])
 def test_outputs_are_stacked_or_joined(tmp_path: Path, axis: int | None, shape: tuple[int, ...]) -> None:
     answers = (StepAnswer(step, 0.0, {"y": np.full((1, 2), step, np.float32)}) for step in range(3))
-    show(answers, 1, 3, OutputRecorder.of(str(tmp_path / "y.npy"), axis), Output.JSON)
+    show(answers, 1, 3, OutputRecorder.from_options(str(tmp_path / "y.npy"), axis), Output.JSON)
     saved = np.load(tmp_path / "y.npy")
     assert saved.shape == shape
     assert saved.reshape(-1).tolist() == [0, 0, 1, 1, 2, 2]
@@ -191,13 +191,13 @@ def test_outputs_that_cannot_be_saved_end_the_sequence(tmp_path: Path) -> None:
             closed.append(size)
 
     with pytest.raises(InvalidRequest, match=r'"y": \[1, 2\] and \[2, 2\] cannot be stacked; see --join'):
-        show(answers(), 1, 4, OutputRecorder.of(str(tmp_path / "y.npz"), None), Output.JSON)
+        show(answers(), 1, 4, OutputRecorder.from_options(str(tmp_path / "y.npz"), None), Output.JSON)
     assert closed == [2]
     with pytest.raises(InvalidRequest, match="cannot be joined along axis 5"):
-        show(answers(), 1, 4, OutputRecorder.of(str(tmp_path / "y.npz"), 5), Output.JSON)
+        show(answers(), 1, 4, OutputRecorder.from_options(str(tmp_path / "y.npz"), 5), Output.JSON)
     assert closed == [2, 1]
     with pytest.raises(InvalidRequest, match=r"the model returns y, word; save several outputs as \.npz"):
-        show(_answers(1, 2), 1, 2, OutputRecorder.of(str(tmp_path / "y.npy"), None), Output.JSON)
+        show(_answers(1, 2), 1, 2, OutputRecorder.from_options(str(tmp_path / "y.npy"), None), Output.JSON)
 
 
 @pytest.mark.parametrize(
@@ -205,4 +205,4 @@ def test_outputs_that_cannot_be_saved_end_the_sequence(tmp_path: Path) -> None:
 )
 def test_an_unusable_output_file_is_refused(file: str, text: str) -> None:
     with pytest.raises(InvalidRequest, match=text):
-        OutputRecorder.of(file, 0)
+        OutputRecorder.from_options(file, 0)

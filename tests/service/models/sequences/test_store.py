@@ -400,7 +400,7 @@ async def test_steps_are_written_when_a_full_disk_has_room_again(
                 await trio.sleep(20)
             await trio.sleep(5)
         nursery.cancel_scope.cancel()
-    assert [entry["event"] for entry in logs] == ["sequences not saved", "sequences saved again"]
+    assert [entry["event"] for entry in logs] == ["sequences not saved", "sequence saving recovered"]
     assert _totals(_restored((tmp_path / STORE_FILE).read_bytes())) == {(1, 1): 10}
 
 
