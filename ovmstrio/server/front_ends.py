@@ -26,7 +26,7 @@ from ovmstrio.protocols.kserve.rest_requests import read_document
 from ovmstrio.protocols.kserve.rest_routes import health_rules, kserve_rules
 from ovmstrio.protocols.mounts import SelfRoutedMount, ServiceMounts
 from ovmstrio.protocols.openai.models import openai_status_fields
-from ovmstrio.protocols.openai.routes import openai_rules
+from ovmstrio.protocols.openai.routes import openai_rules, route_errors
 from ovmstrio.protocols.openapi.routes import documentation_rules
 from ovmstrio.protocols.tensorflow.grpc_service import ModelService, PredictionService
 from ovmstrio.protocols.tensorflow.rest_routes import tensorflow_rules
@@ -234,7 +234,7 @@ def make_rest_router(
     }
     router = Router(
         rules,
-        OvmsRouteErrors(),
+        OvmsRouteErrors() if root else route_errors(openai_errors),
         ServiceMounts(plane, kinds, root).find,
         cors,
         has_service=plane.has_service,
