@@ -481,6 +481,12 @@ _TEXT_GRAMMARS: Final[Mapping[str, tuple[GrammarKind, tuple[str, ...]]]] = {
     "grammar": (GrammarKind.EBNF, ("grammar",)),
 }
 """Text grammars, with the field names that clients use."""
+_FORMAT_FIELDS: Final = frozenset(
+    {
+        *("type", "name", "description", "strict", "schema", "json_schema", "regex", "pattern", "grammar"),
+        *("format", "structures", "triggers"),
+    }
+)
 _KINDS: Final = ("text", "json_object", "json_schema", "regex", "grammar", "structural_tag")
 
 
@@ -500,15 +506,24 @@ def _read_format(fields: Fields, name: str) -> Grammar | None:
         missing = f"{at} is missing" if kind is None else f"{at} is none of {', '.join(_KINDS)}"
         form.refuse("type", missing, got="" if kind is None else shown(kind))
         return None
+    _refuse_unknown(form, _FORMAT_FIELDS)
     if kind == "text":
         return None
+    # llama.cpp's form of a schema has the type json_object.
+    if kind == "json_schema" or (kind == "json_object" and form.get("schema") is not None):
+        return _read_schema(form)
     if kind == "json_object":
         return Grammar(GrammarKind.JSON_OBJECT, "")
-    if kind == "json_schema":
-        return _read_schema(form)
     if kind == "structural_tag":
         return _structural_tag(fields.mapping(name))
     return _read_text_grammar(form, kind)
+
+
+def _refuse_unknown(fields: Fields, known: frozenset[str]) -> None:
+    for name in sorted(fields.names() - known):
+        if fields.get(name) is not None:
+            path = fields.path(name[:_SHOWN_CHARACTERS])
+            fields.refuse(name, f"Unknown parameter: {path!r}; remove it", code="unknown_parameter")
 
 
 def _read_schema(form: Fields) -> Grammar | None:
@@ -517,6 +532,7 @@ def _read_schema(form: Fields) -> Grammar | None:
         if form.get("json_schema") is None:
             form.refuse("json_schema", f"{form.path('json_schema')} is missing")
         return None
+    _refuse_unknown(holder, _FORMAT_FIELDS)
     schema = holder.mapping("schema")
     if schema is None:
         if holder.get("schema") is None:

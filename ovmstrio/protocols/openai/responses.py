@@ -405,7 +405,8 @@ class Responses:
         messages = _read_input(fields)
         tools = read_tools(fields)
         once = fields.flag("parallel_tool_calls") is False
-        options = _read_template_options(fields)
+        text = fields.within("text")
+        options = _read_template_options(fields, text)
         prompt = Conversation(
             messages,
             tools.tools,
@@ -415,7 +416,6 @@ class Responses:
             returns_first_call_only=once,
             parameters_fields=tools.parameters_fields,
         )
-        text = fields.within("text")
         request = make_request(
             fields,
             limits,
@@ -446,9 +446,12 @@ class Responses:
         return _ResponseStream(body.model, body.document, parsed)
 
 
-def _read_template_options(fields: Fields) -> Mapping[str, Any]:
+def _read_template_options(fields: Fields, text: Fields | None) -> Mapping[str, Any]:
     """Return chat template variables; any reasoning effort except ``none`` enables thinking."""
+    verbosity = None if text is None else text.name_text("verbosity")
     options = fields.mapping("chat_template_kwargs", "chat_template_kwargs must be an object", is_prompt=True) or {}
+    if verbosity is not None:
+        options = {"verbosity": verbosity, **options}
     reasoning = fields.within("reasoning")
     if reasoning is None:
         return options

@@ -481,6 +481,26 @@ async def test_the_response_format_becomes_a_grammar(serving: Serving, sent: Any
     assert (await _request(serving, response_format=sent)).grammar == expected
 
 
+async def test_the_schema_of_a_json_object_is_a_schema(serving: Serving) -> None:
+    request = await _request(serving, response_format={"type": "json_object", "schema": {"type": "integer"}})
+    assert request.grammar == Grammar(GrammarKind.JSON_SCHEMA, '{"type":"integer"}')
+
+
+async def test_errors_of_grammars_prompts_and_tools_name_the_field_of_the_request(serving: Serving) -> None:
+    form = {"type": "json_schema", "name": "n", "schema": {}}
+    response = await _request(serving, RESPONSES, text={"format": form}, tools=[{"type": "function", **FUNCTION}])
+    assert response.grammar.field == "text.format"
+    assert (response.prompt_field, response.prompt.parameters_fields) == ("input", ("tools[0].parameters",))
+    other = {"type": "function", "function": {"name": "other"}}
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [TOOL]}}
+    chat = await _request(serving, tools=[other, TOOL], tool_choice=allowed, response_format=form)
+    assert chat.grammar.field == "response_format"
+    assert (chat.prompt_field, chat.prompt.parameters_fields) == ("messages", ("tools[1].function.parameters",))
+    await _request(serving, COMPLETIONS, prompt=["one", "two"])
+    assert [each.prompt_field for each in service_of(serving).requests[-2:]] == ["prompt[0]", "prompt[1]"]
+    assert (await _request(serving, COMPLETIONS, prompt=[5, 6])).prompt_field == "prompt"
+
+
 _NUMBER: Final = Grammar(GrammarKind.JSON_SCHEMA, '{"type":"integer"}', is_strict=True)
 _CHOICES: Final = Grammar(GrammarKind.EBNF, 'root ::= "yes" | "it\'s \\"no\\"\\n"\n')
 
@@ -585,6 +605,11 @@ async def test_fields_of_vllm_reach_the_service(serving: Serving, path: str, sen
 )
 async def test_beam_search_has_a_beam_for_each_choice(serving: Serving, sent: Any, expected: Sampling) -> None:
     assert (await _request(serving, **sent)).sampling == expected
+
+
+async def test_verbosity_of_a_response_is_a_template_variable(serving: Serving) -> None:
+    request = await _request(serving, RESPONSES, text={"verbosity": "low"}, chat_template_kwargs={"x": 1})
+    assert request.prompt.template_options == {"verbosity": "low", "x": 1}
 
 
 async def test_documents_are_a_template_variable(serving: Serving) -> None:

@@ -275,6 +275,16 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str, str]]] = {
         ({"add_generation_prompt": "no"}, "accepts values true or false", "add_generation_prompt"),
         ({"chat_template_kwargs": []}, "chat_template_kwargs must be an object; got a list", "chat_template_kwargs"),
         ({"response_format": {"type": "json_schema"}}, "is missing", "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_object", "schemas": {}}},
+            "Unknown parameter: 'response_format.schemas'",
+            "response_format.schemas",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "exact": True}}},
+            "Unknown parameter: 'response_format.json_schema.exact'",
+            "response_format.json_schema.exact",
+        ),
         ({"logit_bias": {"1": 5}}, "logit_bias is not supported", "logit_bias"),
         ({"bad_words": [""]}, "expected texts of 1 to 256 characters", "bad_words"),
         ({"bad_words": ["a"] * 257}, "bad_words: expected at most 256; got 257", "bad_words"),
