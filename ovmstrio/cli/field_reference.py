@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ovmstrio.protocols.openai.known_fields import ENDPOINT_FIELDS, KnownFields
+from ovmstrio.protocols.openai.known_fields import ENDPOINT_FIELDS, IGNORED_REASONS, KnownFields
 
 _HEAD: Final = """# Fields of OpenAI's API
 
@@ -64,7 +64,7 @@ def reference() -> str:
 
 def _rows(known: KnownFields) -> Iterator[_Row]:
     yield from (_Row("works", known.limits.get(name, ""), name) for name in known.used)
-    yield from (_Row("no effect", ignored.reason, name) for name, ignored in known.ignored.items())
+    yield from (_Row("no effect", IGNORED_REASONS[name], name) for name in known.ignored)
     for name, refused in known.refused.items():
         accepted = "" if refused.neutral is None else f", except `{json.dumps(refused.neutral)}`"
         yield _Row(f"refused{accepted}", refused.reason, name)

@@ -32,7 +32,8 @@ COMMON: Final = {
 """Options that most users of a server need; ``--help-all`` and ``ovms help TOPIC`` show the others."""
 
 _METAVARS: Final = {
-    "access_log": "", "allowed_headers": "NAMES", "allowed_methods": "METHODS", "allowed_origins": "ORIGINS",
+    "access_log": "", "allowed_headers": "NAMES", "allowed_local_media_path": "DIR",
+    "allowed_media_domains": "HOSTS", "allowed_methods": "METHODS", "allowed_origins": "ORIGINS",
     "batch_size": "SIZE", "batching": "JSON", "cache_size": "GB", "chat_template_mode": "JINJA|MINJA",
     "color_format": "FORMAT", "draft_device": "DEVICE", "draft_models_path": "PATH", "grpc_bind_address": "HOSTS",
     "jwt_audience": "AUDIENCE", "kv_cache_precision": "u8|f16|bf16", "kv_overcommit": "FACTOR", "layout": "LAYOUT",

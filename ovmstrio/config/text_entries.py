@@ -35,8 +35,7 @@ _ALL_TASKS: Final = frozenset(Task)
 _SPEEDS: Final = ("speed_min", "speed_max")
 _DRAFT_PATH: Final = "draft_models_path"
 _KV_CACHE_PRECISION: Final = "KV_CACHE_PRECISION"
-_SERVED_PIPELINES: Final = ("AUTO", "LM_CB", "LM")
-_NO_MULTIMODAL: Final = "multimodal models are not supported"
+_SERVED_PIPELINES: Final = ("AUTO", "LM_CB", "LM", "VLM_CB", "VLM")
 _NO_DRAFT_SETTINGS: Final = "the draft model uses the settings of the main model"
 
 
@@ -127,6 +126,7 @@ def text_model_path(path: Path) -> Path:
 
 
 _ENCODER: Final = frozenset({"openvino_model.xml", "openvino_tokenizer.xml"})
+_IMAGE_LANGUAGE_MODEL: Final = frozenset({"openvino_language_model.xml", "openvino_text_embeddings_model.xml"})
 _ENCODER_DECODER: Final = frozenset({"openvino_encoder_model.xml", "openvino_decoder_model.xml"})
 _TASK_FILES: Final = (
     (Task.TEXT_GENERATION, _ENCODER | {"openvino_detokenizer.xml"}),
@@ -158,6 +158,8 @@ def detect_task(path: Path) -> Task | None:
         has_pooling = (path / _POOLING_FILE).is_file()
     except (OSError, ValueError):
         return None
+    if names >= _IMAGE_LANGUAGE_MODEL:
+        return Task.TEXT_GENERATION
     by_files = next((task for task, files in _TASK_FILES if files <= names), None)
     architectures = _architectures(path)
     named = next((of for ending, of in _ARCHITECTURES if any(each.endswith(ending) for each in architectures)), None)
@@ -259,9 +261,10 @@ def _voices(value: Any, directory: Path) -> dict[str, Path]:
 
 def _check_pipeline(value: Any) -> None:
     expected = ", ".join(_SERVED_PIPELINES)
-    if value in {"VLM", "VLM_CB", "OMNI"}:
+    if value == "OMNI":
+        message = "sound of requests and of answers is not supported"
         raise invalid_value_error(
-            "pipeline_type", value, expected, message=_NO_MULTIMODAL, suggestion="remove it for text models"
+            "pipeline_type", value, expected, message=message, suggestion="use VLM_CB for text and images"
         )
     if value not in _SERVED_PIPELINES:
         raise invalid_value_error(

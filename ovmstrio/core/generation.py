@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from ovmstrio.core.errors import ContextExceeded, InvalidField
 from ovmstrio.core.service import Service
@@ -21,6 +21,7 @@ from ovmstrio.util.truncation import MAX_TOKENIZED_CHARACTERS, max_characters
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     import numpy as np
     import numpy.typing as npt
@@ -53,12 +54,40 @@ class Finish(Enum):
     TOOL_CALLS = "tool_calls"
 
 
+IMAGE_MARK: Final = "<ov_genai_image_"
+"""Beginning of a mark of an image; reserved by OpenVINO GenAI, so that texts of clients must not have it."""
+
+
+def image_mark(index: int) -> str:
+    """Return the mark of an image's place in the content of a message."""
+    return f"{IMAGE_MARK}{index}>"
+
+
+class Image(NamedTuple):
+    """Image of a conversation: its URL, or its encoded file once loaded; ``field`` is its path in the request."""
+
+    source: str | bytes
+    field: str
+
+
+ALL_DOMAINS: Final = "all"
+"""Allowed domain of all hosts with public addresses."""
+
+
+class MediaPolicy(NamedTuple):
+    """Sources of images apart from data URLs: hosts of URLs, and a folder of local files; none by default."""
+
+    domains: tuple[str, ...] = ()
+    folder: Path | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """Chat messages for the chat template.
 
     Attributes:
         messages: validated OpenAI messages; ``content`` is one string, never a list of parts.
+        images: in the order of their indices; the contents of messages have their marks.
         tools: OpenAI tools, each ``{"type": "function", "function": {...}}``.
         tool_choice: ``none``, ``auto``, ``required`` or ``function``.
         tool_name: the function to call if ``tool_choice`` is ``function``.
@@ -77,6 +106,7 @@ class Conversation:
     returns_first_call_only: bool = False
     continues_final_message: bool = False
     parameters_fields: tuple[str, ...] = field(default=(), compare=False)
+    images: tuple[Image, ...] = ()
 
 
 class Padding(Enum):
@@ -222,7 +252,7 @@ class GenerationChunk:
     """Output of completion ``index`` since the previous piece; the last piece has a ``finish``.
 
     ``tokens`` is the number of generated tokens, ``reasoning_tokens`` the part of them within reasoning markers
-    (inclusive).
+    (inclusive), ``stop`` the stop string that ended the text, if one did.
     """
 
     index: int = 0
@@ -233,6 +263,7 @@ class GenerationChunk:
     logprobs: tuple[TokenLogprob, ...] = ()
     finish: Finish | None = None
     reasoning_tokens: int = 0
+    stop: str = ""
 
 
 class Generation(Protocol):
@@ -264,7 +295,8 @@ class GenerationLimits:
 
     ``context_length`` is prompt plus completion tokens, ``max_tokens_limit`` completion tokens, ``best_of_limit``
     beams,
-    ``longest_token`` the characters of the longest token (0 if unknown).
+    ``longest_token`` the characters of the longest token (0 if unknown), ``takes_images`` whether messages may have
+    images.
     """
 
     context_length: int | None = None
@@ -272,6 +304,7 @@ class GenerationLimits:
     best_of_limit: int = 20
     vocabulary_size: int | None = None
     longest_token: int = 0
+    takes_images: bool = False
 
     @property
     def max_characters(self) -> int:
@@ -390,20 +423,20 @@ class StopStrings:
         keeps: whether the output includes the stop string.
 
     Attributes:
-        has_stopped: whether a stop string was found; later input is dropped.
+        found: the stop string that was found, or an empty text; later input is dropped.
     """
 
-    __slots__ = ("_held", "_keeps", "_matchers", "has_stopped")
+    __slots__ = ("_held", "_keeps", "_matchers", "found")
 
     def __init__(self, strings: Iterable[str], *, keeps: bool = False) -> None:
-        self.has_stopped = False
+        self.found = ""
         self._matchers = [_Matcher(string) for string in strings if string]
         self._keeps = keeps
         self._held = ""
 
     def feed(self, text: str) -> str:
         """Add text and return the output that is certain."""
-        if self.has_stopped:
+        if self.found:
             return ""
         if not self._matchers:
             return text
@@ -411,7 +444,7 @@ class StopStrings:
         for position, letter in enumerate(text, len(held) - len(text) + 1):
             found = max([matcher.length for matcher in self._matchers if matcher.step(letter)], default=0)
             if found:
-                self.has_stopped = True
+                self.found = held[position - found : position]
                 self._held = ""
                 return held[: position if self._keeps else position - found]
         certain = len(held) - max(matcher.matched for matcher in self._matchers)

@@ -366,7 +366,7 @@ class GraphGeneration:
     def _piece(self, data: bytes) -> GenerationChunk:
         self._packets += 1
         text = self._stops.feed(self._decoder.decode(data))
-        if self._stops.has_stopped:
+        if self._stops.found:
             return self._final_piece(text, Finish.STOP)
         if self._max_tokens is not None and self._packets >= self._max_tokens:
             return self._final_piece(text + self._flush(), Finish.LENGTH)
@@ -392,7 +392,7 @@ class GraphGeneration:
     def _final_piece(self, text: str, finish: Finish) -> GenerationChunk:
         self._has_finished = True
         total = self._packets if self._usage_tokens is None else self._usage_tokens
-        return GenerationChunk(text=text, tokens=max(0, total - self._counted), finish=finish)
+        return GenerationChunk(text=text, tokens=max(0, total - self._counted), finish=finish, stop=self._stops.found)
 
     def _note_usage(self, data: bytes) -> None:
         try:

@@ -83,7 +83,11 @@ def _is_channels_last(layout: str) -> bool:
 
 def _decode(encoded: bytes, spec: TensorSpec) -> Array:
     try:
-        from ovmstrio.models.image_files import decoded, resized  # noqa: PLC0415 - imported when first needed
+        from ovmstrio.encoding.image_files import (  # noqa: PLC0415 - imported when first needed
+            ImageFileError,
+            decoded,
+            resized,
+        )
     except ModuleNotFoundError as error:
         if error.name != "PIL":
             raise
@@ -92,7 +96,10 @@ def _decode(encoded: bytes, spec: TensorSpec) -> Array:
     if not encoded:
         raise invalid_request("Bytes contents empty", f"expected an encoded image; input name: {spec.name}")
     _, height, width, channels = spec.shape
-    image = decoded(encoded, spec)
+    try:
+        image = decoded(encoded)
+    except ImageFileError as error:
+        raise invalid_request("Image parsing failed", f"{error}; input name: {spec.name}") from None
     depth = len(image.getbands())
     if not channels.accepts(depth):
         raise input_mismatch("Invalid number of channels in binary input", channels, depth, spec)

@@ -70,8 +70,6 @@ UNSUPPORTED_HINTS: Final = {
     ),
     **dict.fromkeys(
         (
-            "allowed_local_media_path",
-            "allowed_media_domains",
             "default_num_inference_steps",
             "default_resolution",
             "guidance_scale",

@@ -14,6 +14,7 @@ from ovmstrio.core.errors import PayloadTooLarge
 from ovmstrio.protocols.admin.changes import AdminChanges
 from ovmstrio.protocols.admin.profile import profile_rules
 from ovmstrio.protocols.admin.routes import admin_rules, metrics_rules
+from ovmstrio.protocols.anthropic.routes import anthropic_rules
 from ovmstrio.protocols.grpc_codec import Codec
 from ovmstrio.protocols.grpc_gate import GuardedRoutes, GuardedService
 from ovmstrio.protocols.health.grpc_health import HealthService, OpenEndedCalls, PlaneHealth
@@ -25,6 +26,7 @@ from ovmstrio.protocols.kserve.rest_admin import observation_rules, repository_r
 from ovmstrio.protocols.kserve.rest_requests import read_document
 from ovmstrio.protocols.kserve.rest_routes import health_rules, kserve_rules
 from ovmstrio.protocols.mounts import SelfRoutedMount, ServiceMounts
+from ovmstrio.protocols.ollama.routes import ollama_rules
 from ovmstrio.protocols.openai.models import openai_status_fields
 from ovmstrio.protocols.openai.routes import openai_rules, route_errors
 from ovmstrio.protocols.openapi.routes import documentation_rules
@@ -212,7 +214,9 @@ def make_rest_router(
     )
     rules = [
         *kserve_rules(plane, max_body_bytes),
-        # OpenAI's rules precede others on shared paths; a server with a root service has no OpenAI API.
+        # These rules precede others on shared paths; a server with a root service has none of these APIs.
+        *(() if root else anthropic_rules(plane, max_body_bytes)),
+        *(() if root else ollama_rules(plane, max_body_bytes)),
         *(() if root else openai_rules(plane, max_body_bytes, openai_errors)),
         *tensorflow_rules(plane, max_body_bytes, partial(openai_status_fields, plane)),
         *generate_rules(plane, max_body_bytes),

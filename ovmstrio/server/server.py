@@ -35,6 +35,7 @@ import trio
 from ovmstrio.config.config_file import parse_config
 from ovmstrio.core.errors import ConfigError, Problem, ServerError
 from ovmstrio.core.events import OK, observer_group
+from ovmstrio.core.generation import MediaPolicy
 from ovmstrio.core.hooks import NULL_METERS
 from ovmstrio.core.limits import Limit
 from ovmstrio.core.resource_registry import current_resource_registry
@@ -435,6 +436,10 @@ class _Server:
             start_root_span=start_root_span,
             queue_timeout=settings.queue_timeout,
             max_queue_time=settings.max_queue_time,
+            media=MediaPolicy(
+                tuple(filter(None, map(str.strip, (settings.allowed_media_domains or "").split(",")))),
+                settings.allowed_local_media_path,
+            ),
         )
         return Registry(
             self._plan.kinds,

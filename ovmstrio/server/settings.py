@@ -249,7 +249,7 @@ class ServerSettings(BaseModel):
     chat_template_mode: str | None = _setting(
         None, TEXT, "Chat-template renderer: JINJA (default) or MINJA (openvino-genai's own)."
     )
-    pipeline_type: str | None = _setting(None, TEXT, "Pipeline type: AUTO, LM_CB or LM; no effect.")
+    pipeline_type: str | None = _setting(None, TEXT, "Pipeline type: AUTO, LM_CB, LM, VLM_CB or VLM; no effect.")
     idle_unload_seconds: float | None = _setting(
         None, TEXT, "Idle time in seconds after which the model is unloaded until the next request; 0 never unloads."
     )
@@ -382,6 +382,14 @@ class ServerSettings(BaseModel):
         "openai",
         SERVER,
         "Error format of the OpenAI API: openai, or the texts and statuses of ovms, which ignores unknown fields.",
+    )
+    allowed_media_domains: str | None = _setting(
+        None,
+        SECURITY,
+        "Hosts of image URLs in messages, comma separated, or all; only public addresses. Disabled by default.",
+    )
+    allowed_local_media_path: Path | None = _setting(
+        None, SECURITY, "Folder of local image files that messages may name; disabled by default."
     )
     allowed_origins: str | None = _setting(
         None, SECURITY, "CORS allowed origins, comma separated, or *; CORS is disabled by default."

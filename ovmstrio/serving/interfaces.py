@@ -85,5 +85,7 @@ HANDLERS_GRPC: Final = ApiInterface("Handlers", "gRPC")
 HANDLERS_HTTP: Final = ApiInterface("Handlers", "REST")
 OPENAI_REST: Final = ApiInterface("V3", "REST")
 """OVMS's metric label of the API, from its first path ``/v3``; methods are ``Unary`` and ``Stream``."""
+ANTHROPIC_REST: Final = ApiInterface("Anthropic", "REST")
+OLLAMA_REST: Final = ApiInterface("Ollama", "REST")
 PADDLE_GRPC: Final = ApiInterface("PaddleServing", "gRPC")
 PADDLE_HTTP: Final = ApiInterface("PaddleServing", "REST")

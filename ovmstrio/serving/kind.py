@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar
 
 from ovmstrio.config.specs import ServableSpec
 from ovmstrio.core.errors import ServiceMissing
+from ovmstrio.core.generation import MediaPolicy
 from ovmstrio.core.hooks import NULL_METERS
 from ovmstrio.core.limits import ConcurrencyLimit, make_local_limit
 from ovmstrio.core.service import NO_INTROSPECTION
@@ -92,6 +93,7 @@ class LoadContext:
         engines: text engines shared between workers; None with a single worker.
         text_api: creates the HTTP request parser for text nodes of graphs; None where there is no HTTP.
         start_root_span: starts spans of requests that services make outside of calls; None without tracing.
+        media: sources of the images that messages of requests name.
     """
 
     lease: ServableLookup
@@ -112,6 +114,7 @@ class LoadContext:
     engines: EngineDirectory | None = None
     text_api: Callable[[], TextApiAdapter] | None = None
     start_root_span: StartRootSpan | None = None
+    media: MediaPolicy = field(default_factory=MediaPolicy)
     _shared: dict[Any, Any] = field(default_factory=dict)
 
     def shared(self, make: Callable[[], _T]) -> _T:

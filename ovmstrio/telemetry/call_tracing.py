@@ -34,12 +34,16 @@ _GRPC_SERVER_ERRORS: Final = frozenset(
 )
 _HTTP_SERVER_ERROR: Final = 500
 _SCHEMES: Final = ("http", "https")
-_GENERATIVE: Final = "V3"
+_GENERATIVE: Final = frozenset({"V3", "Anthropic", "Ollama"})
 _OPERATIONS: Final = {
     "/chat/completions": "chat",
     "/responses": "chat",
     "/completions": "text_completion",
     "/embeddings": "embeddings",
+    "/messages": "chat",
+    "/api/chat": "chat",
+    "/api/generate": "text_completion",
+    "/api/embed": "embeddings",
 }
 """Operation names of the conventions, by the end of the request path."""
 
@@ -129,7 +133,7 @@ def _scheme(request: WireRequest) -> str:
 
 
 def _operation(event: CallEvent) -> str:
-    if event.api_interface.api != _GENERATIVE or event.request is None:
+    if event.api_interface.api not in _GENERATIVE or event.request is None:
         return ""
     path = event.request.target.partition("?")[0].rstrip("/")
     return next((name for end, name in _OPERATIONS.items() if path.endswith(end)), "")

@@ -49,6 +49,7 @@ class OutputChunk:
     tokens: int = 0
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: Finish | None = None
+    stop: str = ""
 
     @property
     def text(self) -> str:
@@ -85,8 +86,10 @@ class OutputBuffer:
         self._error: ServerError | None = None
         self._changed: trio.Event | None = None
 
-    def put(self, index: int, text: str, tokens: int, logprobs: list[list[Any]] | None, finish: int | None) -> None:
-        """Append a row of a step's output; never blocks."""
+    def put(
+        self, index: int, text: str, tokens: int, logprobs: list[list[Any]] | None, finish: int | str | None
+    ) -> None:
+        """Append a row of a step's output; ``finish`` is the number of a reason, or a stop string.  Never blocks."""
         made = self._unread.get(index)
         if made is None:
             made = self._unread[index] = OutputChunk(index)
@@ -96,7 +99,11 @@ class OutputBuffer:
         if logprobs:
             made.logprobs += [TokenLogprob(bytes(data), *rest) for data, *rest in logprobs]
         if finish is not None:
-            made.finish = self.finish = FINISH_REASONS[finish]
+            if isinstance(finish, str):
+                made.stop = finish
+                made.finish = self.finish = Finish.STOP
+            else:
+                made.finish = self.finish = FINISH_REASONS[finish]
             self._open_texts -= 1
             self.is_over = not self._open_texts
         self._wake()

@@ -17,12 +17,13 @@ from platformdirs import user_cache_path
 from ovmstrio.config.specs import PROMPT_LOOKUP
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.inference.engine.gguf import GgufError, read_header
-from ovmstrio.inference.engine.messages import CONTEXT_FILE, LOADED
+from ovmstrio.inference.engine.messages import CONTEXT_FILE, LANGUAGE_MODEL_FILE, LOADED
 from ovmstrio.isolation.worker_process import WorkerExited, WorkerProcess
 from ovmstrio.serving.hosted_service import host_service
 from ovmstrio.text.engine_client import EngineClient
 from ovmstrio.text.engine_process import EngineProcess, sleep_when_idle
 from ovmstrio.text.engine_sharing import create_engine, request_ids
+from ovmstrio.text.media import MediaLoader
 from ovmstrio.text.model_swap import ModelSwap, ServingModels, weight_bytes
 from ovmstrio.text.text_metrics import TextMetrics
 from ovmstrio.text.text_model import TextModel
@@ -40,11 +41,9 @@ log = structlog.get_logger(__name__)
 
 _SUFFIX: Final = ".gguf"
 _FILES: Final = ("openvino_model.xml", "openvino_tokenizer.xml", "openvino_detokenizer.xml")
+_IMAGE_MODEL_FILES: Final = (LANGUAGE_MODEL_FILE, "openvino_text_embeddings_model.xml", *_FILES[1:])
+"""Files of a model that takes images, apart from its vision encoder, whose files differ."""
 _OTHER_MODEL_FILES: Final = {
-    "openvino_language_model.xml": (
-        "multimodal models are not supported",
-        "use a text-only model",
-    ),
     "model_index.json": ("image generation models are not supported", "use a text model"),
     "openvino_encoder_model.xml": (
         "a speech model cannot generate text",
@@ -52,6 +51,7 @@ _OTHER_MODEL_FILES: Final = {
     ),
 }
 """Files of other kinds of models, each with an error message and a hint."""
+_DRAFTING: Final = "draft_models_path, and prompt_lookup of plugin_config"
 _CONVERSION: Final = "ovmstrio.inference.engine.gguf_conversion"
 _ARCHITECTURES: Final = ("llama", "qwen2", "qwen3")
 """GGUF architectures that openvino-genai reads."""
@@ -87,7 +87,8 @@ def _find(path: Path) -> tuple[Path, str]:
     """Return the model's folder or GGUF file, and what is missing; blocking."""
     if path.is_file():
         return path, "" if path.suffix == _SUFFIX else str(path)
-    absent = [name for name in _FILES if not (path / name).is_file()]
+    needed = _IMAGE_MODEL_FILES if (path / LANGUAGE_MODEL_FILE).is_file() else _FILES
+    absent = [name for name in needed if not (path / name).is_file()]
     if not absent:
         return path, ""
     files = sorted(path.glob(f"*{_SUFFIX}"))
@@ -203,6 +204,9 @@ async def _open(
 ) -> AsyncIterator[TextModel]:
     folder = await model_folder(spec)
     draft = None if spec.draft_path is None else await model_folder(spec.model_copy(update={"path": spec.draft_path}))
+    if (draft is not None or spec.looks_up) and await run_load((folder / LANGUAGE_MODEL_FILE).is_file):
+        problem = Problem("a model that takes images cannot draft tokens", suggestion=f"remove {_DRAFTING}")
+        raise ConfigError([spec.placed(problem)])
     options = _options(spec, folder, draft)
     metrics = TextMetrics(spec.name)
     link = EngineClient(metrics, request_ids(context.engines), spec.max_queue_time)
@@ -211,16 +215,17 @@ async def _open(
     if is_own:
         metrics.cache_bytes.set(options["pipeline"]["cache_bytes"])
     swap: ModelSwap[TextModel] = ModelSwap(process, spec.name)
+    media = MediaLoader(context.media)
     old = running.get(spec.name)
     with context.meters.collecting((metrics,), ""):
         async with trio.open_nursery() as nursery:
             if old is not None and is_own and await _must_retire_first(spec, options, folder, draft):
                 async with old.unloading_for_successor():
                     await nursery.start(process.run)
-                    model = old.successor = TextModel(spec, process, link, swap)
+                    model = old.successor = TextModel(spec, process, link, swap, media)
             else:
                 await nursery.start(process.run)
-                model = TextModel(spec, process, link, swap)
+                model = TextModel(spec, process, link, swap, media)
             running.begins(spec.name, swap)
             if spec.idle_unload_seconds and isinstance(process, EngineProcess):
                 nursery.start_soon(sleep_when_idle, process, link, spec)

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ovmstrio.text.engine_client import OutputChunk
     from ovmstrio.text.engine_sharing import Engine
     from ovmstrio.text.grammars import ForcedCalls
+    from ovmstrio.text.media import MediaLoader
     from ovmstrio.text.model_swap import ModelSwap
 
 # ----------------------------------------------------------------------
@@ -84,6 +85,7 @@ class OutputParsing:
             known = (parser for prefix, parser in _PARSERS if any(each.startswith(prefix) for each in architectures))
             self._tools, self._reasoning = select_parsers(next(known, _AUTO), reasoning, template)
         self._guided = spec.enable_tool_guided_generation
+        self.has_reasoning = self._reasoning != _NONE
 
     def is_slow(self, asked: GenerationRequest) -> bool:
         """Return True if :meth:`prepare` takes more than a few milliseconds."""
@@ -201,6 +203,7 @@ class OutputReader:
                     reasoning_tokens=0 if position else reasoning_tokens,
                     logprobs=() if position else tuple(made.logprobs),
                     finish=self._finish(made) if position == last else None,
+                    stop=made.stop if position == last else "",
                 )
             )
 
@@ -347,10 +350,19 @@ class TextModel(HostedService):
         process: the engine.
         link: request multiplexer of the engine.
         swap: the model's replacement during a reload.
+        media: loader of the images of messages.
     """
 
-    def __init__(self, spec: TextModelSpec, process: Engine, link: EngineClient, swap: ModelSwap[TextModel]) -> None:
+    def __init__(
+        self,
+        spec: TextModelSpec,
+        process: Engine,
+        link: EngineClient,
+        swap: ModelSwap[TextModel],
+        media: MediaLoader,
+    ) -> None:
         super().__init__()
+        self._media = media
         self._swap = swap
         self._spec = spec
         self._process = process
@@ -361,6 +373,7 @@ class TextModel(HostedService):
             best_of_limit=spec.best_of_limit,
             vocabulary_size=process.facts["vocabulary_size"],
             longest_token=process.facts["longest_token"],
+            takes_images=process.facts["takes_images"],
         )
         self._reading = OutputParsing(spec, process.facts["chat_template"], process.facts["architectures"])
         self._metadata = ServableMetadata(spec.name, PLATFORM, (), ())
@@ -379,6 +392,22 @@ class TextModel(HostedService):
     def limits(self) -> GenerationLimits:
         """Request limits."""
         return self._limits
+
+    @property
+    def chat_template(self) -> str:
+        """Source of the chat template."""
+        template: str = self._process.facts["chat_template"]
+        return template
+
+    @property
+    def architecture(self) -> str:
+        """First architecture of ``config.json``; empty if unknown."""
+        return next(iter(self._process.facts["architectures"]), "")
+
+    @property
+    def has_reasoning(self) -> bool:
+        """Whether the model's reasoning is parsed."""
+        return self._reading.has_reasoning
 
     @property
     def unready_reason(self) -> str:
@@ -409,6 +438,8 @@ class TextModel(HostedService):
                     yield generation
                 return
             self._check(asked)
+            if isinstance(asked.prompt, Conversation) and asked.prompt.images:
+                asked = replace(asked, prompt=await self._media.load(asked.prompt))
             prepare = partial(self._reading.prepare, asked)
             is_slow = self._reading.is_slow(asked)
             prepared, reading = await trio.to_thread.run_sync(prepare) if is_slow else prepare()
@@ -424,6 +455,8 @@ class TextModel(HostedService):
     def _check(self, asked: GenerationRequest) -> None:
         """Check a request against the model's limits."""
         limits, sampling = self._limits, asked.sampling
+        if isinstance(asked.prompt, Conversation) and asked.prompt.images and not limits.takes_images:
+            raise InvalidField("this model accepts text only", field=asked.prompt.images[0].field)
         if asked.prompt_characters > limits.max_characters:
             raise prompt_too_long(limits, asked.prompt_field, asked.prompt_characters)
         options = asked.prompt.template_options if isinstance(asked.prompt, Conversation) else {}

@@ -83,6 +83,10 @@ TEXT_CLIENTS: Final = (
     Client("aider-chat", "aider_command", "the command: a question about a file, as events"),
     Client("guidellm", "guidellm_load", "health, chats as events, side by side, and its report of them"),
     Client("cohere", "cohere_rerank", "scores"),
+    Client("anthropic", "anthropic_messages", "messages, events, tools, schemas, prefill, token counts, errors"),
+    Client("@anthropic-ai/sdk", "anthropic", "messages, events, tools, token counts, errors", runs_on="node"),
+    Client("ollama", "ollama_client", "chats, texts, schemas, tools, embeddings, lists of models, errors"),
+    Client("ollama", "ollama", "chats, texts, schemas, tools, embeddings, lists of models, errors", runs_on="node"),
 )
 
 

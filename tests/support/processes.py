@@ -149,6 +149,16 @@ class OvmsProcess:
                     found.append(each)
         return found
 
+    def descriptors(self, part: str) -> list[Path]:
+        """Return the open files of the server process whose targets contain ``part``."""
+        found = []
+        for each in Path(f"/proc/{self.process.pid}/fd").iterdir():
+            # A file may be closed while it is looked at.
+            with contextlib.suppress(FileNotFoundError):
+                if part in str(each.readlink()):
+                    found.append(each)
+        return found
+
     def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
         self.process.send_signal(number)
         output = self._printed()
@@ -261,6 +271,16 @@ class ProjectProcess:
                 self.process.stdout.close()
         assert not left, f"still running behind a server that has ended: {left}\n{''.join(self.lines)}"
         return code
+
+    def descriptors(self, part: str) -> list[Path]:
+        """Return the open files of the server process whose targets contain ``part``."""
+        found = []
+        for each in Path(f"/proc/{self.process.pid}/fd").iterdir():
+            # A file may be closed while it is looked at.
+            with contextlib.suppress(FileNotFoundError):
+                if part in str(each.readlink()):
+                    found.append(each)
+        return found
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(number)

@@ -149,4 +149,4 @@ def with_settings(model: TextModel, **settings: Any) -> TextModel:
     """Return a model on the same engine that reads answers by other settings, such as ``tool_parser``."""
     # Another engine for each setting would cost seconds.
     spec = model._spec.model_copy(update=settings)  # noqa: SLF001
-    return TextModel(spec, model._process, model._link, model._swap)  # noqa: SLF001
+    return TextModel(spec, model._process, model._link, model._swap, model._media)  # noqa: SLF001

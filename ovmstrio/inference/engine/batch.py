@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from ovmstrio.core.generation import GenerationRequest
-    from ovmstrio.inference.engine.pipeline import Pipeline
+    from ovmstrio.inference.engine.pipeline import ImagePrompt, Pipeline
 
 # ----------------------------------------------------------------------
 # Running sequences: sampling configuration, state, output, and restart after a batch rebuild
@@ -58,11 +58,12 @@ class QueuedRequest:
     id: int  # the server's request number
     message_number: int  # number of the message to answer when the request runs; 0 once answered
     request: GenerationRequest
-    prompt: list[int]
+    prompt: list[int]  # its tokens; negative numbers stand for those of images
     most: int  # maximum tokens per sequence
     seed: int
     is_open: bool = False  # whether the user set no limit of tokens
     is_grammar_proven: bool = True  # whether its grammar, if any, is known to work
+    image_prompt: ImagePrompt | None = None  # the prompt for a pipeline that takes images
     prompt_logprobs: list[float | None] = field(default_factory=list)
     left: int = 0  # number of sequences that have not ended
     generated: int = 0  # number of generated tokens
@@ -152,13 +153,13 @@ class RunningSequence:
         self.is_new = self.is_reading = True
         self.is_settled = False
         self._prompt_tokens_left = len(self.pending_tokens)
-        self.handle = pipeline.add(number, self.pending_tokens, config)
+        self.handle = pipeline.add(number, queued.image_prompt or self.pending_tokens, config)
 
     def _must_repeat(self) -> bool:
         """Return whether earlier tokens affect the next one in ways that a prompt cannot carry."""
         sampling = self.asked.request.sampling
         penalties = sampling.frequency_penalty, sampling.presence_penalty
-        return self.asked.request.grammar is not None or any(penalties)
+        return self.asked.request.grammar is not None or self.asked.image_prompt is not None or any(penalties)
 
     def read(self) -> list[SequenceOutput]:
         """Return the output of the last step.
@@ -475,7 +476,7 @@ class Batch:
                 self._start(text)
         except (RuntimeError, TypeError, ValueError) as error:
             self.cancel(queued)
-            raise InvalidRequest(f"generation parameters rejected: {library_error_message(error)}") from error
+            raise _rejection(error) from error
 
     def _start(self, text: RunningSequence) -> None:
         number = next(self._numbers)
@@ -505,11 +506,7 @@ class Batch:
             try:
                 self._start_now(text, number)
             except (RuntimeError, TypeError, ValueError) as error:
-                self._fail(
-                    text.asked,
-                    InvalidRequest(f"generation parameters rejected: {library_error_message(error)}"),
-                    outcome,
-                )
+                self._fail(text.asked, _rejection(error), outcome)
                 self.cancel(text.asked)
 
     def cancel(self, queued: QueuedRequest) -> bool:
@@ -649,6 +646,12 @@ class Batch:
         return [
             (text.asked, ModelFailure(f"the model failed repeatedly: {reason}")) for text in texts if text.is_restarted
         ]
+
+
+def _rejection(error: Exception) -> InvalidRequest:
+    if isinstance(error, InvalidRequest):
+        return error
+    return InvalidRequest(f"generation parameters rejected: {library_error_message(error)}")
 
 
 _INITIAL_ANSWER_TOKENS: Final = 512

@@ -7,7 +7,7 @@ import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence, Sized
 from datetime import datetime
-from functools import wraps
+from functools import cached_property, wraps
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
 
@@ -288,6 +288,13 @@ class TemplateFailure(Exception):
         self.line = line
 
 
+_CONTENT: Final = "an ordinary text"
+
+
+def _parts_of(content: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": content}]
+
+
 class ChatTemplate:
     """Renders conversations to prompts; not thread-safe. TemplateFailure if a source is invalid.
 
@@ -334,6 +341,8 @@ class ChatTemplate:
             TemplateFailure: the template rejects the conversation, fails, or exceeds its budget.
         """
         prepared = [_prepared(message) for message in messages]
+        if self._reads_parts:
+            prepared = [{**each, "content": _parts_of(each["content"])} for each in prepared]
         given = [dict(tool) for tool in tools]
         if "tools" not in self.tool_source:
             prepared, given = tools_as_text(prepared, given), []
@@ -354,6 +363,19 @@ class ChatTemplate:
         except Exception as error:
             raise _failure(error) from error
         return "".join(parts)
+
+    @cached_property
+    def _reads_parts(self) -> bool:
+        """Whether the template reads the content of a message as a list of parts only."""
+        outputs = []
+        for content in (_CONTENT, _parts_of(_CONTENT)):
+            self._environment.work = TemplateBudget(0, 0)
+            variables = {**self._variables, "messages": [{"role": "user", "content": content}], "tools": None}
+            try:
+                outputs.append(self._plain.render(variables))
+            except Exception:  # noqa: BLE001 - templates fail in any way
+                outputs.append("")
+        return _CONTENT not in outputs[0] and _CONTENT in outputs[1]
 
     def _compiled(self, source: str) -> Any:
         if len(source) > _MAX_SOURCE_CHARACTERS:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ovmstrio.core.errors import Overloaded, ServerError
+from ovmstrio.core.errors import InvalidField, Overloaded, ServerError
 from ovmstrio.core.generation import Conversation, Finish, StopStrings
 from ovmstrio.inference.engine.batch import (
     Batch,
@@ -61,6 +61,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ovmstrio.core.generation import GenerationRequest
+    from ovmstrio.inference.engine.image_prompts import ImagePromptTokenizer
+    from ovmstrio.inference.engine.pipeline import ImagePrompt
     from ovmstrio.inference.engine.prompts import TemplateProcess
     from ovmstrio.isolation.blocking_channel import BlockingChannel
     from ovmstrio.isolation.messages import Message
@@ -201,7 +203,7 @@ class _Output:
 
 
 class OutputRows:
-    """Builds output rows: id, index, text, token count, log-probabilities and finish reason."""
+    """Builds output rows: id, index, text, token count, log-probabilities, and finish reason or stop string."""
 
     def __init__(self, decode: Callable[[list[list[int]], bool], list[str]], token_bytes: TokenBytes) -> None:
         self._decode = decode
@@ -252,9 +254,7 @@ class OutputRows:
     def _row(self, new: SequenceOutput, decoded: str) -> list[Any]:
         output, request, finish = self._output(new), new.asked.request, new.finish
         text = output.stops.feed(decoded)
-        if output.stops.has_stopped:
-            finish = Finish.STOP
-        elif finish is not None:
+        if not output.stops.found and finish is not None:
             text += output.stops.finish()
         logprobs: list[list[Any]] = []
         if output.echoes:
@@ -269,8 +269,8 @@ class OutputRows:
         if request.logprobs:
             logprobs += self._logprobs(decoded, output.characters, _output_tokens(new), new.logprobs)
             output.characters += len(decoded)
-        position = None if finish is None else FINISH_REASONS.index(finish)
-        return [new.asked.id, new.index, text, len(new.tokens), logprobs or None, position]
+        end = output.stops.found or (None if finish is None else FINISH_REASONS.index(finish))
+        return [new.asked.id, new.index, text, len(new.tokens), logprobs or None, end]
 
     def _logprobs(
         self, text: str, start: int, tokens: Sequence[int], values: Sequence[float | None]
@@ -315,6 +315,9 @@ class _AddedRequest(NamedTuple):
     request: GenerationRequest
 
 
+_TOKENIZATION_FIELDS: Final = {"adds_special_tokens": "add_special_tokens", "prompt_limit": "truncate_prompt_tokens"}
+
+
 def _tokenizing(request: GenerationRequest) -> dict[str, Any]:
     """Return the options of a request's tokenization."""
     return {"adds_special_tokens": request.adds_special_tokens, "is_truncated": request.prompt_limit is not None}
@@ -353,6 +356,12 @@ class Engine:
         self._scores = PromptScorer(pipeline, limits.tokens)
         self._rows = OutputRows(self._decode, TokenBytes(pipeline.tokenizer, self._decode))
         self._unrendered: dict[int, _AddedRequest] = {}
+        self._images: ImagePromptTokenizer | None = None
+        if pipeline.takes_images:
+            from ovmstrio.inference.engine.image_prompts import ImagePromptTokenizer  # noqa: PLC0415 - needs Pillow
+
+            self._images = ImagePromptTokenizer(pipeline, prompts)
+        self._unmeasured: deque[tuple[_AddedRequest, ImagePrompt]] = deque()
         self._requests: dict[int, QueuedRequest] = {}
         self._new_rows: list[list[Any]] = []
         self._failures: list[list[Any]] = []
@@ -394,7 +403,7 @@ class Engine:
                 raise self._overloaded()
             added = _AddedRequest(message, number, request)
             if self._renderings is None or not isinstance(request.prompt, Conversation):
-                self._add_tokens(added, self._prompts.tokenize_prompt(request.prompt, **_tokenizing(request)))
+                self._add_prompt(added)
                 return
             self._unrendered[number] = added
             self._renderings.add(added, request.prompt, _RENDER_SECONDS)
@@ -412,12 +421,40 @@ class Engine:
             try:
                 if isinstance(outcome, ServerError):
                     raise outcome
-                self._add_tokens(added, self._prompts.tokenize_rendered(outcome, **_tokenizing(added.request)))
+                self._add_prompt(added, outcome)
             except ServerError as error:
                 self._answer(added.message, [REJECTED, encode_failure(error)])
 
-    def _add_tokens(self, added: _AddedRequest, tokens: list[int]) -> None:
+    def _add_prompt(self, added: _AddedRequest, rendered: str | None = None) -> None:
+        """Tokenize the prompt of a request; ``rendered`` is the text of a conversation."""
+        if self._images is not None:
+            for field, value in _TOKENIZATION_FIELDS.items():
+                if getattr(added.request, field) is not None:
+                    message = f"{value} is not supported for models with images"
+                    raise InvalidField(message, field=value, code="unsupported_parameter")
+            self._unmeasured.append((added, self._images.prompt_of(added.request.prompt, rendered)))
+            self._take_measured()
+        elif rendered is None:
+            self._add_tokens(added, self._prompts.tokenize_prompt(added.request.prompt, **_tokenizing(added.request)))
+        else:
+            self._add_tokens(added, self._prompts.tokenize_rendered(rendered, **_tokenizing(added.request)))
+
+    def _take_measured(self) -> None:
+        """Add the requests whose images are measured, in order."""
+        while self._images is not None and self._unmeasured:
+            added, prompt = self._unmeasured[0]
+            try:
+                tokens = self._images.tokenize(prompt)
+                if tokens is None:
+                    return
+                self._add_tokens(added, tokens, prompt)
+            except ServerError as error:
+                self._answer(added.message, [REJECTED, encode_failure(error)])
+            self._unmeasured.popleft()
+
+    def _add_tokens(self, added: _AddedRequest, tokens: list[int], image_prompt: ImagePrompt | None = None) -> None:
         queued = self._prepare(added, tokens)
+        queued.image_prompt = image_prompt
         if queued.is_grammar_proven:
             self._take(queued)
             return
@@ -428,7 +465,7 @@ class Engine:
     @property
     def _waiting(self) -> int:
         rendered = 0 if self._renderings is None else self._renderings.waiting
-        return self._admission.waiting + self._grammars.waiting + rendered
+        return self._admission.waiting + self._grammars.waiting + rendered + len(self._unmeasured)
 
     @property
     def _waits_too_long(self) -> bool:
@@ -515,6 +552,9 @@ class Engine:
         request = queued.request
         queued.left = request.n
         if request.echo and request.logprobs and not queued.prompt_logprobs:
+            if queued.image_prompt is not None:
+                message = "echo with logprobs is not supported: the library computes none for a model that takes images"
+                raise InvalidField(message, field="echo", code="unsupported_parameter")
             self._scores.begin(queued)
         elif queued.most:
             self._batch.begin(queued)
@@ -535,6 +575,11 @@ class Engine:
         if added is not None and self._renderings is not None:
             self._renderings.withdraw(added)
             self._answer(added.message, [REJECTED, encode_failure(CANCELLED)])
+        for each in self._unmeasured:
+            if each[0].number == number:
+                self._unmeasured.remove(each)
+                self._answer(each[0].message, [REJECTED, encode_failure(CANCELLED)])
+                break
         queued = self._requests.get(number)
         if queued is None:
             return
@@ -579,6 +624,9 @@ class Engine:
         size = self._batch.running
         if self._batch.is_busy:
             self._step_batch()
+        if self._images is not None:
+            self._images.end_probe()
+            self._take_measured()
         for queued, error in self._scores.step():
             self._proceed(self._begin, queued, error)
         self._admit()
@@ -761,7 +809,7 @@ def _load(options: dict[str, Any], answer: Callable[[int, Any], None]) -> tuple[
     room = pipeline.blocks * pipeline.block_tokens
     context = context_length(folder)
     limits = Limits(min(room, context or room), **options["limits"])
-    renderer = choose_renderer(pipeline.tokenizer, folder, options["template_mode"])
+    renderer = choose_renderer(pipeline, folder, options["template_mode"])
     prompts = PromptTokenizer(pipeline.tokenizer, renderer.render, limits.tokens)
     engine = Engine(
         pipeline,
@@ -779,6 +827,7 @@ def _load(options: dict[str, Any], answer: Callable[[int, Any], None]) -> tuple[
         "blocks": pipeline.blocks,
         "block_tokens": pipeline.block_tokens,
         "chat_template": renderer.source,
+        "takes_images": pipeline.takes_images,
         "architectures": read_architectures(folder),
     }
     return engine, TokenizeQueue(prompts.tokenize_all, answer), facts

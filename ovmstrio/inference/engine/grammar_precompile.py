@@ -20,7 +20,7 @@ from openvino import opset13
 
 from ovmstrio.core.errors import InvalidField
 from ovmstrio.core.generation import Grammar, GrammarKind, Sampling
-from ovmstrio.inference.engine.messages import GRAMMAR_FIELD
+from ovmstrio.inference.engine.messages import GRAMMAR_FIELD, LANGUAGE_MODEL_FILE
 from ovmstrio.inference.engine.pipeline import configure_generation, library_error_message, set_grammar
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ class GrammarCompiler:
 
     def __init__(self, pipeline: Pipeline, folder: Path) -> None:
         self._batch = pipeline
-        self._file = folder / _MODEL_FILE
+        file = folder / LANGUAGE_MODEL_FILE
+        self._file = file if file.is_file() else folder / _MODEL_FILE
         self._vocabulary = 0
         self._pipeline: Any = None
 

@@ -19,8 +19,20 @@ from ovmstrio.core.errors import (
     Overloaded,
     ServerError,
 )
-from ovmstrio.core.generation import Conversation, Finish, GenerationRequest, Grammar, GrammarKind, Prompt, Sampling
+from ovmstrio.core.generation import (
+    Conversation,
+    Finish,
+    GenerationRequest,
+    Grammar,
+    GrammarKind,
+    Image,
+    Prompt,
+    Sampling,
+)
 from ovmstrio.util.truncation import encode_text
+
+LANGUAGE_MODEL_FILE: Final = "openvino_language_model.xml"
+"""File of a model that takes images, in place of ``openvino_model.xml``."""
 
 CONTEXT_FILE: Final = "ovmstrio.json"
 """File in a converted model folder: ``{"context_length": 2048}``."""
@@ -101,7 +113,9 @@ def encode_request(request: GenerationRequest) -> dict[str, Any]:
     except orjson.JSONEncodeError:
         # A lone surrogate, or an integer of more than 64 bits.
         data = json.dumps(plain).encode()
-    return {"n": request.n, "plain": data, **encode_texts(texts)}
+    images = request.prompt.images if isinstance(request.prompt, Conversation) else ()
+    files = {"images": [[image.source, image.field] for image in images]} if images else {}
+    return {"n": request.n, "plain": data, **encode_texts(texts), **files}
 
 
 def decode_request(encoded: dict[str, Any]) -> GenerationRequest:
@@ -111,7 +125,7 @@ def decode_request(encoded: dict[str, Any]) -> GenerationRequest:
     if "stop_token_ids" in sampling:
         sampling["stop_token_ids"] = tuple(sampling["stop_token_ids"])
     return GenerationRequest(
-        prompt=_decode_prompt(decode_texts(encoded), *plain["prompt"]),
+        prompt=_decode_prompt(decode_texts(encoded), encoded.get("images", ()), *plain["prompt"]),
         sampling=Sampling(**sampling),
         stop=tuple(plain["stop"]),
         includes_stop=plain["keeps_stop"],
@@ -140,7 +154,7 @@ def _encode_prompt(prompt: Prompt) -> tuple[list[Any], list[str]]:
     return [_CHAT, *parts], texts
 
 
-def _decode_prompt(texts: Sequence[str], kind: str, *parts: Any) -> Prompt:
+def _decode_prompt(texts: Sequence[str], images: Sequence[Any], kind: str, *parts: Any) -> Prompt:
     if kind == _TEXT:
         return texts[0]
     if kind == _IDS:
@@ -148,7 +162,15 @@ def _decode_prompt(texts: Sequence[str], kind: str, *parts: Any) -> Prompt:
     messages, tools, choice, name, options, continues = parts
     for message, text in zip(messages, texts, strict=True):
         message["content"] = text
-    return Conversation(tuple(messages), tuple(tools), choice, name, options, continues_final_message=continues)
+    return Conversation(
+        tuple(messages),
+        tuple(tools),
+        choice,
+        name,
+        options,
+        continues_final_message=continues,
+        images=tuple(Image(*each) for each in images),
+    )
 
 
 _FAILURES: Final[dict[str, type[ServerError]]] = {

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import openvino as ov
 import openvino_genai as genai
 
+from ovmstrio.core.errors import InvalidField
 from ovmstrio.core.generation import Grammar, GrammarKind, Sampling
+from ovmstrio.inference.engine.messages import LANGUAGE_MODEL_FILE
+
+if TYPE_CHECKING:
+    from ovmstrio.core.generation import Image
 
 # ----------------------------------------------------------------------
 # Generation settings of a request
@@ -112,6 +118,9 @@ _LOOKUP_NGRAM: Final = 3  # default n-gram size of prompt lookup
 _TOKENIZER: Final = {"INFERENCE_NUM_THREADS": 1}  # its work is shorter than a thread switch
 _WARMING: Final = Grammar(GrammarKind.JSON_SCHEMA, '{"type": "boolean"}')
 _WARMING_STEPS: Final = 8
+_MEASURED_TEXT: Final = "a b c d e f g h i j k l m n o p q r s t u v w x y z "
+_UNCHANGED: Final = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+"""Chat template that changes nothing: with a template, the library adds no special tokens to a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +140,18 @@ class PipelineOptions:
     looks_up: bool = False  # whether prompt lookup proposes tokens
 
 
+class ImagePrompt(NamedTuple):
+    """Prompt of a model that takes images: text with their marks, and the encoded files."""
+
+    text: str
+    images: tuple[Image, ...] = ()
+    adds_special_tokens: bool = False
+
+
 class Pipeline:
     """Continuous-batching pipeline that can be rebuilt with the same settings.
+
+    A pipeline that takes images computes embeddings of prompts, so it reads texts and no tokens.
 
     Raises:
         RuntimeError: the model cannot be loaded.
@@ -142,8 +161,12 @@ class Pipeline:
         self._options = options
         self.tokenizer: Any = None  # the library's tokenizer
         self.block_tokens = _GPU_BLOCK_TOKENS if "GPU" in options.device else _BLOCK_TOKENS  # tokens per block
+        self.takes_images = (Path(options.folder) / LANGUAGE_MODEL_FILE).is_file()
         self._batch = self._make()
         self.tokenizer = self._batch.get_tokenizer()
+        self.chat_template: str = self.tokenizer.chat_template
+        if self.takes_images:
+            self.tokenizer.set_chat_template(_UNCHANGED)
         self.blocks = self._count_blocks()  # number of KV-cache blocks
         rounded_bytes = -(-options.cache_bytes // GIB) * GIB
         if rounded_bytes != options.cache_bytes:
@@ -205,18 +228,24 @@ class Pipeline:
         config = self.defaults()
         config.max_new_tokens = 2
         config.ignore_eos = True
-        handle = self.add(0, [0] * (self.block_tokens + 1), config)
+        prompt: list[int] | ImagePrompt = [0] * (self.block_tokens + 1)
+        measured = _MEASURED_BLOCKS
+        if self.takes_images:
+            prompt = ImagePrompt(_MEASURED_TEXT)
+            tokens = self.tokenizer.encode(prompt.text, add_special_tokens=False).input_ids.shape[-1]
+            measured = -(-tokens // self.block_tokens)
+        handle = self.add(0, prompt, config)
         self.step()
         used: float = self._batch.get_metrics().cache_usage
         handle.cancel()
         self._drain()
-        return round(100 * _MEASURED_BLOCKS / used)
+        return round(100 * measured / used)
 
     def _warm(self) -> None:
         """Generate a few tokens with a grammar, as the first one in a process takes much longer."""
         config = configure_generation(self.defaults(), Sampling(temperature=0), grammar=_WARMING)
         config.max_new_tokens = _WARMING_STEPS
-        handle = self.add(0, [0], config)
+        handle = self.add(0, ImagePrompt(_MEASURED_TEXT) if self.takes_images else [0], config)
         self._drain()
         del handle
 
@@ -239,14 +268,31 @@ class Pipeline:
         """Return whether a step has work, including the removal of cancelled requests."""
         return bool(self._batch.has_non_finished_requests())
 
-    def add(self, number: int, tokens: list[int], config: Any) -> Any:
-        """Add a sequence and return its handle, which must be kept until its end; RuntimeError if it is rejected."""
+    def add(self, number: int, prompt: list[int] | ImagePrompt, config: Any) -> Any:
+        """Add a sequence and return its handle, which must be kept until its end.
+
+        Raises:
+            InvalidField: an image is damaged.
+            RuntimeError: the request is rejected.
+        """
         config.validate()
-        return self._batch.add_request(number, ov.Tensor(np.array([tokens], np.int64)), config)
+        if not isinstance(prompt, ImagePrompt):
+            return self._batch.add_request(number, ov.Tensor(np.array([prompt], np.int64)), config)
+        config.apply_chat_template = not prompt.adds_special_tokens
+        return self._batch.add_request(number, prompt.text, [_pixels_of(image) for image in prompt.images], config)
 
     def step(self) -> None:
         """Run one step: prefill or the next token of each sequence; RuntimeError requires :meth:`rebuild`."""
         self._batch.step()
+
+
+def _pixels_of(image: Image) -> ov.Tensor:
+    from ovmstrio.encoding.image_files import ImageFileError, decoded_upright  # noqa: PLC0415 - needs Pillow
+
+    try:
+        return ov.Tensor(np.asarray(decoded_upright(image.source)))  # type: ignore[arg-type]  # loaded
+    except ImageFileError as error:
+        raise InvalidField(f"the image cannot be read: {error}", field=image.field) from error
 
 
 _CHECK: Final = re.compile(r"(?s)^Check '(?P<check>.*?)' failed at \S+:\d+:\s*(?P<why>.*)$")

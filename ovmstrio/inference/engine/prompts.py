@@ -322,7 +322,7 @@ class PromptTokenizer:
 
     def __init__(self, tokenizer: Any, render: Callable[[Conversation], str], limit: int) -> None:
         self._tokenizer = tokenizer
-        self._render = render
+        self.render = render
         self._most = limit
         vocabulary = tokenizer.get_vocab()
         self.vocabulary_size = len(vocabulary)
@@ -339,11 +339,11 @@ class PromptTokenizer:
             InvalidRequest: it is empty, or the template or tokenizer rejects it.
         """
         if isinstance(prompt, Conversation):
-            text = self._render(prompt)
+            text = self.render(prompt)
             return self.tokenize_rendered(text, adds_special_tokens=adds_special_tokens, is_truncated=is_truncated)
         if not isinstance(prompt, tuple):
             adds = adds_special_tokens is not False
-            return self._nonempty(self._encode(prompt, add_special_tokens=adds, is_truncated=is_truncated))
+            return self._nonempty(self.encode_prompt(prompt, add_special_tokens=adds, is_truncated=is_truncated))
         wrong = next((token for token in prompt if not 0 <= token < self.vocabulary_size), None)
         if wrong is not None:
             limit = self.vocabulary_size - 1
@@ -355,7 +355,7 @@ class PromptTokenizer:
     ) -> list[int]:
         """Return the tokens of a rendered conversation, as :meth:`tokenize_prompt`."""
         adds = bool(adds_special_tokens)
-        return self._nonempty(self._encode(text, add_special_tokens=adds, is_truncated=is_truncated))
+        return self._nonempty(self.encode_prompt(text, add_special_tokens=adds, is_truncated=is_truncated))
 
     @staticmethod
     def _nonempty(tokens: list[int]) -> list[int]:
@@ -363,8 +363,11 @@ class PromptTokenizer:
             raise InvalidField("the prompt has no tokens; send a text that is not empty", field=_FIELD)
         return tokens
 
-    def _encode(self, text: str, *, add_special_tokens: bool, is_truncated: bool) -> list[int]:
-        """Tokenize a prompt; of a long one only as much as shows that it does not fit, unless it is truncated."""
+    def encode_prompt(self, text: str, *, add_special_tokens: bool, is_truncated: bool = False) -> list[int]:
+        """Tokenize a prompt, or a part of one; of a long one only as much as shows that it does not fit.
+
+        All of a prompt that the caller truncates is tokenized.
+        """
         if len(text) > self._max_characters:
             raise self._exceeded(f"the prompt has at least {len(text) * self._most // self._max_characters}")
         if is_truncated:
@@ -423,7 +426,8 @@ class PromptTokenizer:
         """Return the end of a rendered conversation; empty for other prompts."""
         if not isinstance(prompt, Conversation):
             return ""
-        end: str = self._tokenizer.decode(list(tokens[-_DECODED_END_TOKENS:]), skip_special_tokens=False)
+        ids = [token for token in tokens[-_DECODED_END_TOKENS:] if token >= 0]
+        end: str = self._tokenizer.decode(ids, skip_special_tokens=False)
         return end
 
     def check_length(self, tokens: Sequence[int], *, has_answer: bool) -> None:
@@ -458,13 +462,14 @@ class PromptRenderer(NamedTuple):
     process: TemplateProcess | None = None
 
 
-def choose_renderer(tokenizer: Any, folder: Path, mode: str) -> PromptRenderer:
+def choose_renderer(pipeline: Pipeline, folder: Path, mode: str) -> PromptRenderer:
     """Return the renderer of a model, with ``mode`` MINJA the library's own; without a template it rejects all."""
+    tokenizer, source = pipeline.tokenizer, pipeline.chat_template
     if mode == _LIBRARY:
-        return PromptRenderer(partial(_render_with_library, tokenizer), tokenizer.chat_template)
+        return PromptRenderer(partial(_render_with_library, tokenizer, source), source)
     try:
         template = read_template_source(
-            folder, tokenizer.chat_template, bos_token=tokenizer.get_bos_token(), eos_token=tokenizer.get_eos_token()
+            folder, source, bos_token=tokenizer.get_bos_token(), eos_token=tokenizer.get_eos_token()
         )
     except (TemplateFailure, OSError) as error:
         return PromptRenderer(partial(_reject, f"the chat template of the model cannot be used: {error}"), "")
@@ -479,8 +484,8 @@ def _reject(reason: str, _: Conversation) -> str:
     raise InvalidField(reason, field=_FIELD)
 
 
-def _render_with_library(tokenizer: Any, conversation: Conversation) -> str:
-    if not tokenizer.chat_template:
+def _render_with_library(tokenizer: Any, template: str, conversation: Conversation) -> str:
+    if not template:
         return _reject("the model has no chat template; send a prompt to /completions", conversation)
     options = dict(conversation.template_options)
     wants_answer = bool(options.pop(_GENERATION_PROMPT, True))
@@ -489,6 +494,7 @@ def _render_with_library(tokenizer: Any, conversation: Conversation) -> str:
         text: str = tokenizer.apply_chat_template(
             [dict(message) for message in _marked_messages(conversation)],
             wants_answer,
+            template,
             tools=tools or None,
             extra_context=options or None,
         )

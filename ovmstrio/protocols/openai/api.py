@@ -32,14 +32,16 @@ from ovmstrio.serving.interfaces import GRAPH_MISSING, OPENAI_REST
 from ovmstrio.serving.ovms_errors import decompressed_body
 from ovmstrio.transport.http.responses import error_response, json_response, retry_after_headers
 from ovmstrio.transport.http.router import rule
+from ovmstrio.transport.http.sse import EVENT_HEADERS
 from ovmstrio.transport.statuses import error_status
 from ovmstrio.util.truncation import cut
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ovmstrio.core.events import ApiInterface
     from ovmstrio.core.generation import Task
-    from ovmstrio.core.http_messages import HttpAnswer, HttpRequest
+    from ovmstrio.core.http_messages import Headers, HttpAnswer, HttpRequest
     from ovmstrio.protocols.openai.known_fields import KnownFields
     from ovmstrio.serving.calls import ObservedCall
     from ovmstrio.serving.data_plane import DataPlane
@@ -77,7 +79,7 @@ class OpenAIErrors(ErrorFormat):
 
     def refuse(self, error: Exception) -> HttpAnswer:
         """Convert an error to a response."""
-        answer = json_response(self.document(error), _status(error))
+        answer = json_response(self.document(error), client_status(error))
         return answer.with_headers(retry_after_headers(error)) if isinstance(error, ServerError) else answer
 
     def event(self, error: Exception) -> bytes:
@@ -86,17 +88,21 @@ class OpenAIErrors(ErrorFormat):
 
     def document(self, error: Exception) -> Mapping[str, Any]:
         """Return the error document."""
-        message = error.message if isinstance(error, ServerError) else _FAILURE
-        if len(message) > _MAX_MESSAGE_CHARACTERS:
-            message = f"{message[:_MAX_MESSAGE_CHARACTERS]}..."
         kind, code = next((kind, code) for category, kind, code in _ERROR_KINDS if isinstance(error, category))
         code = error.code if isinstance(error, InvalidField) else code
         field = "model" if isinstance(error, ServiceMissing | NotSupported) else ""
         field = error.field if isinstance(error, InvalidField) else field
-        return {"error": {"message": message, "type": kind, "param": field or None, "code": code or None}}
+        return {"error": {"message": client_message(error), "type": kind, "param": field or None, "code": code or None}}
 
 
-def _status(error: Exception) -> int:
+def client_message(error: Exception) -> str:
+    """Return the message for a client; internal errors reveal nothing."""
+    message = error.message if isinstance(error, ServerError) else _FAILURE
+    return message if len(message) <= _MAX_MESSAGE_CHARACTERS else f"{message[:_MAX_MESSAGE_CHARACTERS]}..."
+
+
+def client_status(error: Exception) -> int:
+    """Return the status for clients that retry 408, 409, 429 and 5xx."""
     match error:
         case MalformedJson() | NotSupported():
             return 400
@@ -194,11 +200,20 @@ class Body(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OpenAIApi:
-    """OpenAI API over one data plane; ``max_body_bytes`` limits decoded bodies."""
+    """OpenAI API, or another one for text models, over one data plane.
+
+    Attributes:
+        max_body_bytes: limit of decoded bodies.
+        form: error format.
+        interface: metric label of calls.
+        stream_headers: headers of streamed responses.
+    """
 
     plane: DataPlane
     max_body_bytes: int
     form: ErrorFormat
+    interface: ApiInterface = OPENAI_REST
+    stream_headers: Headers = EVENT_HEADERS
 
     def rules(
         self, path: str, method: str, view: View, *, has_tasks: bool = False, prefixes: tuple[str, ...] = PREFIXES
@@ -227,7 +242,7 @@ class OpenAIApi:
         """
         method = "Stream" if is_stream else "Unary"
         sent_id = request.header("x-request-id") or ""
-        call = partial(lease_generative, self.plane, name, task, OPENAI_REST, method, is_stream=is_stream)
+        call = partial(lease_generative, self.plane, name, task, self.interface, method, is_stream=is_stream)
         try:
             return await call(request_id=sent_id, received=len(request.body))
         except ServiceMissing:

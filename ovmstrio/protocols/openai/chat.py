@@ -179,6 +179,7 @@ def _read_conversation(fields: Fields) -> Conversation:
         returns_first_call_only=once,
         continues_final_message=continues,
         parameters_fields=tools.parameters_fields,
+        images=tuple(fields.prompt.images),
     )
 
 

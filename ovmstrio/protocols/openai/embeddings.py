@@ -21,7 +21,7 @@ from ovmstrio.transport.http.responses import JSON_TYPE
 from ovmstrio.util.truncation import MAX_ITEMS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ovmstrio.core.generation import Embedder, Embeddings, TokenIds
     from ovmstrio.core.http_messages import HttpRequest
@@ -32,7 +32,7 @@ _TOKEN_ID_LIMIT: Final = 2**31
 _FORMATS: Final = ("float", "base64")
 _MAX_ONE_CALL_BYTES: Final = 256 * 1024  # Size of vectors that is encoded within one or two milliseconds
 _INVALID_FORMAT: Final = "encoding_format should either base64 or float"
-_INVALID_INPUT: Final = "input should be string, array of strings or array of integers"
+_INVALID_INPUT: Final = "should be string, array of strings or array of integers"
 
 
 def embedding_rules(api: OpenAIApi) -> list[Rule]:
@@ -44,13 +44,8 @@ def embedding_rules(api: OpenAIApi) -> list[Rule]:
         with await api.call(request, body.model, Task.EMBEDDINGS) as call:
             embeddings = await cast("Embedder", call.service).embed(inputs)
             charge_tokens(embeddings.tokens)
-            if dimensions not in (None, embeddings.vectors.shape[1]):
-                message = f"this model supports only {embeddings.vectors.shape[1]} dimensions"
-                raise InvalidField(message, field="dimensions", got=str(dimensions))
-            write = partial(_write, embeddings, body.model, is_base64=is_base64)
-            content = (
-                write() if embeddings.vectors.nbytes <= _MAX_ONE_CALL_BYTES else await trio.to_thread.run_sync(write)
-            )
+            check_dimensions(embeddings, dimensions)
+            content = await write_vectors(embeddings, partial(_write, embeddings, body.model, is_base64=is_base64))
             call.event.sent = len(content)
         return HttpAnswer(200, JSON_TYPE, content)
 
@@ -65,32 +60,45 @@ def _read(document: Mapping[str, Any]) -> tuple[Sequence[str | TokenIds], bool, 
     if form is not None and form not in _FORMATS:
         fields.refuse("encoding_format", _INVALID_FORMAT, got=shown(form))
     dimensions = fields.unsigned("dimensions", minimum=1)
-    inputs = _read_inputs(fields)
+    inputs = read_inputs(fields)
     EMBEDDINGS.check(fields)
     errors.tell()
     return inputs, form == "base64", dimensions
 
 
-def _read_inputs(fields: Fields) -> Sequence[str | TokenIds]:
-    given = fields.get("input")
+def check_dimensions(embeddings: Embeddings, dimensions: int | None) -> None:
+    """Raise ``InvalidField`` if vectors do not have the requested size."""
+    if dimensions not in (None, embeddings.vectors.shape[1]):
+        message = f"this model supports only {embeddings.vectors.shape[1]} dimensions"
+        raise InvalidField(message, field="dimensions", got=str(dimensions))
+
+
+async def write_vectors(embeddings: Embeddings, write: Callable[[], bytes]) -> bytes:
+    """Encode a response, one with many vectors in a worker thread."""
+    return write() if embeddings.vectors.nbytes <= _MAX_ONE_CALL_BYTES else await trio.to_thread.run_sync(write)
+
+
+def read_inputs(fields: Fields, name: str = "input") -> Sequence[str | TokenIds]:
+    """Return the texts or token lists of a field."""
+    given = fields.get(name)
     match given:
         case None:
-            fields.refuse("input", "input field is required", code="missing_required_parameter")
+            fields.refuse(name, f"{name} field is required", code="missing_required_parameter")
             return []
         case str():
             return [given]
         case [int(), *_]:
-            return _read_tokens(fields, "input", given)
+            return _read_tokens(fields, name, given)
         case list() if 1 <= len(given) <= MAX_ITEMS:
             tokens = sum(len(each) for each in given if isinstance(each, list))
             if tokens > MAX_PROMPT_TOKENS:
-                fields.refuse("input", f"input: expected at most {MAX_PROMPT_TOKENS} tokens in all", got=str(tokens))
+                fields.refuse(name, f"{name}: expected at most {MAX_PROMPT_TOKENS} tokens in all", got=str(tokens))
                 return []
-            return [parsed for at, each in enumerate(given) for parsed in _read_one(fields, f"input[{at}]", each)]
+            return [parsed for at, each in enumerate(given) for parsed in _read_one(fields, f"{name}[{at}]", each)]
         case list():
-            fields.refuse("input", f"input: expected 1 to {MAX_ITEMS} items", got=str(len(given)))
+            fields.refuse(name, f"{name}: expected 1 to {MAX_ITEMS} items", got=str(len(given)))
         case _:
-            fields.refuse("input", _INVALID_INPUT, got=shown(given))
+            fields.refuse(name, f"{name} {_INVALID_INPUT}", got=shown(given))
     return []
 
 

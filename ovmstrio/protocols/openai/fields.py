@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import orjson
 
 from ovmstrio.core.errors import InvalidField
-from ovmstrio.core.generation import GenerationRequest, Grammar, GrammarKind, Sampling, prompt_too_long
+from ovmstrio.core.generation import (
+    IMAGE_MARK,
+    GenerationRequest,
+    Grammar,
+    GrammarKind,
+    Image,
+    Sampling,
+    image_mark,
+    prompt_too_long,
+)
 from ovmstrio.util.truncation import MAX_ITEMS, size_of
 
 if TYPE_CHECKING:
@@ -81,9 +90,14 @@ def _is_too_deep(value: Any) -> bool:
 
 
 class PromptSize:
-    """Counter of prompt characters and of list objects in a body; ``field`` is where most of the text is."""
+    """Counter of prompt characters and of list objects in a body; ``field`` is where most of the text is.
 
-    __slots__ = ("_field", "_limits", "_most", "characters", "objects")
+    Attributes:
+        images: images of the prompt, whose marks are in the texts.
+        takes_images: whether the model takes images.
+    """
+
+    __slots__ = ("_field", "_limits", "_most", "characters", "images", "objects", "takes_images")
 
     def __init__(self, limits: GenerationLimits | None = None, field: str = "") -> None:
         self._limits = limits
@@ -91,6 +105,8 @@ class PromptSize:
         self._most = inf if limits is None else limits.max_characters
         self.characters = 0
         self.objects = 0
+        self.images: list[Image] = []
+        self.takes_images = limits is not None and limits.takes_images
 
     def add(self, characters: int) -> None:
         """Count characters; raise ``ContextExceeded`` immediately if the prompt cannot fit the context."""
@@ -172,6 +188,8 @@ class Fields:
         """Return a string that becomes part of the prompt."""
         value = self.text(name, message)
         self.prompt.add(len(value or ""))
+        if value is not None and self.prompt.takes_images and IMAGE_MARK in value:
+            self.refuse(name, f"{self.path(name)} has a mark of images, {IMAGE_MARK}")
         return value
 
     def choice(self, name: str, values: tuple[str, ...], message: str = "") -> str | None:
@@ -248,6 +266,10 @@ class Fields:
             self.refuse(name, f"{self.path(name)}: expected at most {_MAX_LEVELS} nested lists and objects")
             return None
         return value
+
+    def translated(self, document: Mapping[str, Any], prompt: PromptSize) -> Fields:
+        """Return the reader of an object that has the meaning of this one in another API; its path is the same."""
+        return Fields(document, self._errors, self._at, prompt)
 
     def within(self, name: str, message: str = "") -> Fields | None:
         """Return the reader of a nested object."""
@@ -360,26 +382,27 @@ def _read_n(fields: Fields, limits: GenerationLimits, best_of: int) -> int:
     return n
 
 
-def _read_stop(fields: Fields) -> tuple[str, ...]:
-    value = fields.get("stop")
+def read_stop(fields: Fields, name: str = "stop") -> tuple[str, ...]:
+    """Return the stop strings."""
+    value = fields.get(name)
     if value is None:
         return ()
     if not isinstance(value, str | list):
-        fields.refuse("stop", "stop is not a string or array of strings")
+        fields.refuse(name, f"{name} is not a string or array of strings")
         return ()
     texts = [value] if isinstance(value, str) else value
     if len(texts) > _MAX_STOPS:
-        fields.refuse("stop", f"stop array must have no more than {_MAX_STOPS} strings", got=str(len(texts)))
+        fields.refuse(name, f"{name} array must have no more than {_MAX_STOPS} strings", got=str(len(texts)))
         return ()
     if not all(isinstance(text, str) for text in texts):
-        fields.refuse("stop", "stop array contains non string element")
+        fields.refuse(name, f"{name} array contains non string element")
         return ()
     if any(len(text) > _MAX_STOP_CHARACTERS for text in texts):
         longest = max(map(len, texts))
-        fields.refuse("stop", f"stop: expected at most {_MAX_STOP_CHARACTERS} characters each", got=str(longest))
+        fields.refuse(name, f"{name}: expected at most {_MAX_STOP_CHARACTERS} characters each", got=str(longest))
         return ()
     if not all(texts):
-        fields.refuse("stop", "stop array contains an empty string")
+        fields.refuse(name, f"{name} array contains an empty string")
         return ()
     return tuple(dict.fromkeys(texts))
 
@@ -785,12 +808,19 @@ _TEXT_PARTS: Final[Mapping[str, str]] = {
     "refusal": "refusal",
 }
 """Text fields of content parts, by part type."""
-_MEDIA_PARTS: Final = frozenset({"image_url", "input_image", "input_audio", "video_url", "file", "input_file"})
+_IMAGE_PARTS: Final = frozenset({"image_url", "input_image"})
+_OTHER_PARTS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("video_url", "video", "input_video"), "video"),
+    **dict.fromkeys(("input_audio", "audio_url"), "audio"),
+    **dict.fromkeys(("file", "input_file"), "files"),
+}
+"""Parts that no model takes, by their type."""
+_DETAILS: Final = ("auto", "low", "high", "original")
 _PASSED_FIELDS: Final = ("name", "tool_call_id")
 _REASONING_FIELDS: Final = ("reasoning_content", "reasoning")
 _REFUSED_IN_MESSAGES: Final[Mapping[str, str]] = {
     "function_call": "use tool_calls",
-    "audio": "this model accepts text only",
+    "audio": "messages have text and images",
     **dict.fromkeys(("prefix", "partial"), "use continue_final_message"),
 }
 """Fields of messages that would change the prompt, with a hint."""
@@ -806,7 +836,7 @@ def read_messages(fields: Fields) -> tuple[Mapping[str, Any], ...]:
     if fields.get("messages") == []:
         fields.refuse("messages", "Messages array cannot be empty")
     objects = fields.objects("messages", "Messages are not an array", "Message is not a JSON object")
-    return tuple(_read_chat_message(each) for each in objects)
+    return tuple(read_chat_message(each) for each in objects)
 
 
 def read_role(fields: Fields) -> str:
@@ -821,7 +851,8 @@ def read_role(fields: Fields) -> str:
     return _ROLE_ALIASES.get(role, role)
 
 
-def _read_chat_message(fields: Fields) -> dict[str, Any]:
+def read_chat_message(fields: Fields) -> dict[str, Any]:
+    """Return a message of a chat, in the form that chat templates expect."""
     message: dict[str, Any] = {"role": read_role(fields), "content": content_text(fields, "content")}
     for name in _PASSED_FIELDS:
         text = fields.prompt_text(name, "Invalid message structure")
@@ -871,8 +902,7 @@ def content_text(fields: Fields, name: str) -> str:
     """Return the content, a string or a list of parts, as a string."""
     value = fields.get(name)
     if value is None or isinstance(value, str):
-        fields.prompt.add(len(value or ""))
-        return value or ""
+        return fields.prompt_text(name) or ""
     if not isinstance(value, list):
         fields.refuse(name, "Invalid message structure", got=shown(value))
         return ""
@@ -886,10 +916,40 @@ def content_text(fields: Fields, name: str) -> str:
             if part.get(_TEXT_PARTS[kind]) is None:
                 part.refuse(_TEXT_PARTS[kind], "Invalid message structure - content text missing")
             texts.append(text or "")
+        elif kind in _IMAGE_PARTS and fields.prompt.takes_images:
+            texts.append(_read_image(part))
         else:
-            known = "this model accepts text only" if kind in _MEDIA_PARTS else "expected text"
+            known = "text and images" if fields.prompt.takes_images else "text only"
+            nouns = "images" if kind in _IMAGE_PARTS else _OTHER_PARTS.get(kind)
+            known = f"this model accepts {known}" if nouns else "expected text"
             part.refuse("type", "Unsupported content type", got=f"{shown(kind)}, and {known}")
     return "\n".join(texts)
+
+
+def _read_image(part: Fields) -> str:
+    """Record an image and return its mark; chat has the URL in an object, the Responses API as a string."""
+    if part.get("file_id") is not None:
+        part.refuse("file_id", "files are not supported: send the image as image_url", code="unsupported_parameter")
+        return ""
+    holder: Fields | None = part
+    if isinstance(part.get(_IMAGE_URL), dict):
+        holder = part.within(_IMAGE_URL)
+    if holder is None:
+        return ""
+    name = _IMAGE_URL if holder is part else "url"
+    url = holder.text(name)
+    if not url:
+        if holder.get(name) is None or url == "":
+            holder.refuse(name, f"{holder.path(name)} is missing")
+        return ""
+    for each in dict.fromkeys((part, holder)):
+        each.choice("detail", _DETAILS)
+    images = part.prompt.images
+    images.append(Image(url, holder.path(name)))
+    return image_mark(len(images) - 1)
+
+
+_IMAGE_URL: Final = "image_url"
 
 
 # Common request
@@ -941,7 +1001,7 @@ def make_request(
     return GenerationRequest(
         prompt,
         sampling,
-        stop=_read_stop(fields),
+        stop=read_stop(fields),
         includes_stop=bool(fields.flag("include_stop_str_in_output")),
         n=_read_n(fields, limits, sampling.best_of),
         logprobs=logprobs,

@@ -16,13 +16,6 @@ _SHOWN_NAME_CHARACTERS: Final = 80
 _Check: TypeAlias = Callable[[Fields, str], object]
 
 
-class _Ignored(NamedTuple):
-    """Field without effect on the answer: the check of its value, and why it has none."""
-
-    check: _Check
-    reason: str
-
-
 class _Refused(NamedTuple):
     """Unsupported field with a hint; ``neutral`` is an accepted value, None accepts 0, false and empty values."""
 
@@ -30,11 +23,18 @@ class _Refused(NamedTuple):
     neutral: Any = None
 
 
+Refused = _Refused
+
+
 class KnownFields(NamedTuple):
-    """Fields of an endpoint; ``limits`` says which values of a used field are supported, if not all are."""
+    """Fields of an endpoint.
+
+    ``ignored`` has the check of each value that has no effect on the answer; ``limits`` says which values of a used
+    field are supported, if not all are.
+    """
 
     used: frozenset[str]
-    ignored: Mapping[str, _Ignored]
+    ignored: Mapping[str, _Check]
     refused: Mapping[str, _Refused]
     limits: Mapping[str, str] = {}
 
@@ -43,7 +43,7 @@ class KnownFields(NamedTuple):
         for name in sorted(fields.names() - self.used):
             value = fields.get(name)
             if name in self.ignored:
-                self.ignored[name].check(fields, name)
+                self.ignored[name](fields, name)
             elif name not in self.refused:
                 if value is not None:
                     self._refuse_unknown(fields, name)
@@ -58,7 +58,7 @@ class KnownFields(NamedTuple):
 
     def _changes(self, name: str, value: Any) -> bool:
         neutral = self.refused[name].neutral
-        return type(value) is not type(neutral) or bool(value != neutral)
+        return isinstance(value, bool) != isinstance(neutral, bool) or bool(value != neutral)
 
     def _refuse_unknown(self, fields: Fields, name: str) -> None:
         hint = did_you_mean(name, self.used, otherwise="remove it")
@@ -70,21 +70,31 @@ def _integer(fields: Fields, name: str) -> int | None:
     return fields.whole(name, f"{name} is not an integer")
 
 
-_NAMES_CALLER: Final = _Ignored(Fields.text, "identifies the caller or the request")
-_IDENTITY: Final[Mapping[str, _Ignored]] = dict.fromkeys(("user", "request_id", "session_id"), _NAMES_CALLER)
-_CACHE_HINT: Final = "a hint for caches; the prefix cache finds equal prompts itself"
-_IGNORED: Final[Mapping[str, _Ignored]] = {
+_IDENTITY: Final[Mapping[str, _Check]] = dict.fromkeys(("user", "request_id", "session_id"), Fields.text)
+_IGNORED: Final[Mapping[str, _Check]] = {
     **_IDENTITY,
-    "safety_identifier": _NAMES_CALLER,
-    **dict.fromkeys(("prompt_cache_key", "prompt_cache_retention"), _Ignored(Fields.text, _CACHE_HINT)),
-    "prompt_cache_options": _Ignored(Fields.mapping, _CACHE_HINT),
-    "metadata": _Ignored(Fields.mapping, "notes of the caller"),
-    "service_tier": _Ignored(Fields.text, "the server has one tier"),
-    "prediction": _Ignored(Fields.mapping, "a hint for speed; prompt_lookup of the model does the same"),
-    "spaces_between_special_tokens": _Ignored(Fields.flag, "the tokenizer decides"),
-    "guided_decoding_backend": _Ignored(Fields.text, "the server has one grammar compiler"),
-    "stream_interval": _Ignored(_integer, "each event has all text since the one before"),
+    **dict.fromkeys(("safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier"), Fields.text),
+    **dict.fromkeys(("metadata", "prediction", "prompt_cache_options"), Fields.mapping),
+    "spaces_between_special_tokens": Fields.flag,
+    "guided_decoding_backend": Fields.text,
+    "stream_interval": _integer,
 }
+IGNORED_REASONS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("user", "request_id", "session_id", "safety_identifier"), "identifies the caller or the request"),
+    **dict.fromkeys(
+        ("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
+        "a hint for caches; the prefix cache finds equal prompts itself",
+    ),
+    "metadata": "notes of the caller",
+    "service_tier": "the server has one tier",
+    "prediction": "a hint for speed; prompt_lookup of the model does the same",
+    "spaces_between_special_tokens": "the tokenizer decides",
+    "guided_decoding_backend": "the server has one grammar compiler",
+    "stream_interval": "each event has all text since the one before",
+    "parallel_tool_calls": "completions have no tools",
+    "stream_include_usage": "the last event has the usage",
+}
+"""Why fields have no effect on the answer."""
 
 _NO_TOKEN_IDS: Final = _Refused("answers have no token ids; use /tokenize")
 _NO_MEDIA: Final = _Refused("this model accepts text only")
@@ -152,7 +162,7 @@ CHAT: Final = KnownFields(
 )
 COMPLETIONS: Final = KnownFields(
     _SAMPLING | {"prompt", "max_tokens", "logprobs", "echo", "return_tokens_as_token_ids"},
-    {**_IGNORED, "parallel_tool_calls": _Ignored(Fields.flag, "completions have no tools")},
+    {**_IGNORED, "parallel_tool_calls": Fields.flag},
     {
         **_REFUSED,
         "prompt_embeds": _Refused("send a text or tokens"),
@@ -244,7 +254,7 @@ TRANSCRIPTION: Final = KnownFields(
             *("timestamp_granularities", "include", "chunking_strategy"),
         }
     ),
-    {"user": _NAMES_CALLER, "stream_include_usage": _Ignored(Fields.flag, "the last event has the usage")},
+    {"user": Fields.text, "stream_include_usage": Fields.flag},
     {
         **dict.fromkeys(
             (
@@ -270,7 +280,7 @@ TRANSCRIPTION: Final = KnownFields(
 )
 SPEECH: Final = KnownFields(
     frozenset({"model", "input", "voice", "language", "speed", "response_format", "stream_format"}),
-    {"user": _NAMES_CALLER},
+    {"user": Fields.text},
     {
         "instructions": _Refused("the model has no instructions"),
         "stream": _Refused("use stream_format"),

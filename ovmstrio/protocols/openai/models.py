@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ovmstrio.transport.http.router import Rule
 
 _OWNER: Final = "OVMS"
-_STARTED: Final = int(time.time())
+STARTED: Final = int(time.time())
 
 
 def model_rules(api: OpenAIApi) -> list[Rule]:
@@ -28,11 +28,11 @@ def model_rules(api: OpenAIApi) -> list[Rule]:
 
     async def every(_: HttpRequest) -> HttpAnswer:
         # Text models come first, for clients that use the first model.
-        names = sorted(_loaded(api.plane), key=lambda name: (_rank(_tasks(api.plane, name)), name))
+        names = sorted(loaded_names(api.plane), key=lambda name: (_rank(tasks_of(api.plane, name)), name))
         return json_response({"object": "list", "data": [model_document(name) for name in names]})
 
     async def one(_: HttpRequest, name: str) -> HttpAnswer:
-        if name not in _loaded(api.plane):
+        if name not in loaded_names(api.plane):
             raise api.missing(name)
         return json_response(model_document(name))
 
@@ -45,15 +45,16 @@ def model_rules(api: OpenAIApi) -> list[Rule]:
 
 def model_document(name: str) -> dict[str, Any]:
     """Return the document of a model; ``created`` is the server's start time."""
-    return {"id": name, "object": "model", "created": _STARTED, "owned_by": _OWNER}
+    return {"id": name, "object": "model", "created": STARTED, "owned_by": _OWNER}
 
 
 def openai_status_fields(plane: DataPlane, name: str) -> Mapping[str, Any]:
     """Return the OpenAI fields to add to TensorFlow Serving's model status; empty for other models."""
-    return model_document(name) if _tasks(plane, name) else {}
+    return model_document(name) if tasks_of(plane, name) else {}
 
 
-def _loaded(plane: DataPlane) -> list[str]:
+def loaded_names(plane: DataPlane) -> list[str]:
+    """Return the names of the loaded services that the caller may see."""
     return [name for name in plane.statuses() if plane.registry.available_versions(name)]
 
 
@@ -62,7 +63,7 @@ def _rank(tasks: frozenset[Task]) -> int:
     return 0 if Task.TEXT_GENERATION in tasks else 1 if tasks else 2
 
 
-def _tasks(plane: DataPlane, name: str) -> frozenset[Task]:
+def tasks_of(plane: DataPlane, name: str) -> frozenset[Task]:
     """Return the OpenAI tasks of a service; empty for most services."""
     try:
         call_types, service = plane.registry.call_types(name), plane.registry.peek(name)

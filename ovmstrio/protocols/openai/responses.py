@@ -50,8 +50,7 @@ def _read_input(fields: Fields) -> tuple[Mapping[str, Any], ...]:
     if given is None:
         fields.refuse("input", "input missing in request", code="missing_required_parameter")
     elif isinstance(given, str):
-        fields.prompt.add(len(given))
-        messages.append({"role": "user", "content": given})
+        messages.append({"role": "user", "content": fields.prompt_text("input")})
     else:
         if given == []:
             fields.refuse("input", "Messages array cannot be empty")
@@ -331,7 +330,8 @@ class _ResponseStream:
         self._status = "completed"
         self._number = 0
 
-    def begin(self) -> bytes:
+    def begin(self, usage: Usage) -> bytes:
+        del usage
         document = {"response": self._response.document("in_progress", (), None)}
         return self._encode((_Event("created", document), _Event("in_progress", document)))
 
@@ -415,6 +415,7 @@ class Responses:
             options,
             returns_first_call_only=once,
             parameters_fields=tools.parameters_fields,
+            images=tuple(fields.prompt.images),
         )
         request = make_request(
             fields,

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar, cast
 from uuid import uuid4
 
+import orjson
 import trio
 
 from ovmstrio.core.errors import InvalidField, ServerError
@@ -64,6 +65,15 @@ def logprob_document(token: TokenLogprob) -> dict[str, Any]:
         "bytes": list(token.data),
         "top_logprobs": [],
     }
+
+
+def parse_arguments(text: str) -> dict[str, Any] | None:
+    """Return the arguments of a tool call as an object; None if they are no JSON object."""
+    try:
+        arguments = orjson.loads(text or "{}")
+    except orjson.JSONDecodeError:
+        return None
+    return arguments if isinstance(arguments, dict) else None
 
 
 def reasoning_fields(text: str) -> dict[str, str]:
@@ -172,7 +182,7 @@ class _ResponseBuilder(Protocol):
 class _ResponseStream(Protocol):
     """Encoder of deltas as events."""
 
-    def begin(self) -> bytes:
+    def begin(self, usage: Usage) -> bytes:
         """Encode the first events, once a prompt is accepted; if empty, errors still have an HTTP status."""
         ...
 
@@ -215,12 +225,17 @@ def text_rules(api: OpenAIApi, path: str, endpoint: TextEndpoint) -> list[Rule]:
             answered = await answer_raw_request(api, request, path.removeprefix("/"))
             if answered is not None:
                 return answered
-        if is_stream(body):
-            stream = _EventStream(api, endpoint, request, body)
-            return await stream_events(request, stream.stream, stream.fail)
-        return await _answer_complete(api, endpoint, request, body)
+        return await answer_text(api, endpoint, request, body)
 
     return api.rules(path, "POST", answer, has_tasks=True)
+
+
+async def answer_text(api: OpenAIApi, endpoint: TextEndpoint, request: HttpRequest, body: Body) -> HttpAnswer:
+    """Generate text and answer with one document, or with events if the body requests a stream."""
+    if is_stream(body):
+        stream = _EventStream(api, endpoint, request, body)
+        return await stream_events(request, stream.stream, stream.fail, api.stream_headers)
+    return await _answer_complete(api, endpoint, request, body)
 
 
 def is_stream(body: Body) -> bool:
@@ -276,7 +291,7 @@ class _EventStream:
             async def take(index: int, piece: GenerationChunk) -> None:
                 await send(streamed.write(index, piece, usage))
 
-            await generate_all(_model(call), parsed.requests, usage, take, lambda: send(streamed.begin()))
+            await generate_all(_model(call), parsed.requests, usage, take, lambda: send(streamed.begin(usage)))
             await send(streamed.end(usage))
 
 
@@ -374,8 +389,9 @@ class ChunkStream:
         self._has_logprobs = parsed.requests[0].logprobs
         self._write_error = write_error
 
-    def begin(self) -> bytes:
+    def begin(self, usage: Usage) -> bytes:
         """Return nothing: an error before the first token has an HTTP status."""
+        del usage
         return b""
 
     def end(self, usage: Usage) -> bytes:

@@ -92,29 +92,33 @@ def _value(spec: TensorSpec) -> Any:
     return _VALUES.get(name, 0.0 if name.startswith(_FLOATS) else 0)
 
 
-# OpenAI paths
+# Paths of text models
 
 _HELLO: Final = "Say hello."
 _EXAMPLES: Final[Mapping[Task, Mapping[str, Mapping[str, Any]]]] = {
     Task.TEXT_GENERATION: {
-        "/chat/completions": {"messages": [{"role": "user", "content": _HELLO}], "max_tokens": 16},
-        "/completions": {"prompt": _HELLO, "max_tokens": 16},
-        "/responses": {"input": _HELLO, "max_output_tokens": 16},
+        "/v3/chat/completions": {"messages": [{"role": "user", "content": _HELLO}], "max_tokens": 16},
+        "/v3/completions": {"prompt": _HELLO, "max_tokens": 16},
+        "/v3/responses": {"input": _HELLO, "max_output_tokens": 16},
+        "/v1/messages": {"messages": [{"role": "user", "content": _HELLO}], "max_tokens": 16},
+        "/api/chat": {"messages": [{"role": "user", "content": _HELLO}], "options": {"num_predict": 16}},
+        "/api/generate": {"prompt": _HELLO, "options": {"num_predict": 16}},
     },
-    Task.EMBEDDINGS: {"/embeddings": {"input": [_HELLO]}},
-    Task.TEXT_TO_SPEECH: {"/audio/speech": {"input": _HELLO}},
-    Task.RERANK: {"/rerank": {"query": _HELLO, "documents": ["hello", "goodbye"]}},
+    Task.EMBEDDINGS: {"/v3/embeddings": {"input": [_HELLO]}, "/api/embed": {"input": [_HELLO]}},
+    Task.TEXT_TO_SPEECH: {"/v3/audio/speech": {"input": _HELLO}},
+    Task.RERANK: {"/v3/rerank": {"query": _HELLO, "documents": ["hello", "goodbye"]}},
 }
 
 
 class _GenerationPath(NamedTuple):
     path: str
+    summary: str
     models: tuple[str, ...]
     example: Mapping[str, Any]
 
 
 def _generation_paths(loaded: Iterable[tuple[str, object]], plane: DataPlane) -> Iterator[_GenerationPath]:
-    """Yield the OpenAI paths of services that only generate; whether a graph supports chat, only a call shows."""
+    """Yield the paths of services that only generate; whether a graph supports chat, only a call shows."""
     named: dict[Task, list[str]] = {}
     for name, service in loaded:
         call_types = plane.registry.call_types(name)
@@ -123,7 +127,8 @@ def _generation_paths(loaded: Iterable[tuple[str, object]], plane: DataPlane) ->
                 named.setdefault(task, []).append(name)
     for task, names in named.items():
         for path, example in _EXAMPLES.get(task, {}).items():
-            yield _GenerationPath(f"/v3{path}", tuple(names), {"model": names[0], **example})
+            api = "Ollama" if path.startswith("/api") else "Anthropic" if path.endswith("/messages") else "OpenAI"
+            yield _GenerationPath(path, f"{api} API", tuple(names), {"model": names[0], **example})
 
 
 # Document
@@ -165,9 +170,9 @@ _SERVER_PATHS: Final = (
 def _openapi_document(plane: DataPlane, version: str) -> dict[str, Any]:
     """Return the document: the server's paths, and every callable service with an example."""
     paths: dict[str, Any] = {path: {"get": _get_operation(summary, "server")} for path, summary in _SERVER_PATHS}
-    for path, names, example in _generation_paths(_loaded(plane), plane):
+    for path, summary, names, example in _generation_paths(_loaded(plane), plane):
         paths["/v3/models"] = {"get": _get_operation("Models", "server")}
-        paths[path] = {"post": _post_operation("OpenAI API", names[0], _OBJECT, example, f"models: {', '.join(names)}")}
+        paths[path] = {"post": _post_operation(summary, names[0], _OBJECT, example, f"models: {', '.join(names)}")}
     for name, service in _loaded(plane):
         paths |= _paths_of(name, service, plane)
     return {

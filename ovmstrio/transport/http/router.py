@@ -164,6 +164,7 @@ class Rule(NamedTuple):
         pattern: matches the path.
         loose: also matches model names with slashes that are not encoded; None for paths without a model.
         has_verb: the path ends with a verb, so that it is no name of another rule.
+        first: first path segment, which no service can have; empty if a service of that name takes precedence.
     """
 
     pattern: re.Pattern[str]

@@ -32,7 +32,7 @@ log = structlog.get_logger(__name__)
 NO_PROXY_BUFFERING: Final = ("x-accel-buffering", "no")
 """Header that disables response buffering in proxies."""
 
-_EVENT_HEADERS: Final[Headers] = (
+EVENT_HEADERS: Final[Headers] = (
     ("content-type", "text/event-stream; charset=utf-8"),
     ("cache-control", "no-cache"),
     NO_PROXY_BUFFERING,
@@ -103,7 +103,7 @@ async def stream_events(
     request: HttpRequest,
     make: Callable[[EventSink], Awaitable[None]],
     write_error: Callable[[Exception], bytes] | None,
-    headers: Headers = _EVENT_HEADERS,
+    headers: Headers = EVENT_HEADERS,
 ) -> HttpAnswer:
     """Answer a request with the events that ``make`` sends; HEAD gets headers only.
 

@@ -199,8 +199,7 @@ with state.locked():
 
 def test_calls_are_answered_while_a_stopped_process_holds_the_lock(servers: SystemServers) -> None:
     server = servers.serving("workers")
-    descriptors = Path(f"/proc/{server.process.pid}/fd").iterdir()
-    shared, *_ = [each for each in descriptors if "memfd:ovmstrio-state" in str(each.readlink())]
+    shared, *_ = server.descriptors("memfd:ovmstrio-state")
     holder = subprocess.Popen([sys.executable, "-c", _HOLDER, str(shared)])
     try:
         until(lambda: psutil.Process(holder.pid).status() == psutil.STATUS_STOPPED)

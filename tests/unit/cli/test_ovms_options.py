@@ -61,6 +61,8 @@ SERVED = [
     "--model_name m --model_path /m --rest_port 5500 --log_level TRACE --cache_dir .ov_cache",
     "--model-name m --model-path /m --rest-port=8000 --grpc-bind-address 127.0.0.1",
     "--config_path /c.json --rest_port 8000 --allowed_origins '*' --allowed_methods '*' --allowed_headers '*'",
+    "--config_path /c.json --rest_port 8000 --allowed_media_domains a.com,b.org --allowed_local_media_path /media",
+    "--model_path /m --model_name m --task text_generation --pipeline_type VLM_CB",
 ]
 
 WARNED = {
@@ -81,11 +83,8 @@ REFUSED = {
     "--pull --source_model Org/Model --model_repository_path /models --weight-format int8": [_HUB],
     "--configure --model_path /models/m --task text_generation --max_num_seqs 128 --cache_size 8": [_FILE],
     "--rest_port 8000 --model_path /m --model_name m --max_prompt_len 8000 --task text_generation": ["--plugin-config"],
-    "--rest_port 8000 --config_path /c.json --allowed_media_domains example.com": [_IMAGES],
     "--model_path /m --model_name m --task image_generation --resolution 512x512": [_IMAGES],
-    "--model_path /m --model_name m --task text_generation --pipeline_type VLM_CB": [
-        "--pipeline-type: multimodal models"
-    ],
+    "--model_path /m --model_name m --task text_generation --pipeline_type OMNI": ["--pipeline-type: sound"],
     "--model_path /m --model_name m --enable_prefix_caching true": ["--task"],
     "--model_name r --model_path r --trace_path trace.json --port 9178": ["/metrics"],
     "--model_path /m --model_name m --task text_generation --verbose_response": ["no __verbose object"],

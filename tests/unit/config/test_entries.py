@@ -572,7 +572,7 @@ def test_voices_and_speeds_of_speech_models() -> None:
             "idle_unload_seconds",
             "of models for speech2text, text2speech, text_generation",
         ),
-        ({"pipeline_type": "VLM"}, "pipeline_type", "multimodal"),
+        ({"pipeline_type": "OMNI"}, "pipeline_type", "sound of requests and of answers is not supported"),
         ({"pipeline_type": "LMCB"}, "pipeline_type", "did you mean 'LM_CB'?"),
         ({"plugin_config": {"A": [1]}}, "plugin_config.A", "a text, a number, true or false"),
         ({"chat_template_mode": "jinja"}, "chat_template_mode", "did you mean 'JINJA'?"),

@@ -16,8 +16,8 @@ from PIL import Image
 from ovmstrio.core.errors import InvalidRequest, NotSupported
 from ovmstrio.core.request import Buffer, Contents, InferInput, InferRequest
 from ovmstrio.core.tensor import ANY_SIZE, BY_NAME, BYTES, Dim, Tensor, TensorSpec
+from ovmstrio.encoding import image_files
 from ovmstrio.encoding.raw_contents import buffer_of
-from ovmstrio.models import image_files
 from ovmstrio.models import tensor_contents as strings
 from ovmstrio.models.tensor_contents import rows_to_strings
 from ovmstrio.models.validation import Validator
@@ -591,7 +591,7 @@ def test_buffer_of_a_strided_array_is_copied_in_the_order_of_rows() -> None:
 
 
 def test_an_image_without_pillow_is_not_supported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "ovmstrio.models.image_files", raising=False)
+    monkeypatch.delitem(sys.modules, "ovmstrio.encoding.image_files", raising=False)
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(NotSupported, match=r"Pillow.*extra images"):
         pixels_of(image_spec(1, 2, 4, 3), b"P6 1 1 255 " + bytes(3))

@@ -104,10 +104,12 @@ async def test_unknown_paths_are_refused_in_the_form_of_ovms_on_request(ovms_ser
 
 async def test_examples_of_the_openapi_document_are_answered(serving: Serving) -> None:
     paths = (await serving.get("/openapi.json")).json()["paths"]
-    posts = {path: each["post"] for path, each in paths.items() if path.startswith("/v3") and "post" in each}
+    apis = ("/v3", "/v1", "/api")
+    posts = {path: each["post"] for path, each in paths.items() if path.startswith(apis) and "post" in each}
     assert {path: post["description"] for path, post in posts.items()} == {
         **dict.fromkeys(("/v3/chat/completions", "/v3/completions", "/v3/responses"), f"models: {CHAT}"),
-        **dict.fromkeys(("/v3/embeddings", "/v3/rerank"), f"models: {WORDS}"),
+        **dict.fromkeys(("/v1/messages", "/api/chat", "/api/generate"), f"models: {CHAT}"),
+        **dict.fromkeys(("/v3/embeddings", "/v3/rerank", "/api/embed"), f"models: {WORDS}"),
         "/v3/audio/speech": f"models: {VOICE}",
     }
     for path, post in posts.items():

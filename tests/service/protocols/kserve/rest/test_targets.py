@@ -13,6 +13,7 @@ from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.http_messages import HttpAnswer, HttpRequest
 from ovmstrio.protocols.mounts import SelfRoutedMount, ServiceMounts
+from ovmstrio.protocols.ollama.routes import ollama_rules
 from ovmstrio.serving.ovms_errors import OvmsRouteErrors
 from ovmstrio.transport.http.router import Router
 from tests.support.stub_registry import PassThrough, load_pass_through
@@ -213,3 +214,25 @@ async def test_paths_below_a_name_are_those_of_its_service(tmp_path: Path, targe
         assert not isinstance(route, HttpAnswer)
         answer = await router.answer(route, HttpRequest("PUT", route.path, mount=route.mount))
     assert (answer.status, json.loads(answer.content)) == (status, body)
+
+
+@pytest.mark.parametrize(("name", "expected"), [("api", ["api", "POST", "/version"]), ("other", None)])
+async def test_a_service_keeps_paths_that_ollamas_api_has_too(
+    tmp_path: Path, name: str, expected: list[str] | None
+) -> None:
+    async def load(spec: ModelSpec, version: int, directory: Path) -> PassThrough:
+        loaded = await load_pass_through(spec, version, directory)
+        loaded.__class__ = _Routed
+        return loaded
+
+    (tmp_path / name / "1").mkdir(parents=True)
+    spec = ModelSpec.model_validate({"name": name, "base_path": tmp_path / name})
+    async with stack(tmp_path, loader=load, models=(spec,)) as (plane, _, _):
+        mounts = ServiceMounts(plane, {ModelSpec.kind: SelfRoutedMount})
+        router = Router(ollama_rules(plane, 1000), OvmsRouteErrors(), mounts.find)
+        method = "POST" if expected else "GET"
+        route = router.find(method, "/api/version")
+        assert not isinstance(route, HttpAnswer)
+        answer = await router.answer(route, HttpRequest(method, route.path, mount=route.mount))
+    document = json.loads(answer.content)
+    assert document == expected if expected else "version" in document

@@ -1,0 +1,55 @@
+"""Anthropic endpoint ``/messages/count_tokens``: number of prompt tokens of a message request."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from ovmstrio.core.errors import ErrorList, NotSupported
+from ovmstrio.core.generation import GenerationRequest, Sampling, Task, Tokenizer
+from ovmstrio.protocols.anthropic.messages import MESSAGES, read_conversation
+from ovmstrio.protocols.openai.fields import Fields
+from ovmstrio.protocols.openai.text_endpoint import parse_off_loop
+from ovmstrio.transport.http.responses import json_response, request_deadline
+from ovmstrio.util.truncation import cut
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ovmstrio.core.generation import GenerationLimits, TextGenerator
+    from ovmstrio.core.http_messages import HttpAnswer, HttpRequest
+    from ovmstrio.protocols.openai.api import OpenAIApi
+    from ovmstrio.transport.http.router import Rule
+
+COUNT_TOKENS: Final = MESSAGES
+
+
+def count_tokens_rules(api: OpenAIApi) -> list[Rule]:
+    """Return the routes."""
+
+    async def count(request: HttpRequest) -> HttpAnswer:
+        body = await api.body(request, COUNT_TOKENS)
+        deadline = request_deadline(request)
+        with await api.call(request, body.model, Task.TEXT_GENERATION) as call:
+            if not isinstance(call.service, Tokenizer):
+                raise NotSupported(f'the service "{cut(body.model, 80)}" has no tokenizer')
+            model = cast("TextGenerator", call.service)
+            asked = await parse_off_loop(partial(_read, body.document, model.limits, deadline), body)
+            async with model.generate(asked) as generation:
+                answer = json_response({"input_tokens": generation.prompt_tokens})
+            call.event.sent = len(answer.content)
+        return answer
+
+    return api.rules("/messages/count_tokens", "POST", count)
+
+
+def _read(document: Mapping[str, Any], limits: GenerationLimits, deadline: float) -> GenerationRequest:
+    """Return the request for the prompt alone: the engine tokenizes it and generates nothing."""
+    errors = ErrorList()
+    fields = Fields(document, errors)
+    conversation = read_conversation(fields, limits)
+    COUNT_TOKENS.check(fields)
+    errors.tell()
+    # Tools stay in the prompt, and nothing forces a call of them.
+    return GenerationRequest(replace(conversation, tool_choice="none"), Sampling(max_tokens=0), deadline=deadline)

@@ -1,0 +1,1 @@
+"""Ollama's API: one module per endpoint, and what the endpoints share."""

@@ -1,0 +1,5 @@
+"""Servers of Anthropic's API."""
+
+from tests.service.protocols.openai.conftest import serving
+
+__all__ = ["serving"]
