@@ -48,6 +48,7 @@ from ovmstrio.inference.engine.messages import (
 )
 from ovmstrio.inference.engine.pipeline import Pipeline, PipelineOptions, library_error_message
 from ovmstrio.inference.engine.prompts import (
+    PromptOptions,
     PromptScorer,
     PromptTokenizer,
     RenderQueue,
@@ -315,14 +316,6 @@ class _AddedRequest(NamedTuple):
     request: GenerationRequest
 
 
-_TOKENIZATION_FIELDS: Final = {"adds_special_tokens": "add_special_tokens", "prompt_limit": "truncate_prompt_tokens"}
-
-
-def _tokenizing(request: GenerationRequest) -> dict[str, Any]:
-    """Return the options of a request's tokenization."""
-    return {"adds_special_tokens": request.adds_special_tokens, "is_truncated": request.prompt_limit is not None}
-
-
 class Engine:
     """Requests of one model.
 
@@ -427,17 +420,17 @@ class Engine:
 
     def _add_prompt(self, added: _AddedRequest, rendered: str | None = None) -> None:
         """Tokenize the prompt of a request; ``rendered`` is the text of a conversation."""
+        options = self._prompt_options(added.request)
         if self._images is not None:
-            for field, value in _TOKENIZATION_FIELDS.items():
-                if getattr(added.request, field) is not None:
-                    message = f"{value} is not supported for models with images"
-                    raise InvalidField(message, field=value, code="unsupported_parameter")
+            if options != PromptOptions():
+                message = "truncate_prompt_tokens and add_special_tokens are not supported for models with images"
+                raise InvalidField(message, field="truncate_prompt_tokens", code="unsupported_parameter")
             self._unmeasured.append((added, self._images.prompt_of(added.request.prompt, rendered)))
             self._take_measured()
         elif rendered is None:
-            self._add_tokens(added, self._prompts.tokenize_prompt(added.request.prompt, **_tokenizing(added.request)))
+            self._add_tokens(added, self._prompts.tokenize_prompt(added.request.prompt, options))
         else:
-            self._add_tokens(added, self._prompts.tokenize_rendered(rendered, **_tokenizing(added.request)))
+            self._add_tokens(added, self._prompts.tokenize_rendered(rendered, options))
 
     def _take_measured(self) -> None:
         """Add the requests whose images are measured, in order."""
@@ -482,7 +475,6 @@ class Engine:
     def _prepare(self, added: _AddedRequest, tokens: list[int]) -> QueuedRequest:
         request = added.request
         max_tokens = request.sampling.max_tokens
-        tokens = self._truncated(tokens, request)
         self._prompts.check_length(tokens, has_answer=max_tokens != 0)
         most = min(value for value in (max_tokens, self._limits.answer, self._limits.tokens) if value is not None)
         seed = request.sampling.seed
@@ -498,14 +490,13 @@ class Engine:
             is_grammar_proven=request.grammar is None,
         )
 
-    def _truncated(self, tokens: list[int], request: GenerationRequest) -> list[int]:
-        limit = request.prompt_limit
-        if limit is None:
-            return tokens
-        if limit < 0:
-            max_tokens = request.sampling.max_tokens
+    def _prompt_options(self, request: GenerationRequest) -> PromptOptions:
+        limit, max_tokens = request.prompt_limit, request.sampling.max_tokens
+        if limit is not None and limit < 0:
             limit = max(1, self._limits.tokens - (1 if max_tokens is None else max_tokens))
-        return tokens[:limit] if request.truncates_end else tokens[-limit:]
+        if limit is not None:
+            limit = min(limit, self._limits.tokens + 1)
+        return PromptOptions(request.adds_special_tokens, limit, request.truncates_end)
 
     def _take(self, queued: QueuedRequest) -> None:
         texts = max(queued.request.n, queued.request.sampling.best_of)

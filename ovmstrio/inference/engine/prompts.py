@@ -317,6 +317,29 @@ def _positive(*parts: Any) -> int | None:
     return None
 
 
+class PromptOptions(NamedTuple):
+    """How a prompt is tokenized.
+
+    Attributes:
+        adds_special_tokens: whether the tokenizer adds its special tokens; None for texts only.
+        limit: maximum of tokens to which a prompt is truncated; None for no truncation.
+        keeps_first: whether a truncated prompt keeps its first tokens, not its last ones.
+    """
+
+    adds_special_tokens: bool | None = None
+    limit: int | None = None
+    keeps_first: bool = False
+
+    def truncated(self, tokens: Sequence[int]) -> list[int]:
+        """Return the tokens that are kept."""
+        if self.limit is None:
+            return list(tokens)
+        return list(tokens[: self.limit] if self.keeps_first else tokens[-self.limit :])
+
+
+_DEFAULT_OPTIONS: Final = PromptOptions()
+
+
 class PromptTokenizer:
     """Tokenizer of prompts; ``limit`` is the maximum of prompt and answer tokens together."""
 
@@ -329,33 +352,28 @@ class PromptTokenizer:
         self.longest_token = max(map(len, vocabulary), default=1)
         self._max_characters = max_characters(limit, self.longest_token)
 
-    def tokenize_prompt(
-        self, prompt: Prompt, *, adds_special_tokens: bool | None = None, is_truncated: bool = False
-    ) -> list[int]:
-        """Return the tokens of a prompt, at least one; all of them if the caller truncates it.
+    def tokenize_prompt(self, prompt: Prompt, options: PromptOptions = _DEFAULT_OPTIONS) -> list[int]:
+        """Return the tokens of a prompt, at least one.
 
         Raises:
             ContextExceeded: the prompt is certainly too long.
             InvalidRequest: it is empty, or the template or tokenizer rejects it.
         """
         if isinstance(prompt, Conversation):
-            text = self.render(prompt)
-            return self.tokenize_rendered(text, adds_special_tokens=adds_special_tokens, is_truncated=is_truncated)
+            return self.tokenize_rendered(self.render(prompt), options)
         if not isinstance(prompt, tuple):
-            adds = adds_special_tokens is not False
-            return self._nonempty(self.encode_prompt(prompt, add_special_tokens=adds, is_truncated=is_truncated))
+            adds = options.adds_special_tokens is not False
+            return self._nonempty(self.encode_prompt(prompt, add_special_tokens=adds, options=options))
         wrong = next((token for token in prompt if not 0 <= token < self.vocabulary_size), None)
         if wrong is not None:
             limit = self.vocabulary_size - 1
             raise InvalidField(f"the prompt has an unknown token: {wrong} (expected 0 to {limit})", field=_FIELD)
-        return self._nonempty(list(prompt))
+        return self._nonempty(options.truncated(prompt))
 
-    def tokenize_rendered(
-        self, text: str, *, adds_special_tokens: bool | None = None, is_truncated: bool = False
-    ) -> list[int]:
+    def tokenize_rendered(self, text: str, options: PromptOptions = _DEFAULT_OPTIONS) -> list[int]:
         """Return the tokens of a rendered conversation, as :meth:`tokenize_prompt`."""
-        adds = bool(adds_special_tokens)
-        return self._nonempty(self.encode_prompt(text, add_special_tokens=adds, is_truncated=is_truncated))
+        adds = bool(options.adds_special_tokens)
+        return self._nonempty(self.encode_prompt(text, add_special_tokens=adds, options=options))
 
     @staticmethod
     def _nonempty(tokens: list[int]) -> list[int]:
@@ -363,21 +381,22 @@ class PromptTokenizer:
             raise InvalidField("the prompt has no tokens; send a text that is not empty", field=_FIELD)
         return tokens
 
-    def encode_prompt(self, text: str, *, add_special_tokens: bool, is_truncated: bool = False) -> list[int]:
-        """Tokenize a prompt, or a part of one; of a long one only as much as shows that it does not fit.
-
-        All of a prompt that the caller truncates is tokenized.
-        """
+    def encode_prompt(
+        self, text: str, *, add_special_tokens: bool, options: PromptOptions = _DEFAULT_OPTIONS
+    ) -> list[int]:
+        """Tokenize a prompt, or a part of one; of a long one only as much as is kept, or shows that it does not fit."""
         if len(text) > self._max_characters:
             raise self._exceeded(f"the prompt has at least {len(text) * self._most // self._max_characters}")
-        if is_truncated:
-            return self.encode(text, add_special_tokens=add_special_tokens).tolist()  # type: ignore[no-any-return]
+        needed = self._most if options.limit is None else options.limit
         tokens = np.empty(0, np.int64)
-        for length in prefix_lengths(len(text), self._most):
-            tokens = self.encode(text[:length], add_special_tokens=add_special_tokens)
-            if length < len(text) and has_enough_tokens(len(tokens), self._most):
-                raise self._exceeded(f"the prompt has at least {len(tokens)}")
-        return tokens.tolist()
+        for length in prefix_lengths(len(text), needed):
+            part = text[:length] if options.limit is None or options.keeps_first else text[len(text) - length :]
+            tokens = self.encode(part, add_special_tokens=add_special_tokens)
+            if length < len(text) and has_enough_tokens(len(tokens), needed):
+                if options.limit is None:
+                    raise self._exceeded(f"the prompt has at least {len(tokens)}")
+                break
+        return options.truncated(tokens.tolist())
 
     def encode(self, text: str, **options: Any) -> npt.NDArray[np.int64]:
         """Return the tokens of a text (options are the tokenizer's); raise InvalidRequest if it is rejected."""

@@ -34,7 +34,7 @@ from ovmstrio.inference.engine.messages import (
     encode_texts,
 )
 from ovmstrio.inference.engine.pipeline import NO_TOP_K, Pipeline, configure_generation
-from ovmstrio.inference.engine.prompts import PromptTokenizer
+from ovmstrio.inference.engine.prompts import PromptOptions, PromptTokenizer
 from ovmstrio.isolation.worker_process import WorkerProcess
 from ovmstrio.text.engine_client import EngineClient
 from ovmstrio.text.engine_sharing import ANSWERED, GENERATION_VERBS, LEAVING, LOST, READY, EngineServer, RemoteEngine
@@ -765,5 +765,15 @@ def test_special_tokens_are_added_to_texts_unless_the_request_says_otherwise(
     prompt: Any, asked: bool | None, expected: bool
 ) -> None:
     tokenizer = _CountingTokenizer(1)
-    PromptTokenizer(tokenizer, lambda _: "a", CONTEXT).tokenize_prompt(prompt, adds_special_tokens=asked)
+    PromptTokenizer(tokenizer, lambda _: "a", CONTEXT).tokenize_prompt(prompt, PromptOptions(adds_special_tokens=asked))
     assert tokenizer.options == {"add_special_tokens": expected}
+
+
+@pytest.mark.parametrize("keeps_first", [False, True])
+def test_of_a_truncated_prompt_only_the_end_that_is_kept_is_tokenized(*, keeps_first: bool) -> None:
+    tokenizer = _CountingTokenizer(1)
+    prompts = PromptTokenizer(tokenizer, str, CONTEXT)
+    tokens = prompts.tokenize_prompt("a" * max_characters(CONTEXT), PromptOptions(None, 100, keeps_first))
+    assert tokens == (list(range(100)) if keeps_first else list(range(3996, 4096)))
+    assert tokenizer.characters == 4096
+    assert prompts.tokenize_prompt((0,) * 50, PromptOptions(None, 20, keeps_first)) == [0] * 20
