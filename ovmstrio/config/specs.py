@@ -427,6 +427,18 @@ Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Speed = Annotated[float, Field(gt=0, le=100)]
 
 
+class LoraAdapter(_Spec):
+    """A LoRA adapter of a language model, served as a model of its own.
+
+    ``path`` is a folder in peft's format or a ``.safetensors`` file.  ``alpha`` multiplies the adapter's own scale,
+    which is ``lora_alpha`` / ``r`` of its ``adapter_config.json``, and 1 without that file.
+    """
+
+    name: Annotated[str, Field(min_length=1)]
+    path: Path
+    alpha: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+
+
 class TextModelSpec(ServableSpec):
     """Configuration of one text or speech model, with the only version 1.
 
@@ -457,6 +469,9 @@ class TextModelSpec(ServableSpec):
         draft_device: device of the draft model; empty for that of the main model.
         reload: load the new version next to the old one (``swap``), unload first (``retire_first``), or ``auto``.
         idle_unload_seconds: idle time until the model is unloaded; 0 for never.
+        lora_adapters: adapters to serve as further models; see :meth:`with_adapters`.
+        adapter: adapter of this model; None for none.
+        parent: name of the model that this one is an adapter of; empty for none.
     """
 
     kind: ClassVar[str] = "text model"
@@ -493,11 +508,24 @@ class TextModelSpec(ServableSpec):
     draft_device: str = ""
     reload: Literal["auto", "swap", "retire_first"] = "auto"
     idle_unload_seconds: Annotated[float, Field(ge=0)] = 0
+    lora_adapters: tuple[LoraAdapter, ...] = ()
+    adapter: LoraAdapter | None = None
+    parent: str = ""
 
     def loaded_settings(self) -> dict[str, Any]:
         """Return the settings that affect loaded versions; the engine also uses the queue limits."""
         limits = {"max_queue": self.max_queue, "max_queue_time": self.max_queue_time}
         return {**super().loaded_settings(), **limits}
+
+    def with_adapter(self, adapter: LoraAdapter) -> TextModelSpec:
+        """Return the model with an adapter, under the adapter's name."""
+        served = {"name": adapter.name, "adapter": adapter, "parent": self.parent or self.name}
+        return self.model_copy(update={**served, "lora_adapters": ()})
+
+    def with_adapters(self) -> list[TextModelSpec]:
+        """Return the model without adapters, and with each of its adapters."""
+        adapted = map(self.with_adapter, self.lora_adapters)
+        return [self.model_copy(update={"lora_adapters": ()}) if self.lora_adapters else self, *adapted]
 
     @property
     def looks_up(self) -> bool:

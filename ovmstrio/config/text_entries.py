@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Union, get_args, get_origin
 
 from pydantic import create_model
 
-from ovmstrio.config.documents import did_you_mean, invalid_value_error
+from ovmstrio.config.documents import did_you_mean, invalid_value_error, to_short_json
 from ovmstrio.config.model_options import plugin_settings
 from ovmstrio.config.schema import OPTIONAL, Schema, check_members, keys_of, parse_value
 from ovmstrio.config.service_options import ServiceEntry, check_base_path, check_name
-from ovmstrio.config.specs import TextModelSpec
+from ovmstrio.config.shapes import parse_json_object
+from ovmstrio.config.specs import LoraAdapter, TextModelSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.generation import Task
 from ovmstrio.stores.address import local_path
@@ -34,6 +36,7 @@ _SPEECH: Final = frozenset({Task.TEXT_TO_SPEECH})
 _ALL_TASKS: Final = frozenset(Task)
 _SPEEDS: Final = ("speed_min", "speed_max")
 _DRAFT_PATH: Final = "draft_models_path"
+_ADAPTERS: Final = "lora_adapters"
 _KV_CACHE_PRECISION: Final = "KV_CACHE_PRECISION"
 _SERVED_PIPELINES: Final = ("AUTO", "LM_CB", "LM", "VLM_CB", "VLM")
 _NO_DRAFT_SETTINGS: Final = "the draft model uses the settings of the main model"
@@ -70,6 +73,7 @@ _OPTIONS: Final[Mapping[str, _Option]] = {
     },
     "draft_models_path": _Option("draft_path", _GENERATION),
     "draft_device": _Option("draft_device", _GENERATION),
+    _ADAPTERS: _Option(_ADAPTERS, _GENERATION),
     "pooling": _Option("pooling", _EMBEDDINGS),
     "normalize": _Option("normalize", _EMBEDDINGS),
     "truncate": _Option("truncate", _EMBEDDINGS),
@@ -239,8 +243,55 @@ def _read(option: str, value: Any, fields: dict[str, Any], directory: Path) -> N
         fields[field] = directory / local_path(value)
     elif option == "voices":
         fields[field] = _voices(value, directory)
+    elif option == _ADAPTERS:
+        fields[field] = _adapters(value, directory)
     else:
         fields[field] = parse_value(option, value, keys_of(TextModelSpec)[field].type)
+
+
+def _adapters(value: Any, directory: Path) -> tuple[LoraAdapter, ...]:
+    """Parse adapters: a list of objects, also as JSON, or a text such as ``sql=adapters/sql,french=adapters/fr``."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value) if value.lstrip().startswith("[") else _named_paths(value)
+        except (ValueError, RecursionError) as error:
+            raise invalid_value_error(_ADAPTERS, value, "NAME=PATH,... or a JSON list of objects") from error
+    adapters = parse_value(_ADAPTERS, value, tuple[LoraAdapter, ...])
+    faults = [
+        replace(problem, path=f"{_ADAPTERS}[{place}].name")
+        for place, each in enumerate(adapters)
+        for problem in check_name(each.name)
+    ]
+    if faults:
+        raise ConfigError(faults)
+    return tuple(each.model_copy(update={"path": directory / local_path(each.path)}) for each in adapters)
+
+
+def parse_adapter(name: str, config: str) -> tuple[str, LoraAdapter] | None:
+    """Parse the settings of a load request as a LoRA adapter: ``{"parent": "chat", "path": "/adapters/sql"}``.
+
+    Returns:
+        The name of the model, and the adapter; None for other settings.
+
+    Raises:
+        ConfigError: malformed.
+    """
+    given = parse_json_object("config", config)
+    parent = given.pop("parent", None)
+    if parent is None:
+        return None
+    problems = check_name(name)
+    if not isinstance(parent, str):
+        problems.append(Problem("expected the name of a model", path="config.parent", found=to_short_json(parent)))
+    if problems:
+        raise ConfigError(problems)
+    adapter: LoraAdapter = parse_value("config", {**given, "name": name}, LoraAdapter)
+    return str(parent), adapter.model_copy(update={"path": Path.cwd() / local_path(adapter.path)})
+
+
+def _named_paths(text: str) -> list[dict[str, str]]:
+    pairs = (each.split("=", 1) for each in text.split(","))
+    return [{"name": name.strip(), "path": path.strip()} for name, path in pairs]
 
 
 def _voices(value: Any, directory: Path) -> dict[str, Path]:
@@ -293,6 +344,8 @@ def _form(option: str) -> Any:
     kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
     if get_origin(kind) is dict:
         return Object
+    if option == _ADAPTERS:
+        return list[LoraAdapter]
     return str if get_origin(kind) is Literal or kind is Path else kind
 
 
@@ -307,10 +360,10 @@ TextModelEntry = create_model("TextModelEntry", __base__=ServiceEntry, **_KEYS)
 
 
 def read_text_models(file: ConfigFile) -> list[TextModelSpec]:
-    """Parse the entries in order; the first of a name is used."""
+    """Parse the entries in order, each followed by its adapters; the first of a name is used."""
     configs = [check_members(each, _Entry, file.findings).get("config") for each in file.items(TEXT_MODELS)]
     found = file.entries(TextModelSpec.kind, [each for each in configs if each is not None], TextModelEntry)
-    return [_read_entry(entry, file) for entry in found]
+    return [spec for entry in found for spec in _read_entry(entry, file).with_adapters()]
 
 
 def _read_entry(entry: Entry, file: ConfigFile) -> TextModelSpec:

@@ -23,8 +23,9 @@ from ovmstrio.core.callers import Permission, current_caller
 from ovmstrio.core.errors import InvalidRequest, NotFound, NotSupported, PermissionDenied
 from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.protocols.admin.changes import check_is_local, cross_origin, cross_site, is_local_host_name
-from ovmstrio.protocols.kserve.extensions import change_log_settings, model_control, server_version, set_log_level
+from ovmstrio.protocols.kserve.extensions import change_log_settings, server_version, set_log_level
 from ovmstrio.protocols.kserve.rest_requests import read_document
+from ovmstrio.serving.broadcast_changes import server_model_control
 from ovmstrio.serving.data_plane import DEFAULT_SERVER_NAME
 from ovmstrio.telemetry.log_levels import LOG_LEVEL, format_log_levels
 from ovmstrio.telemetry.logs import LEVELS
@@ -295,12 +296,12 @@ def _change_rules(plane: DataPlane, changes: AdminChanges, guard: _ConsoleGuard)
 
     async def load(request: HttpRequest, model: str) -> HttpAnswer:
         with changes.requested("load", request, model=model):
-            await model_control(plane).load(model)
+            await server_model_control(plane).load(model)
         return json_response({"loaded": model})
 
     async def unload(request: HttpRequest, model: str) -> HttpAnswer:
         with changes.requested("unload", request, model=model):
-            await model_control(plane).unload(model)
+            await server_model_control(plane).unload(model)
         return json_response({"unloaded": model})
 
     async def log_level(request: HttpRequest) -> HttpAnswer:

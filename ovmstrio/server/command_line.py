@@ -63,7 +63,7 @@ UNSUPPORTED_HINTS: Final = {
         ),
         _NO_CONVERSION,
     ),
-    "source_loras": "LoRA adapters are not supported: remove it",
+    "source_loras": "LoRA adapters are not downloaded: set --lora-adapters to their folders",
     **dict.fromkeys(
         ("draft_cache_size", "draft_eagle3_mode", "draft_max_num_batched_tokens", "draft_max_num_seqs"),
         _NO_DRAFT_OPTIONS,
@@ -330,7 +330,9 @@ def single_servable_spec(settings: ServerSettings) -> ServerSpec:
     if not sources:
         return spec
     services = [
-        each.model_copy(update={"sources": sources}) if each.name == settings.model_name else each
+        each.model_copy(update={"sources": sources})
+        if settings.model_name in {each.name, getattr(each, "parent", "")}
+        else each
         for each in spec.services
     ]
     return spec.model_copy(update={"services": tuple(services)})
@@ -353,7 +355,7 @@ def _single_spec(settings: ServerSettings) -> ServerSpec:
     if settings.model_name is None or settings.model_path is None:
         return ServerSpec()
     if is_text_model(settings):
-        return ServerSpec(services=(text_model(settings, cache_directory(settings), _ORIGIN),))
+        return ServerSpec(services=tuple(text_model(settings, cache_directory(settings), _ORIGIN).with_adapters()))
     if _is_graph(settings):
         return _graph_alone(settings, settings.model_name)
     fields, problems = _read_model(settings)

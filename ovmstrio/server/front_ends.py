@@ -217,7 +217,7 @@ def make_rest_router(
         # These rules precede others on shared paths; a server with a root service has none of these APIs.
         *(() if root else anthropic_rules(plane, max_body_bytes)),
         *(() if root else ollama_rules(plane, max_body_bytes)),
-        *(() if root else openai_rules(plane, max_body_bytes, openai_errors)),
+        *(() if root else openai_rules(plane, max_body_bytes, changes, openai_errors)),
         *tensorflow_rules(plane, max_body_bytes, partial(openai_status_fields, plane)),
         *generate_rules(plane, max_body_bytes),
         *observation_rules(changes),

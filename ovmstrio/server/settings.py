@@ -263,6 +263,9 @@ class ServerSettings(BaseModel):
         None, TEXT, "Draft model for speculative decoding; must have the vocabulary of the main model."
     )
     draft_device: str | None = _setting(None, TEXT, "Device of the draft model; by default that of the main model.")
+    lora_adapters: str | None = _setting(
+        None, TEXT, "LoRA adapters to serve as further models: NAME=PATH,..., or a JSON list with name, path and alpha."
+    )
     pooling: str | None = _setting(
         None, TEXT, "Embedding pooling: CLS, LAST or MEAN; by default detected from the model's files."
     )

@@ -70,9 +70,18 @@ class ServerModelControl(Protocol):
         ...
 
 
-def server_model_control(plane: DataPlane) -> ServerModelControl | None:
-    """Return the control that loads by name in all workers; None without model control."""
-    if plane.control is None or plane.peers is None:
+def server_model_control(plane: DataPlane) -> ServerModelControl:
+    """Return the control that loads by name in all workers.
+
+    Raises:
+        FailedPrecondition: explicit model control is off.
+    """
+    if plane.control is None:
+        raise FailedPrecondition(
+            "loading and unloading by name is disabled: the server follows its configuration; "
+            "start with --model-control explicit"
+        )
+    if plane.peers is None:
         return plane.control
     return _ControlOfAll(plane.control, plane.peers)
 

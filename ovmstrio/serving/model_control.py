@@ -4,6 +4,7 @@
 
     configuration ──> catalogue ─┐
     load(name) ─────> requested ─┴─> Registry.apply, with all callees
+    path of a LoRA adapter in a request ─> a configured model with the adapter, under the adapter's name
     files in a request ─> a temporary folder ─> a model of that name
 """
 
@@ -19,8 +20,10 @@ import structlog
 import trio
 
 from ovmstrio.config.model_entries import parse_overrides
-from ovmstrio.config.specs import ModelSpec, ServableSpec
+from ovmstrio.config.specs import LoraAdapter, ModelSpec, ServableSpec, TextModelSpec
+from ovmstrio.config.text_entries import parse_adapter
 from ovmstrio.core.errors import ConfigError, ModelFailure, NotFound, Problem
+from ovmstrio.core.generation import Task
 from ovmstrio.serving.fingerprints import tree_fingerprint
 from ovmstrio.serving.records import ApplyResult
 from ovmstrio.util.regular_files import read_regular_bytes
@@ -145,7 +148,7 @@ class ModelControl:
 
         Args:
             name: a configured name, or any with ``files``.
-            config: settings of a model as JSON, replacing configured ones.
+            config: settings of a model as JSON, replacing configured ones, or ``parent`` and ``path`` of an adapter.
             files: files of a model by ``file:<version>/<name>``; requires ``config``.
             change: id of this change for :meth:`undo`.
 
@@ -236,6 +239,9 @@ class ModelControl:
     async def _spec_of(
         self, name: str, config: str | None, files: Mapping[str, bytes]
     ) -> tuple[ServableSpec, Path | None]:
+        adapted = None if config is None or len(config) > _ON_LOOP_CHARACTERS else parse_adapter(name, config)
+        if adapted is not None:
+            return self._adapter_spec(*adapted, files), None
         fields: dict[str, Any] = {}
         ignored: list[str] = []
         if config is not None and len(config) <= _ON_LOOP_CHARACTERS:
@@ -259,6 +265,18 @@ class ModelControl:
         if not isinstance(known, ModelSpec):
             raise _problem(f"only models take settings, and this is a {known.kind}", path="parameters.config")
         return known.model_copy(update=fields), None
+
+    def _adapter_spec(self, parent: str, adapter: LoraAdapter, files: Mapping[str, bytes]) -> ServableSpec:
+        """Return a configured language model with an adapter, under the adapter's name."""
+        model, known = self._catalogue.get(parent), self._catalogue.get(adapter.name)
+        if files:
+            raise _problem("an adapter is loaded from a path of the server, not from files", path="parameters")
+        if not isinstance(model, TextModelSpec) or model.task is not Task.TEXT_GENERATION or model.parent:
+            expected = "a configured model that generates text"
+            raise _problem("no model for adapters", path="config.parent", expected=expected, found=cut(parent, 80))
+        if known is not None and getattr(known, "parent", "") != parent:
+            raise _problem(f"the name is configured for a {known.kind}", path="model")
+        return model.with_adapter(adapter).model_copy(update={"origin": "a request", "place": None})
 
     async def _load(self, name: str, spec: ServableSpec, folder: Path | None, *, is_override: bool) -> None:
         before = self._requested.get(name)
@@ -285,7 +303,10 @@ class ModelControl:
 
     async def _with_load_number(self, spec: ServableSpec) -> ServableSpec:
         """Raise the load number of a spec whose files have changed since its last load."""
-        fingerprint = await trio.to_thread.run_sync(tree_fingerprint, spec.base_path)
+        kind = self._registry.kinds[spec.kind]
+        fingerprint = await trio.to_thread.run_sync(
+            lambda: tree_fingerprint(spec.base_path) + kind.fingerprint(spec, spec.base_path)
+        )
         loaded = self._requested.get(spec.name)
         number = 0 if loaded is None else loaded.load_number
         if self._marks.get(spec.name, fingerprint) != fingerprint:

@@ -46,10 +46,9 @@ class TextModelKind(Kind[TextModelSpec]):
         return Listing({ONLY_VERSION: spec.path}, fingerprint=self.fingerprint(spec, spec.path))
 
     def fingerprint(self, spec: TextModelSpec, directory: Path) -> str:
-        """Return the fingerprint of the model's and the draft model's files."""
+        """Return the fingerprint of the files of the model, its draft model and its adapter."""
         del directory
-        drafts = "" if spec.draft_path is None else tree_fingerprint(spec.draft_path)
-        return tree_fingerprint(spec.path) + drafts
+        return "".join(tree_fingerprint(path) for path in _paths(spec))
 
     async def load(self, spec: TextModelSpec, version: int, directory: Path, context: LoadContext) -> Service:
         """Load a model by its task."""
@@ -67,6 +66,11 @@ class TextModelKind(Kind[TextModelSpec]):
 
         del spec
         return Introspection(facts=service.facts) if isinstance(service, TextModel) else NO_INTROSPECTION
+
+
+def _paths(spec: TextModelSpec) -> list[Path]:
+    further = spec.draft_path, None if spec.adapter is None else spec.adapter.path
+    return [spec.path, *(path for path in further if path is not None)]
 
 
 LOADERS: Final[Mapping[Task, str]] = {
@@ -92,9 +96,8 @@ async def load_task(spec: TextModelSpec, context: LoadContext) -> GenerativeServ
         expected = ", ".join(sorted(task.value for task in LOADERS)) or "no task"
         problem = Problem("the task is not supported", path="task", expected=expected, found=spec.task.value)
         raise ConfigError([spec.placed(problem)])
-    for path in (spec.path, spec.draft_path):
-        if path is not None:
-            await run_load(partial(check_regular_files, path))
+    for path in _paths(spec):
+        await run_load(partial(check_regular_files, path))
     module, _, name = LOADERS[spec.task].partition(":")
     load: Any = getattr(import_module(module), name)
     if spec.max_queue_time is None:

@@ -7,6 +7,7 @@ import json
 import shutil
 import tempfile
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,7 +18,7 @@ from platformdirs import user_cache_path
 from ovmstrio.config.specs import PROMPT_LOOKUP
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.inference.engine.gguf import GgufError, read_header
-from ovmstrio.inference.engine.messages import CONTEXT_FILE, LANGUAGE_MODEL_FILE, LOADED
+from ovmstrio.inference.engine.messages import ADAPTER_FILE, CONTEXT_FILE, LANGUAGE_MODEL_FILE, LOADED
 from ovmstrio.isolation.worker_process import WorkerExited, WorkerProcess
 from ovmstrio.serving.hosted_service import host_service
 from ovmstrio.text.engine_client import EngineClient
@@ -66,16 +67,25 @@ async def model_folder(spec: TextModelSpec) -> Path:
     source, missing = await run_load(lambda: _find(spec.path.absolute()))
     if missing:
         message, hint = await run_load(lambda: _describe_folder(source))
+        files = await run_load(lambda: _needed_files(source))
         problem = Problem(
             message,
             path="path",
-            expected=f"a folder with {', '.join(_FILES)}, or a {_SUFFIX} file",
+            expected=f"a folder with {', '.join(files)}, or a {_SUFFIX} file",
             found=missing,
             suggestion=hint,
         )
         raise ConfigError([spec.placed(problem)])
     if source.suffix != _SUFFIX:
         return source
+    if spec.adapter is not None:
+        problem = Problem(
+            "LoRA adapters fit no model converted from GGUF, which has no names of layers",
+            path="lora_adapters",
+            expected="a folder converted from the adapter's base model",
+            found=str(source),
+        )
+        raise ConfigError([spec.placed(problem)])
     try:
         return await _converted_folder(spec, source)
     except OSError as error:
@@ -87,14 +97,17 @@ def _find(path: Path) -> tuple[Path, str]:
     """Return the model's folder or GGUF file, and what is missing; blocking."""
     if path.is_file():
         return path, "" if path.suffix == _SUFFIX else str(path)
-    needed = _IMAGE_MODEL_FILES if (path / LANGUAGE_MODEL_FILE).is_file() else _FILES
-    absent = [name for name in needed if not (path / name).is_file()]
+    absent = [name for name in _needed_files(path) if not (path / name).is_file()]
     if not absent:
         return path, ""
     files = sorted(path.glob(f"*{_SUFFIX}"))
     if len(files) == 1:
         return files[0], ""
     return path, f"{path} without {', '.join(absent)}" if path.is_dir() else f"{path}, which does not exist"
+
+
+def _needed_files(path: Path) -> tuple[str, ...]:
+    return _IMAGE_MODEL_FILES if (path / LANGUAGE_MODEL_FILE).is_file() else _FILES
 
 
 def _describe_folder(path: Path) -> tuple[str, str]:
@@ -203,7 +216,11 @@ async def _open(
     spec: TextModelSpec, context: LoadContext, running: ServingModels[TextModel]
 ) -> AsyncIterator[TextModel]:
     folder = await model_folder(spec)
-    draft = None if spec.draft_path is None else await model_folder(spec.model_copy(update={"path": spec.draft_path}))
+    if spec.adapter is not None:
+        await run_load(partial(_check_adapter, spec, spec.adapter.path))
+    draft = None
+    if spec.draft_path is not None:
+        draft = await model_folder(spec.model_copy(update={"path": spec.draft_path, "adapter": None}))
     if (draft is not None or spec.looks_up) and await run_load((folder / LANGUAGE_MODEL_FILE).is_file):
         problem = Problem("a model that takes images cannot draft tokens", suggestion=f"remove {_DRAFTING}")
         raise ConfigError([spec.placed(problem)])
@@ -240,6 +257,15 @@ async def _open(
                 nursery.cancel_scope.cancel()
 
 
+def _check_adapter(spec: TextModelSpec, path: Path) -> None:
+    """Check that an adapter is a folder in peft's format or a ``.safetensors`` file; blocking."""
+    file = path / ADAPTER_FILE if path.is_dir() else path
+    if not file.is_file() or file.suffix != ".safetensors":
+        expected = f"a folder with {ADAPTER_FILE}, or a .safetensors file"
+        problem = Problem("no LoRA adapter", path="lora_adapters", expected=expected, found=str(path))
+        raise ConfigError([spec.placed(problem)])
+
+
 async def _must_retire_first(spec: TextModelSpec, options: dict[str, Any], folder: Path, draft: Path | None) -> bool:
     """Return True if the old model must be unloaded before this one is loaded."""
     if spec.reload != _AUTO:
@@ -268,6 +294,8 @@ def _options(spec: TextModelSpec, folder: Path, draft: Path | None) -> dict[str,
             "draft_folder": "" if draft is None else str(draft),
             "draft_device": spec.draft_device,
             "looks_up": spec.looks_up,
+            "adapter": "" if spec.adapter is None else str(spec.adapter.path),
+            "adapter_alpha": 1.0 if spec.adapter is None else spec.adapter.alpha,
         },
         "template_mode": spec.chat_template_mode,
         "limits": {

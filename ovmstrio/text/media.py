@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import os
 from dataclasses import replace
+from functools import cached_property
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, unquote_to_bytes, urlsplit
@@ -22,6 +23,7 @@ from ovmstrio.util.regular_files import open_regular
 from ovmstrio.util.truncation import cut
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
@@ -66,6 +68,10 @@ class MediaLoader:
         self._transport = transport
         self._fetches = trio.CapacityLimiter(_MAX_FETCHES)
 
+    @cached_property
+    def _tls(self) -> ssl.SSLContext:
+        return httpx.create_ssl_context()
+
     async def load(self, conversation: Conversation) -> Conversation:
         """Return a conversation with loaded images.
 
@@ -103,8 +109,13 @@ class MediaLoader:
     async def _fetch(self, source: str, max_bytes: int) -> bytes:
         async with self._fetches:
             with trio.move_on_after(FETCH_SECONDS):
+                # A connection is not used again: its certificate was checked for the host of one URL only.
                 async with httpx.AsyncClient(
-                    trust_env=False, follow_redirects=False, timeout=FETCH_SECONDS, transport=self._transport
+                    verify=self._tls,
+                    trust_env=False,
+                    follow_redirects=False,
+                    timeout=FETCH_SECONDS,
+                    transport=self._transport,
                 ) as client:
                     return await self._follow(client, source, max_bytes)
         raise _Refused(f"the image was not received within {FETCH_SECONDS:g} s")

@@ -389,6 +389,11 @@ class TextModel(HostedService):
         return frozenset({Task.TEXT_GENERATION})
 
     @property
+    def parent(self) -> str:
+        """Name of the model that this one is a LoRA adapter of; empty without adapter."""
+        return self._spec.parent
+
+    @property
     def limits(self) -> GenerationLimits:
         """Request limits."""
         return self._limits

@@ -43,11 +43,18 @@ _OPENAI: Final = (
     "/v1/responses",
     "/v1/audio/",
     "/v1/images/",
+    "/v1/messages",
     "/v1/rerank",
     "/v1/tokenize",
     "/v1/v2/rerank",
     "/v2/rerank",
+    "/api/chat",
+    "/api/generate",
+    "/api/embed",
 )
+"""Paths of OpenAI's, Anthropic's and Ollama's APIs, by their beginnings."""
+
+_DEFAULT_TAG: Final = ":latest"
 
 
 _LIST: Final = "/v1/models"
@@ -73,7 +80,7 @@ def _merged(request: HttpRequest) -> str:
 
 
 def is_openai(path: str) -> bool:
-    """Return whether a path belongs to the OpenAI API, whose bodies name the model."""
+    """Return whether a path belongs to OpenAI's API, or another one whose bodies name the model."""
     return path.startswith(_OPENAI) or path == _LIST
 
 
@@ -108,7 +115,7 @@ def _openai_name(request: HttpRequest, path: str, names: Collection[str]) -> str
         document = None
     name = document.get("model") if isinstance(document, dict) else None
     if isinstance(name, str):
-        return name
+        return name if name in names else name.removesuffix(_DEFAULT_TAG)
     if path.startswith(_ANY_PATH) and (first := path.removeprefix(_ANY_PATH).partition("/")[0]) in names:
         return first
     if request.method == "POST" and "json" in (request.header("content-type") or ""):

@@ -99,6 +99,7 @@ class RunningSequence:
         self.is_suspect = False  # was new, with others, in a step that failed, and has not run since
         self.is_restarted = False  # restarted after a failed step
         self.is_first = False  # received its first token in the last step
+        self.draft_tokens = 0  # number of proposed tokens per step, if known
         self.is_newly_suspended = False  # left out of the last step, but not of the one before
         self._is_suspended = False
         self._prompt_tokens_left = 0
@@ -418,6 +419,10 @@ class StepOutcome:
     left: list[QueuedRequest] = field(default_factory=list)
 
 
+_PREFILL_TOKENS: Final = 32
+"""Tokens of a step that proposals leave to prompts."""
+
+
 class Batch:
     """Running sequences of a pipeline."""
 
@@ -489,7 +494,24 @@ class Batch:
         others = self._texts.values()
         if text.is_suspect and any(each.is_new for each in others):
             return False
-        return self._prefill.may_start(text.pending_tokens, others)
+        return self._fits_step(text) and self._prefill.may_start(text.pending_tokens, others)
+
+    def _fits_step(self, text: RunningSequence) -> bool:
+        """Return whether a step has room for all proposals, or, with a draft model, for all new prompts.
+
+        The library produces wrong tokens or fails if it processes the proposals of a sequence in parts, and also if it
+        reads a prompt in parts with a draft model.
+        """
+        pipeline = self._pipeline
+        if not pipeline.proposes:
+            return True
+        others = [each for each in self._texts.values() if each.handle is not None]
+        if pipeline.has_draft:
+            lengths = [len(each.pending_tokens) for each in others if each.is_new]
+            return not lengths or sum(lengths) + len(text.pending_tokens) <= pipeline.batched_tokens
+        text.draft_tokens = pipeline.draft_tokens(text.asked.request.sampling)
+        checked = sum(each.draft_tokens + 1 for each in (text, *others))
+        return not others or checked <= pipeline.batched_tokens - _PREFILL_TOKENS
 
     def _start_now(self, text: RunningSequence, number: int) -> None:
         text.start(self._pipeline, number)

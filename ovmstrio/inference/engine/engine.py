@@ -341,7 +341,9 @@ class Engine:
         self._prompts = prompts
         self._limits = limits
         self._answer = send_answer
-        room = BlockCapacity(pipeline.blocks, pipeline.block_tokens, limits.texts, limits.overcommit, caches_prefixes)
+        # The library continues a suspended sequence with wrong tokens if some were proposed: each has room to its end.
+        overcommit = min(1.0, limits.overcommit) if pipeline.proposes else limits.overcommit
+        room = BlockCapacity(pipeline.blocks, pipeline.block_tokens, limits.texts, overcommit, caches_prefixes)
         self._admission: BlockAdmission[QueuedRequest] = BlockAdmission(room, limits.waiting)
         self._batch = Batch(pipeline)
         self._grammars = GrammarQueue(grammars)
@@ -500,7 +502,9 @@ class Engine:
 
     def _take(self, queued: QueuedRequest) -> None:
         texts = max(queued.request.n, queued.request.sampling.best_of)
-        need = BlockDemand(len(queued.prompt), queued.most, texts, queued.is_open)
+        proposed = self._pipeline.draft_tokens(queued.request.sampling)
+        is_open = queued.is_open and not self._pipeline.proposes
+        need = BlockDemand(len(queued.prompt), queued.most + proposed, texts, is_open)
         if self._admission.is_full and (self._admission.waiting or not self._admission.fits_now(need)):
             raise self._overloaded()
         self._requests[queued.id] = queued
@@ -797,7 +801,7 @@ class EngineProgram:
 def _load(options: dict[str, Any], answer: Callable[[int, Any], None]) -> tuple[Engine, TokenizeQueue, dict[str, Any]]:
     pipeline = Pipeline(PipelineOptions(**options["pipeline"]))
     folder = Path(options["pipeline"]["folder"])
-    room = pipeline.blocks * pipeline.block_tokens
+    room = (pipeline.blocks - pipeline.proposes) * pipeline.block_tokens
     context = context_length(folder)
     limits = Limits(min(room, context or room), **options["limits"])
     renderer = choose_renderer(pipeline, folder, options["template_mode"])

@@ -29,8 +29,13 @@ _MAX_COUNTS: Final = 4096
 _PROBE: Final = 0  # request number of probes; those of a batch begin with 1
 _DIGEST_BYTES: Final = 7
 
-# Tokens of a mark may absorb line feeds on both sides, and a line feed may join the punctuation before it.
-_PLACE: Final = re.compile(rf"((?:[.,:;!?)]{{0,4}}\s{{1,8}})?){re.escape(IMAGE_MARK)}(\d+)>((?:\s{{0,7}}\n)?)")
+_LETTER: Final = "a"
+
+# Tokens of a mark may absorb line feeds on both sides, a line feed may join the punctuation before it, and the tokens
+# of several line feeds may depend on whether a text or a special token follows.
+_PLACE: Final = re.compile(
+    rf"((?:[.,:;!?)]{{0,4}}\s{{1,8}})?){re.escape(IMAGE_MARK)}(\d+)>((?:\s{{0,7}}\n)?)(?=([^\s<]?))"
+)
 
 
 class _Place(NamedTuple):
@@ -39,6 +44,7 @@ class _Place(NamedTuple):
     size: tuple[int, int]
     before: str
     after: str
+    precedes_text: bool
 
 
 class ImagePromptTokenizer:
@@ -90,7 +96,7 @@ class ImagePromptTokenizer:
         end, has_first = 0, prompt.adds_special_tokens
         for mark in _PLACE.finditer(prompt.text):
             image = prompt.images[int(mark[2])]
-            place = _Place(_size(image), mark[1], mark[3])
+            place = _Place(_size(image), mark[1], mark[3], bool(mark[4]))
             if place not in self._counts:
                 self._begin_probe(place, image.field)
                 return None
@@ -111,7 +117,8 @@ class ImagePromptTokenizer:
         if self._probe is not None:
             return
         blank = Image(blank_image(*place.size), field)
-        prompt = ImagePrompt(f"{place.before}{image_mark(0)}{place.after}", (blank,))
+        text = f"{place.before}{image_mark(0)}{place.after}{_LETTER * place.precedes_text}"
+        prompt = ImagePrompt(text, (blank,))
         config = self._pipeline.defaults()
         config.max_new_tokens = 1
         try:
@@ -127,9 +134,10 @@ class ImagePromptTokenizer:
             return
         (place, handle), self._probe = self._probe, None
         try:
-            self._counts[place] = handle.get_perf_metrics().get_num_input_tokens()
+            count = handle.get_perf_metrics().get_num_input_tokens()
         except RuntimeError:
             return
+        self._counts[place] = count - len(self._encode(_LETTER * place.precedes_text, add_special_tokens=False))
         if len(self._counts) > _MAX_COUNTS:
             self._counts.popitem(last=False)
 

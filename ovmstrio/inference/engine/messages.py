@@ -37,6 +37,9 @@ LANGUAGE_MODEL_FILE: Final = "openvino_language_model.xml"
 CONTEXT_FILE: Final = "ovmstrio.json"
 """File in a converted model folder: ``{"context_length": 2048}``."""
 
+ADAPTER_FILE: Final = "adapter_model.safetensors"
+"""File of a LoRA adapter in peft's format."""
+
 VOICE_FILES: Final = "*.onnx"
 """Pattern of the network of a Piper voice; its configuration has ``.json`` appended to the name."""
 

@@ -13,6 +13,7 @@ import openvino_genai as genai
 
 from ovmstrio.core.errors import InvalidField
 from ovmstrio.core.generation import Grammar, GrammarKind, Sampling
+from ovmstrio.inference.engine.lora import read_adapter
 from ovmstrio.inference.engine.messages import LANGUAGE_MODEL_FILE
 
 if TYPE_CHECKING:
@@ -94,6 +95,11 @@ def _set_sampling(config: Any, sampling: Sampling, seed: int) -> None:
         config.top_k = sampling.top_k if sampling.top_k > 0 else NO_TOP_K
 
 
+def max_draft_tokens(batched_tokens: int) -> int:
+    """Return the most tokens that a request may have proposed per step, given the most tokens of a step."""
+    return max(1, batched_tokens // 2)
+
+
 def _set_draft(config: Any, sampling: Sampling) -> None:
     """Set the number of draft tokens: fixed, or while the draft model's confidence is high enough."""
     if sampling.num_assistant_tokens is not None:
@@ -113,6 +119,7 @@ _GPU_BLOCK_TOKENS: Final = 16
 _MEASURED_BLOCKS: Final = 2
 _DRAFT: Final = "draft_model"
 _LOOKUP: Final = "prompt_lookup"
+_ADAPTERS: Final = "adapters"
 _DRAFT_TOKENS: Final = 5  # default number of draft tokens
 _LOOKUP_NGRAM: Final = 3  # default n-gram size of prompt lookup
 _TOKENIZER: Final = {"INFERENCE_NUM_THREADS": 1}  # its work is shorter than a thread switch
@@ -138,6 +145,8 @@ class PipelineOptions:
     draft_folder: str = ""  # draft model for speculative decoding; empty for none
     draft_device: str = ""  # device of the draft model
     looks_up: bool = False  # whether prompt lookup proposes tokens
+    adapter: str = ""  # folder or file of a LoRA adapter; empty for none
+    adapter_alpha: float = 1.0  # factor of the adapter's own scale
 
 
 class ImagePrompt(NamedTuple):
@@ -155,10 +164,12 @@ class Pipeline:
 
     Raises:
         RuntimeError: the model cannot be loaded.
+        ValueError: the adapter does not fit the model.
     """
 
     def __init__(self, options: PipelineOptions) -> None:
         self._options = options
+        self._adapter = read_adapter(Path(options.adapter), Path(options.folder)) if options.adapter else None
         self.tokenizer: Any = None  # the library's tokenizer
         self.block_tokens = _GPU_BLOCK_TOKENS if "GPU" in options.device else _BLOCK_TOKENS  # tokens per block
         self.takes_images = (Path(options.folder) / LANGUAGE_MODEL_FILE).is_file()
@@ -169,8 +180,9 @@ class Pipeline:
             self.tokenizer.set_chat_template(_UNCHANGED)
         self.blocks = self._count_blocks()  # number of KV-cache blocks
         rounded_bytes = -(-options.cache_bytes // GIB) * GIB
-        if rounded_bytes != options.cache_bytes:
-            # The library accepts a size in full gigabytes, or in blocks whose size only it knows.
+        if rounded_bytes != options.cache_bytes or options.draft_folder:
+            # The library accepts a size in full gigabytes, or in blocks whose size only it knows. A draft model gets
+            # as many blocks only by their number.
             self.blocks = max(1, self.blocks * options.cache_bytes // rounded_bytes)
             self._remake()
         self._warm()
@@ -184,6 +196,24 @@ class Pipeline:
     def batched_tokens(self) -> int:
         """Maximum tokens per step."""
         return self._options.batched_tokens
+
+    @property
+    def has_draft(self) -> bool:
+        """Whether a draft model proposes tokens."""
+        return bool(self._options.draft_folder)
+
+    @property
+    def proposes(self) -> bool:
+        """Whether a draft model or prompt lookup proposes tokens."""
+        return self.has_draft or self._options.looks_up
+
+    def draft_tokens(self, sampling: Sampling) -> int:
+        """Return how many tokens are proposed per step of a sequence; 0 for none or an unknown number."""
+        if not self.proposes:
+            return 0
+        config = self.defaults()
+        _set_draft(config, sampling)
+        return int(config.num_assistant_tokens or 0)
 
     def uncached(self, tokens: int) -> Pipeline:
         """Create a second pipeline without prefix cache, with room for a number of tokens."""
@@ -212,12 +242,23 @@ class Pipeline:
         scheduler.max_num_batched_tokens = options.batched_tokens
         scheduler.max_num_seqs = options.texts
         scheduler.dynamic_split_fuse = options.splits_prompts
+        if options.draft_folder:
+            # With a draft model, prompts in several parts lead to wrong tokens in a batch (see :class:`Batch`).
+            scheduler.max_num_batched_tokens = max(options.batched_tokens, blocks * self.block_tokens)
+            scheduler.dynamic_split_fuse = False
         scheduler.enable_prefix_caching = options.caches_prefixes
         properties = dict(options.properties)
         if options.looks_up:
             properties[_LOOKUP] = True
+        of_draft: dict[str, Any] = {}  # empty for those of the model, its adapter included
+        if self._adapter is not None:
+            # The matrices become constants of the graph: fusing needs uncompressed weights, and rounds them to bf16.
+            scale, mode = options.adapter_alpha * self._adapter.scale, genai.AdapterConfig.Mode.MODE_STATIC
+            properties[_ADAPTERS] = genai.AdapterConfig(genai.Adapter(self._adapter.file), scale, mode)
+            of_draft = {"PERFORMANCE_HINT": "LATENCY", **options.properties}
         if options.draft_folder:
-            properties[_DRAFT] = genai.draft_model(options.draft_folder, options.draft_device or options.device)
+            device = options.draft_device or options.device
+            properties[_DRAFT] = genai.draft_model(options.draft_folder, device, **of_draft)
         if self.tokenizer is None:
             return genai.ContinuousBatchingPipeline(options.folder, scheduler, options.device, properties, _TOKENIZER)
         # The tokenizer holds the compiled grammars.
@@ -256,9 +297,10 @@ class Pipeline:
     def defaults(self) -> Any:
         """Return a modifiable copy of the model's generation settings."""
         config = self._batch.get_config()
-        if self._options.draft_folder or self._options.looks_up:
+        if self.proposes:
             if not config.assistant_confidence_threshold:
-                config.num_assistant_tokens = config.num_assistant_tokens or _DRAFT_TOKENS
+                proposed = config.num_assistant_tokens or _DRAFT_TOKENS
+                config.num_assistant_tokens = min(proposed, max_draft_tokens(self._options.batched_tokens))
             if self._options.looks_up:
                 config.max_ngram_size = config.max_ngram_size or _LOOKUP_NGRAM
         return config

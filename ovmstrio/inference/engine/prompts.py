@@ -318,7 +318,7 @@ def _positive(*parts: Any) -> int | None:
 
 
 class PromptOptions(NamedTuple):
-    """How a prompt is tokenized.
+    """Tokenization of a prompt.
 
     Attributes:
         adds_special_tokens: whether the tokenizer adds its special tokens; None for texts only.

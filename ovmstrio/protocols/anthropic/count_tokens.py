@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -51,5 +50,4 @@ def _read(document: Mapping[str, Any], limits: GenerationLimits, deadline: float
     conversation = read_conversation(fields, limits)
     COUNT_TOKENS.check(fields)
     errors.tell()
-    # Tools stay in the prompt, and nothing forces a call of them.
-    return GenerationRequest(replace(conversation, tool_choice="none"), Sampling(max_tokens=0), deadline=deadline)
+    return GenerationRequest(conversation, Sampling(max_tokens=0), deadline=deadline)

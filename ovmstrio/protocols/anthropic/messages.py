@@ -223,6 +223,7 @@ def read_conversation(fields: Fields, limits: GenerationLimits) -> Conversation:
         options,
         returns_first_call_only=choice is not None and bool(choice.flag("disable_parallel_tool_use")),
         continues_final_message=continues,
+        images=tuple(prompt.images),
     )
 
 

@@ -18,7 +18,6 @@ import structlog
 
 from ovmstrio.core.errors import FailedPrecondition, InvalidRequest, NotSupported
 from ovmstrio.encoding.generated import inference as pb
-from ovmstrio.serving.broadcast_changes import server_model_control
 from ovmstrio.serving.records import VersionState
 from ovmstrio.telemetry.call_statistics import CallTotal
 from ovmstrio.telemetry.log_levels import LOG_LEVEL, format_log_levels, parse_log_levels
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ovmstrio.core.tensor import TensorSpec
-    from ovmstrio.serving.broadcast_changes import ServerModelControl
     from ovmstrio.serving.data_plane import DataPlane, ModelMetadata
     from ovmstrio.telemetry.call_statistics import VersionStatistics
 
@@ -232,17 +230,6 @@ _CONFIG: Final = "config"
 _FILE: Final = "file:"
 _DEPENDENTS: Final = "unload_dependents"
 _MAX_CONFIG_CHARACTERS: Final = 64 * 1024
-
-
-def model_control(plane: DataPlane) -> ServerModelControl:
-    """Return the model control, or raise ``FailedPrecondition`` if explicit model control is off."""
-    control = server_model_control(plane)
-    if control is None:
-        raise FailedPrecondition(
-            "loading and unloading by name is disabled: the server follows its configuration; "
-            "start with --model-control explicit"
-        )
-    return control
 
 
 def load_parameters(given: Mapping[str, Any]) -> tuple[str | None, dict[str, bytes]]:

@@ -50,7 +50,6 @@ from ovmstrio.protocols.kserve.extensions import (
     config_message,
     load_parameters,
     log_settings,
-    model_control,
     repository_index,
     server_extensions,
     server_version,
@@ -65,7 +64,7 @@ from ovmstrio.protocols.kserve.grpc_messages import (
 )
 from ovmstrio.serving.admission import release_unless_named
 from ovmstrio.serving.aggregate import aggregate_statistics
-from ovmstrio.serving.broadcast_changes import register_region, unregister_region
+from ovmstrio.serving.broadcast_changes import register_region, server_model_control, unregister_region
 from ovmstrio.serving.interfaces import KSERVE_GRPC
 from ovmstrio.transport.grpc.call import OrderedHandler, current_call
 
@@ -465,7 +464,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
         with self._change("load", model=message.model_name):
             _check_repository(message.repository_name)
             config, files = load_parameters(_parameter_values(message.parameters))
-            await model_control(self._plane).load(message.model_name, config, files)
+            await server_model_control(self._plane).load(message.model_name, config, files)
         return pb.RepositoryModelLoadResponse()
 
     async def repository_model_unload(
@@ -475,7 +474,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
         with self._change("unload", model=message.model_name):
             _check_repository(message.repository_name)
             with_callees = unload_parameters(_parameter_values(message.parameters))
-            await model_control(self._plane).unload(message.model_name, with_callees=with_callees)
+            await server_model_control(self._plane).unload(message.model_name, with_callees=with_callees)
         return pb.RepositoryModelUnloadResponse()
 
     # Traces and logs

@@ -17,12 +17,11 @@ from ovmstrio.protocols.kserve.extensions import (
     check_trace_settings,
     load_parameters,
     log_settings,
-    model_control,
     repository_index,
     unload_parameters,
 )
 from ovmstrio.protocols.kserve.rest_requests import read_document
-from ovmstrio.serving.broadcast_changes import register_region, unregister_region
+from ovmstrio.serving.broadcast_changes import register_region, server_model_control, unregister_region
 from ovmstrio.transport.http.responses import json_response
 from ovmstrio.transport.http.router import rule
 from ovmstrio.util.truncation import shown
@@ -49,12 +48,12 @@ def repository_rules(plane: DataPlane, changes: AdminChanges) -> list[Rule]:
     async def load(request: HttpRequest, model: str) -> HttpAnswer:
         with changes.requested("load", request, model=model):
             config, files = await _load_parameters(request)
-            await model_control(plane).load(model, config, files)
+            await server_model_control(plane).load(model, config, files)
         return HttpAnswer(200)
 
     async def unload(request: HttpRequest, model: str) -> HttpAnswer:
         with changes.requested("unload", request, model=model):
-            await model_control(plane).unload(model, with_callees=unload_parameters(await _parameters(request)))
+            await server_model_control(plane).unload(model, with_callees=unload_parameters(await _parameters(request)))
         return HttpAnswer(200)
 
     return [

@@ -63,7 +63,13 @@ def _read_conversation(fields: Fields, prompt: PromptSize) -> Conversation:
     continues = last.get("role") == "assistant" and not last.get("tool_calls")
     if continues:
         options["add_generation_prompt"] = False
-    return Conversation(messages, tools.tools, template_options=options, continues_final_message=continues)
+    return Conversation(
+        messages,
+        tools.tools,
+        template_options=options,
+        continues_final_message=continues,
+        images=tuple(prompt.images),
+    )
 
 
 def _chat_message(message: Fields) -> dict[str, Any]:

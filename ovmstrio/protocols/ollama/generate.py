@@ -69,10 +69,8 @@ def _read_prompt(fields: Fields, prompt: PromptSize) -> Conversation | str:
     images = image_parts(fields)
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": [*images, {"type": "text", "text": text or ""}] if images else text})
-    return Conversation(
-        tuple(read_chat_message(fields.translated(message, prompt)) for message in messages),
-        template_options=read_thinking(fields),
-    )
+    read = tuple(read_chat_message(fields.translated(message, prompt)) for message in messages)
+    return Conversation(read, template_options=read_thinking(fields), images=tuple(prompt.images))
 
 
 def _content(text: str, reasoning: str, calls: list[dict[str, Any]]) -> dict[str, Any]:

@@ -114,6 +114,8 @@ def _description(api: OpenAIApi, name: str) -> dict[str, Any]:
     capabilities = [each for task in tasks_of(api.plane, name) for each in _CAPABILITIES.get(task, ())]
     if getattr(service, "has_reasoning", False):
         capabilities.append("thinking")
+    if limits.takes_images:
+        capabilities.append("vision")
     info: dict[str, Any] = {"general.architecture": family}
     if limits.context_length is not None:
         info[f"{family}.context_length"] = limits.context_length

@@ -216,11 +216,18 @@ class OpenAIApi:
     stream_headers: Headers = EVENT_HEADERS
 
     def rules(
-        self, path: str, method: str, view: View, *, has_tasks: bool = False, prefixes: tuple[str, ...] = PREFIXES
+        self,
+        path: str,
+        method: str,
+        view: View,
+        *,
+        has_tasks: bool = False,
+        prefixes: tuple[str, ...] = PREFIXES,
+        need: Permission = Permission.GENERATE,
     ) -> list[Rule]:
         """Return the routes of a path below the prefixes; ``has_tasks`` gives the view a nursery."""
         options: dict[str, Any] = {"is_hot": True, "has_tasks": has_tasks, "refuse": self.form.refuse}
-        options["need"] = Permission.GENERATE
+        options["need"] = need
         return [rule(prefix + path, method, view, **options) for prefix in prefixes]
 
     async def body(self, request: HttpRequest, known: KnownFields) -> Body:

@@ -101,14 +101,16 @@ _NO_MEDIA: Final = _Refused("this model accepts text only")
 _ONE_ENGINE: Final = _Refused("a model has one engine")
 _ONE_QUEUE: Final = _Refused("requests are served in order of arrival; omit it, or send 0")
 _ONE_CHOICE: Final = "only the probability of the chosen token is known"
+_NAME_OF_ADAPTER: Final = _Refused("an adapter is fixed when its model is loaded; set model to the adapter's name")
 _NOT_STORED: Final = "responses are not stored"
 _SHARED_CACHE: Final = _Refused("all callers share cached prefixes; serve the model with enable_prefix_caching false")
 _REFUSED: Final[Mapping[str, _Refused]] = {
     **dict.fromkeys(("return_token_ids", "return_token_offsets"), _NO_TOKEN_IDS),
     "allowed_token_ids": _Refused("the generation library has no token filter; use response_format"),
-    **dict.fromkeys(("mm_processor_kwargs", "media_io_kwargs"), _NO_MEDIA),
+    **dict.fromkeys(("mm_processor_kwargs", "media_io_kwargs"), _Refused("the model decides how images are read")),
     **dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "routed_experts_prompt_start"), _ONE_ENGINE),
-    "return_mm_kwargs": _Refused("this model accepts text only", neutral=True),
+    **dict.fromkeys(("adapter_id", "lora", "lora_adapters", "lora_path", "lora_request"), _NAME_OF_ADAPTER),
+    "return_mm_kwargs": _Refused("answers have no processed media", neutral=True),
     "cache_salt": _SHARED_CACHE,
     "guided_whitespace_pattern": _Refused("JSON has no optional white space; use response_format with a grammar"),
     "logit_bias": _Refused("the generation library has no logit bias"),

@@ -29,12 +29,12 @@ def model_rules(api: OpenAIApi) -> list[Rule]:
     async def every(_: HttpRequest) -> HttpAnswer:
         # Text models come first, for clients that use the first model.
         names = sorted(loaded_names(api.plane), key=lambda name: (_rank(tasks_of(api.plane, name)), name))
-        return json_response({"object": "list", "data": [model_document(name) for name in names]})
+        return json_response({"object": "list", "data": [model_document(api.plane, name) for name in names]})
 
     async def one(_: HttpRequest, name: str) -> HttpAnswer:
         if name not in loaded_names(api.plane):
             raise api.missing(name)
-        return json_response(model_document(name))
+        return json_response(model_document(api.plane, name))
 
     return [
         *api.rules("/models", "GET", every),
@@ -43,14 +43,32 @@ def model_rules(api: OpenAIApi) -> list[Rule]:
     ]
 
 
-def model_document(name: str) -> dict[str, Any]:
-    """Return the document of a model; ``created`` is the server's start time."""
-    return {"id": name, "object": "model", "created": STARTED, "owned_by": _OWNER}
+def model_document(plane: DataPlane, name: str) -> dict[str, Any]:
+    """Return the document of a loaded service; ``created`` is the server's start time.
+
+    A model that generates text has a ``parent`` as in vLLM: the model that it is a LoRA adapter of, or null.
+    """
+    document = {"id": name, "object": "model", "created": STARTED, "owned_by": _OWNER}
+    parent = parent_of(plane, name)
+    return document if parent is None else {**document, "parent": parent or None}
+
+
+def parent_of(plane: DataPlane, name: str) -> str | None:
+    """Return the parent of a loaded adapter, an empty text for other language models, None for other services."""
+    try:
+        return plane.registry.peek(name).parent  # type: ignore[attr-defined,no-any-return]
+    except (AttributeError, ServerError):
+        return None
+
+
+def parents(plane: DataPlane) -> list[str]:
+    """Return the loaded language models without adapter."""
+    return [name for name in sorted(loaded_names(plane)) if parent_of(plane, name) == ""]
 
 
 def openai_status_fields(plane: DataPlane, name: str) -> Mapping[str, Any]:
     """Return the OpenAI fields to add to TensorFlow Serving's model status; empty for other models."""
-    return model_document(name) if tasks_of(plane, name) else {}
+    return model_document(plane, name) if tasks_of(plane, name) else {}
 
 
 def loaded_names(plane: DataPlane) -> list[str]:

@@ -18,6 +18,7 @@ from ovmstrio.core.errors import InvalidField, MethodNotAllowed, NotFound, NotRe
 from ovmstrio.protocols.openai.api import ERROR_FORMATS, OpenAIApi, OpenAIErrors
 from ovmstrio.protocols.openai.embeddings import embedding_rules
 from ovmstrio.protocols.openai.graph_text_api import TEXT_ENDPOINTS
+from ovmstrio.protocols.openai.lora_adapters import lora_adapter_rules
 from ovmstrio.protocols.openai.models import model_rules
 from ovmstrio.protocols.openai.raw_http_routes import answer_raw_request
 from ovmstrio.protocols.openai.rerank import rerank_rules
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from ovmstrio.core.http_messages import HttpAnswer, HttpRequest
+    from ovmstrio.protocols.admin.changes import AdminChanges
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.transport.http.router import Rule
 
@@ -137,8 +139,8 @@ _ENDPOINTS: Final[tuple[Callable[[OpenAIApi], list[Rule]], ...]] = (
 )
 
 
-def openai_rules(plane: DataPlane, max_body_bytes: int, errors: str = "openai") -> list[Rule]:
+def openai_rules(plane: DataPlane, max_body_bytes: int, changes: AdminChanges, errors: str = "openai") -> list[Rule]:
     """Return the routes over one data plane; ``errors`` is a key of ``ERROR_FORMATS``."""
     api = OpenAIApi(plane, max_body_bytes, ERROR_FORMATS[errors])
-    rules = [rule for endpoint in _ENDPOINTS for rule in endpoint(api)]
+    rules = [rule for endpoint in _ENDPOINTS for rule in endpoint(api)] + lora_adapter_rules(api, changes)
     return [*rules, *_catch_all_rules(api, rules)]

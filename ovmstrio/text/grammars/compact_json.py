@@ -120,6 +120,17 @@ def _any_digits(count: int) -> str:
 # Schema rules
 # ----------------------------------------------------------------------
 
+
+# xgrammar keeps one token mask per state of a rule. A token that reaches beyond the end of the rule is matched at each
+# step instead, so a rule that ends after one character costs a walk through the vocabulary per token. Rules of strings
+# therefore end with the string: each names its successor, and the closing quote belongs to the last one.
+
+
+def _letter_then(after: str) -> str:
+    """Return the rule for one character of a string, followed by the rule ``after``."""
+    return rf'[^"\\\x00-\x1f] {after} | "\\" ["\\/bfnrt] {after} | "\\u" code {after}'
+
+
 _VALUE_RULES: Final[Mapping[str, str]] = {
     "value": "string | object | array | number | word",
     "object": r'"{" (string colon value (comma string colon value)*)? "}"',
@@ -127,8 +138,8 @@ _VALUE_RULES: Final[Mapping[str, str]] = {
     "word": r'"true" | "false" | "null"',
     "number": NUMBER,
     "integer": INTEGER,
-    "string": r'"\"" letter* "\""',
-    "letter": r'[^"\\\x00-\x1f] | "\\" (["\\/bfnrt] | "u" code)',
+    "string": r'"\"" letters',
+    "letters": r'"\""' + f" | {_letter_then('letters')}",
     # Excludes lone surrogates.
     "code": "[0-9a-cA-CefEF] hex hex hex | [dD] [0-7] hex hex "
     r'| [dD] [89abAB] hex hex "\\u" [dD] [c-fC-F] hex hex',
@@ -141,8 +152,8 @@ _VALUE_RULE_USES: Final[Mapping[str, tuple[str, ...]]] = {
     "value": ("string", "object", "array", "number", "word"),
     "object": ("string", "colon", "comma", "value"),
     "array": ("value", "comma"),
-    "string": ("letter",),
-    "letter": ("code",),
+    "string": ("letters",),
+    "letters": ("code",),
     "code": ("hex",),
 }
 _UNSUPPORTED_KEYWORDS: Final = frozenset(
@@ -162,6 +173,8 @@ _UNSUPPORTED_KEYWORDS: Final = frozenset(
 )
 """Keywords that are left to xgrammar's rules."""
 _MAX_RULES: Final = 1500
+_STRING_BLOCK: Final = 128
+"""Characters that rules of their own count; more rules take longer to compile, fewer make more tokens cross an end."""
 _MAX_LENGTH: Final = 2000
 """Maximum length bound of strings and arrays."""
 
@@ -278,8 +291,32 @@ class _RuleWriter:
             return self._use_value_rule("string")
         if max(least, most or 0) > _MAX_LENGTH:
             raise _UnsupportedSchema
-        count = f"{{{least},}}" if most is None else f"{{{least},{most}}}"
-        return rf'"\"" {self._use_value_rule("letter")}{count} "\""'
+        after = self._use_value_rule("letters") if most is None else self._letters_up_to(max(most - least, 0))
+        blocks, rest = divmod(least, _STRING_BLOCK)
+        for _ in range(rest):
+            after = self._add_rule(_letter_then(after))
+        return " ".join(['"\\""', *[self._letter_chain("block", _STRING_BLOCK)] * blocks, after])
+
+    def _letters_up_to(self, count: int) -> str:
+        """Return the rule for at most ``count`` characters and the closing quote."""
+        blocks, rest = divmod(count, _STRING_BLOCK)
+        rule = self._letter_chain("letters", rest)
+        for _ in range(blocks):
+            shorter, block = (
+                self._letter_chain("letters", _STRING_BLOCK - 1),
+                self._letter_chain("block", _STRING_BLOCK),
+            )
+            rule = self._add_rule(f"{shorter} | {block} {rule}")
+        return rule
+
+    def _letter_chain(self, name: str, count: int) -> str:
+        """Return the rule for ``count`` characters (``block``), or at most ``count`` and the end (``letters``)."""
+        end, prefix = ('""', "") if name == "block" else (r'"\""', r'"\"" | ')
+        self._rules.setdefault(f"{name}0", end)
+        for number in range(1, count + 1):
+            self._rules.setdefault(f"{name}{number}", prefix + _letter_then(f"{name}{number - 1}"))
+        self._use_value_rule("code")
+        return f"{name}{count}"
 
     def _number(self, kind: str, schema: Mapping[str, Any]) -> str:
         words = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")

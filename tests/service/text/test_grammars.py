@@ -602,6 +602,19 @@ def test_strict_schemas_of_pydantic_are_accepted(shape: Any) -> None:
     check_grammar(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(TypeAdapter(shape).json_schema()), is_strict=True))
 
 
+@pytest.mark.parametrize("length", [0, 1, 2, 127, 128, 129, 300])
+def test_string_has_the_characters_of_its_bounds(engine: GrammarEngine, length: int) -> None:
+    """Strings of more than 128 characters are counted in blocks; noise may be no UTF-8, so it is narrowed to ASCII."""
+    for bounds in ({"minLength": length, "maxLength": length}, {"minLength": length}, {"maxLength": length}):
+        rules = to_compact_json(_schema({"type": "string", **bounds})).text
+        narrowed = Grammar(GrammarKind.EBNF, rules.replace(r'[^"\\\x00-\x1f]', "[a-z ]"))
+        assert narrowed.text != rules or length == 0
+        for seed in range(4):
+            error, text = engine.make(narrowed, tokens=2000, seed=seed)
+            assert error == ""
+            assert bounds.get("minLength", 0) <= len(json.loads(text)) <= bounds.get("maxLength", 2000), (bounds, text)
+
+
 def test_json_object_is_on_one_line(engine: GrammarEngine) -> None:
     grammar = to_compact_json(Grammar(GrammarKind.JSON_OBJECT, ""))
     check_grammar(grammar)

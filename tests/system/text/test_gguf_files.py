@@ -129,7 +129,7 @@ async def test_unsupported_architecture_is_named(serve_tiny: ServeTiny, tmp_path
 @pytest.mark.parametrize(
     ("files", "path", "message"),
     [
-        (["openvino_language_model.xml"], ".", "multimodal models are not supported"),
+        (["openvino_language_model.xml"], ".", r"without openvino_text_embeddings_model\.xml, openvino_tokenizer\.xml"),
         (["model_index.json"], ".", "image generation models are not supported"),
         (["openvino_encoder_model.xml"], ".", "set the task to speech2text or text2speech"),
         ([], ".", r"without openvino_model\.xml"),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 import json
 import struct
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any, Final
 import httpx
 import pytest
 
+from tests.support.graphs import llm_graph
 from tests.support.served_in_thread import ServedInThread, serving_in_thread
 from tests.support.tiny_llava import EXACT, data_url, image_file, noise, write_tiny_llava
 from tests.support.waits import until
@@ -56,10 +58,11 @@ def media(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path, media: Path) -> Iterator[ServedInThread]:
-    options: dict[str, Any] = {"cache_size": 0.01, "plugin_config": json.dumps(EXACT), "rest_port": 0}
-    with serving_in_thread(
-        model_path=str(folder), model_name="eyes", allowed_local_media_path=media, **options
-    ) as made:
+    """Serve a graph as OpenVINO Model Server writes it for such a model."""
+    properties = f"plugin_config: '{json.dumps(EXACT)}',"
+    graph = llm_graph("pipeline_type: VLM_CB,", properties, "enable_prefix_caching: true, cache_size: 1")
+    (folder / "graph.pbtxt").write_text(graph)
+    with serving_in_thread(model_path=str(folder), model_name="eyes", allowed_local_media_path=media) as made:
         yield made
 
 
@@ -110,6 +113,27 @@ def test_texts_about_images_are_those_of_openvino_genai(server: ServedInThread, 
         assert answer["choices"][0]["message"]["content"] == text
         assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (tokens, TOKENS)
     assert len({text for text, _ in expected}) == len(CASES)
+
+
+def test_images_of_other_apis_are_those_of_chats(server: ServedInThread) -> None:
+    images = [base64.b64encode(image_file(noise(*image))).decode() for image in ((1, 60, 40), (3, 200, 90))]
+    chat = _ask(server, _content([(1, 60, 40), (3, 200, 90), "What?"]), ignore_eos=False)
+    text, tokens = chat["choices"][0]["message"]["content"], chat["usage"]["prompt_tokens"]
+    sources = [{"type": "base64", "media_type": "image/png", "data": data} for data in images]
+    blocks = [*({"type": "image", "source": source} for source in sources), {"type": "text", "text": "What?"}]
+    body = {"model": "eyes", "messages": [{"role": "user", "content": blocks}]}
+    message = server.ask("POST", "/v1/messages", json={**body, "max_tokens": TOKENS, "temperature": 0}).json()
+    counted = server.ask("POST", "/v1/messages/count_tokens", json=body).json()
+    usage = message["usage"]
+    assert message["content"] == [{"type": "text", "text": text}]
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == counted["input_tokens"] == tokens
+    asked = {"model": "eyes", "stream": False, "options": {"num_predict": TOKENS, "temperature": 0}}
+    messages = [{"role": "user", "content": "What?", "images": images}]
+    answer = server.ask("POST", "/api/chat", json={**asked, "messages": messages}).json()
+    assert (answer["message"]["content"], answer["prompt_eval_count"]) == (text, tokens)
+    made = server.ask("POST", "/api/generate", json={**asked, "prompt": "What?", "images": images}).json()
+    assert (made["response"], made["prompt_eval_count"]) == (text, tokens)
+    assert "vision" in server.ask("POST", "/api/show", json={"model": "eyes"}).json()["capabilities"]
 
 
 def test_responses_and_streams_of_images_have_the_texts_of_chats(server: ServedInThread) -> None:

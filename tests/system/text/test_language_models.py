@@ -61,6 +61,44 @@ def test_answers_streams_and_responses_have_the_same_text(client: openai.OpenAI)
     assert response.status == "incomplete"
 
 
+def test_the_apis_of_anthropic_and_ollama_have_the_texts_of_chats(servers: SystemServers) -> None:
+    with httpx.Client(base_url=servers.serving("generation").rest, trust_env=False, timeout=SECONDS) as http:
+
+        def ask(path: str, **body: Any) -> Any:
+            answer = http.post(path, json={"model": "chat", "messages": MESSAGES, **body})
+            assert answer.status_code == 200, answer.text
+            return answer.json()
+
+        chat = ask("/v1/chat/completions", max_tokens=12, temperature=0)
+        text, tokens = chat["choices"][0]["message"]["content"], chat["usage"]["prompt_tokens"]
+        message = ask("/v1/messages", max_tokens=12, temperature=0)
+        usage = message["usage"]
+        assert (message["content"], message["stop_reason"]) == ([{"type": "text", "text": text}], "max_tokens")
+        assert usage["input_tokens"] + usage["cache_read_input_tokens"] == tokens
+        assert ask("/v1/messages/count_tokens") == {"input_tokens": tokens}
+        stop = text[4:6]
+        stopped = ask("/v1/messages", max_tokens=12, temperature=0, stop_sequences=[stop, "nowhere"])
+        assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", stop)
+        assert stopped["content"] == [{"type": "text", "text": text[: text.index(stop)]}]
+        tool = {"name": "paint", "input_schema": SIZE}
+        forced = {"tools": [tool], "tool_choice": {"type": "any"}}
+        called = ask("/v1/messages", max_tokens=100, **forced)
+        assert (called["stop_reason"], called["content"][0]["name"]) == ("tool_use", "paint")
+        assert called["content"][0]["input"]["size"] in {"small", "large"}
+        with_tools = ask("/v1/messages/count_tokens", **forced)["input_tokens"]
+        assert with_tools == called["usage"]["input_tokens"] + called["usage"]["cache_read_input_tokens"] > tokens
+
+        options = {"num_predict": 12, "temperature": 0}
+        answer = ask("/api/chat", stream=False, options=options)
+        assert (answer["message"]["content"], answer["prompt_eval_count"]) == (text, tokens)
+        lines = http.post(
+            "/api/chat", json={"model": "chat", "messages": MESSAGES, "options": options}
+        ).text.splitlines()
+        assert "".join(json.loads(line)["message"]["content"] for line in lines) == text
+        shaped = ask("/api/chat", stream=False, options={"num_predict": 100}, format=SIZE)["message"]["content"]
+        assert json.loads(shaped)["size"] in {"small", "large"}
+
+
 def test_completions_take_texts_and_tokens(client: openai.OpenAI) -> None:
     answer = client.completions.create(
         model="chat", prompt=["the", "in"], max_tokens=3, echo=True, logprobs=1, temperature=0

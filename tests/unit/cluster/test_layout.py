@@ -240,10 +240,15 @@ def test_paths_name_the_service(target: str, document: object, name: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "target", ["/v3/chat/completions", "/v1/completions", "/v2/rerank", "/v1/v2/rerank", "/v1/images/generations"]
+    "target",
+    [
+        *("/v3/chat/completions", "/v1/completions", "/v2/rerank", "/v1/v2/rerank", "/v1/images/generations"),
+        *("/v1/messages", "/v1/messages/count_tokens", "/api/chat", "/api/generate", "/api/embed", "/api/embeddings"),
+    ],
 )
-def test_bodies_of_openai_requests_name_the_service(target: str) -> None:
-    assert http_target(_openai_request(target, {"model": "text"}), NAMES) == HttpTarget("text", may_stream=True)
+@pytest.mark.parametrize("model", ["text", "text:latest"])
+def test_bodies_of_openai_requests_name_the_service(target: str, model: str) -> None:
+    assert http_target(_openai_request(target, {"model": model}), NAMES) == HttpTarget("text", may_stream=True)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from ovmstrio.config.specs import (
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.generation import Task
 from ovmstrio.isolation.isolated_code import Isolation
-from ovmstrio.server.command_line import single_servable_spec
+from ovmstrio.server.command_line import UsageError, read_settings, single_servable_spec
 from ovmstrio.server.settings import ServerSettings
 from tests.support.config_documents import CONFIG_FILE, examine_sections, fatal_problems, parse_sections
 
@@ -471,6 +471,10 @@ def test_a_model_is_a_folder_or_a_file_with_the_task_text_generation_by_default(
 
 
 _TEXT_FILES: Final = ("openvino_model.xml", "openvino_tokenizer.xml")
+_IMAGE_MODEL_FILES: Final = (
+    *("openvino_language_model.xml", "openvino_text_embeddings_model.xml", "openvino_vision_embeddings_model.xml"),
+    *("openvino_tokenizer.xml", "openvino_detokenizer.xml"),
+)
 _SPEECH_FILES: Final = ("openvino_encoder_model.xml", "openvino_decoder_model.xml", "openvino_tokenizer.xml")
 
 
@@ -488,6 +492,8 @@ _SPEECH_FILES: Final = ("openvino_encoder_model.xml", "openvino_decoder_model.xm
         (_TEXT_FILES, "BertForMaskedLM", Task.EMBEDDINGS),
         ((*_SPEECH_FILES, "openvino_detokenizer.xml"), "WhisperForConditionalGeneration", Task.SPEECH_TO_TEXT),
         ((*_SPEECH_FILES, "openvino_postnet.xml"), "SpeechT5ForTextToSpeech", Task.TEXT_TO_SPEECH),
+        (_IMAGE_MODEL_FILES, "LlavaForConditionalGeneration", Task.TEXT_GENERATION),
+        (_IMAGE_MODEL_FILES, None, Task.TEXT_GENERATION),
     ],
 )
 def test_the_task_is_detected_from_the_files(
@@ -547,6 +553,50 @@ def test_options_become_fields_of_the_model() -> None:
     assert (spec.tool_parser, spec.idle_unload_seconds) == ("hermes3", 300)
 
 
+def _adapted(**options: Any) -> list[tuple[Any, ...]]:
+    models = _parse_texts({"name": "m", "base_path": "models/m", "max_num_seqs": 8, **options}).of(TextModelSpec)
+    adapters = [each.adapter for each in models]
+    assert [each.max_num_seqs for each in models] == [8] * len(models)
+    assert [each.max_concurrency for each in models] == [3] * len(models)
+    paths = [None if each is None else (str(each.path), each.alpha) for each in adapters]
+    return [(each.name, each.parent, path) for each, path in zip(models, paths, strict=True)]
+
+
+def test_adapters_become_models_with_the_options_of_their_model() -> None:
+    adapters = [{"name": "sql", "path": "adapters/sql"}, {"name": "fr", "path": "/fr.safetensors", "alpha": 0.5}]
+    assert _adapted(lora_adapters=adapters, max_concurrency=3) == [
+        ("m", "", None),
+        ("sql", "m", ("/etc/ovms/adapters/sql", 1.0)),
+        ("fr", "m", ("/fr.safetensors", 0.5)),
+    ]
+
+
+@pytest.mark.parametrize(
+    "given", ["sql=/sql, fr=/fr", '[{"name": "sql", "path": "/sql"}, {"name": "fr", "path": "/fr"}]']
+)
+def test_adapters_of_the_command_line(tmp_path: Path, given: str) -> None:
+    settings = ServerSettings(model_name="m", model_path=tmp_path, task="text_generation", lora_adapters=given)
+    models = single_servable_spec(settings).of(TextModelSpec)
+    assert [(each.name, each.parent) for each in models] == [("m", ""), ("sql", "m"), ("fr", "m")]
+    assert [each.adapter and str(each.adapter.path) for each in models] == [None, "/sql", "/fr"]
+
+
+@pytest.mark.parametrize("given", ["sql", "[1", '[{"name": "sql"}]', '[{"name": "sql", "path": "a", "rank": 4}]'])
+def test_unusable_adapters_of_the_command_line_are_a_problem_of_the_option(tmp_path: Path, given: str) -> None:
+    options = {"model_name": "m", "model_path": tmp_path, "task": "text_generation", "lora_adapters": given}
+    with pytest.raises(UsageError, match=r"--lora[-_]adapters"):
+        read_settings(options)
+
+
+def test_adapter_with_a_name_that_is_taken_is_refused() -> None:
+    parsed = _parse_texts(
+        {"name": "m", "base_path": "models/m", "lora_adapters": [{"name": "n", "path": "a"}]},
+        {"name": "n", "base_path": "models/n"},
+    )
+    assert [(each.name, each.parent) for each in parsed.of(TextModelSpec)] == [("m", ""), ("n", "m")]
+    assert "'n' is a text model's, which is served" in str(parsed.problems[0])
+
+
 def test_voices_and_speeds_of_speech_models() -> None:
     speech = {"task": "text2speech"}
     spec = _text_model(**speech, voices={"anna": "voices/anna.bin"}, speed_min=0.5, speed_max=2, idle_unload_seconds=9)
@@ -572,6 +622,8 @@ def test_voices_and_speeds_of_speech_models() -> None:
             "idle_unload_seconds",
             "of models for speech2text, text2speech, text_generation",
         ),
+        ({"lora_adapters": [{"name": "a/..", "path": "a"}]}, "lora_adapters[0].name", "cannot be used"),
+        ({"task": "embeddings", "lora_adapters": []}, "lora_adapters", "of models for text_generation"),
         ({"pipeline_type": "OMNI"}, "pipeline_type", "sound of requests and of answers is not supported"),
         ({"pipeline_type": "LMCB"}, "pipeline_type", "did you mean 'LM_CB'?"),
         ({"plugin_config": {"A": [1]}}, "plugin_config.A", "a text, a number, true or false"),

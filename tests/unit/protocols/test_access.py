@@ -18,6 +18,8 @@ from tests.unit.protocols.servers import stack
 
 PATHS: Final = (
     "/v1/config/reload",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
     "/v2/logging",
     "/v2/profile",
     "/v2/repository/models/echo/load",

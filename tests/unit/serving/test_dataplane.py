@@ -297,9 +297,7 @@ class _Peer:
 
 
 def _control(plane: _Process) -> ServerModelControl:
-    made = server_model_control(cast("DataPlane", plane))
-    assert made is not None
-    return made
+    return server_model_control(cast("DataPlane", plane))
 
 
 async def _load_all(folder: Path, *planes: _Process) -> None:

@@ -20,7 +20,7 @@ from openvino_genai.py_openvino_genai import GenerationConfig, GenerationStatus
 from trio.testing import MockClock
 
 from ovmstrio.core.errors import ContextExceeded, ModelFailure, NotReady, WorkerRestarting
-from ovmstrio.core.generation import Conversation, GenerationRequest, Grammar, GrammarKind, Sampling
+from ovmstrio.core.generation import Conversation, GenerationRequest, Grammar, GrammarKind, Image, Sampling
 from ovmstrio.core.worker_peers import StreamedResult
 from ovmstrio.inference.engine.batch import Batch, QueuedRequest
 from ovmstrio.inference.engine.engine import EngineProgram, TokenBytes, TokenizeQueue
@@ -33,7 +33,7 @@ from ovmstrio.inference.engine.messages import (
     encode_request,
     encode_texts,
 )
-from ovmstrio.inference.engine.pipeline import NO_TOP_K, Pipeline, configure_generation
+from ovmstrio.inference.engine.pipeline import NO_TOP_K, ImagePrompt, Pipeline, configure_generation
 from ovmstrio.inference.engine.prompts import PromptOptions, PromptTokenizer
 from ovmstrio.isolation.worker_process import WorkerProcess
 from ovmstrio.text.engine_client import EngineClient
@@ -346,7 +346,8 @@ _POISON: Final = GenerationRequest("", grammar=Grammar(GrammarKind.REGEX, "("))
 
 
 class _Handle:
-    def __init__(self, prompt: list[int], config: Any) -> None:
+    def __init__(self, prompt: Any, config: Any) -> None:
+        self.prompt = prompt
         self.breaks = _BREAKS in prompt or config.structured_output_config is not None
         self.left = _STEPS_OF_LONG if len(prompt) >= _LONG else 1
         self.length = len(prompt)
@@ -433,6 +434,20 @@ def test_text_restarted_twice_reports_each_token_once() -> None:
         reported += _tokens(batch, text, steps)
     assert reported == list(range(10, 25))
     assert batch.rebuilds == 2
+
+
+def test_text_about_an_image_is_read_again_when_it_is_restarted() -> None:
+    library = _Library(caches_prefixes=False)
+    batch = Batch(cast("Pipeline", library))
+    prompt = ImagePrompt("<ov_genai_image_0>", (Image(b"file", ""),))
+    text = QueuedRequest(1, 0, GenerationRequest(""), [-1] * 16, 1_000, 1, image_prompt=prompt)
+    batch.begin(text)
+    reported = _tokens(batch, text, 10)
+    _begin(batch, 2, _POISON, [8] * 10)
+    assert [asked.id for asked, _ in batch.step().failed] == [2]
+    assert [handle.prompt for handle in library.handles] == [prompt]
+    reported += _tokens(batch, text, 15)
+    assert reported == list(range(reported[0], reported[0] + 15))
 
 
 def test_text_cancelled_before_its_restart_leaves_the_batch_at_once() -> None:

@@ -460,5 +460,5 @@ async def test_tokens_are_counted_without_generating_any(serving: Serving) -> No
     assert (answer.status_code, answer.json()) == (200, {"input_tokens": 2})
     (request,) = service.requests
     assert request.sampling == Sampling(max_tokens=0)
-    assert request.prompt.tool_choice == "none"
+    assert request.prompt.tool_choice == "required"
     assert [tool["function"]["name"] for tool in request.prompt.tools] == ["city"]
