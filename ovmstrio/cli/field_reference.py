@@ -25,12 +25,13 @@ works, has no effect on the answer, or is refused; the server ignores no field t
 
 | result | meaning |
 |---|---|
-| works | described in [openai.md](openai.md#fields), [embeddings.md](embeddings.md) and [speech.md](speech.md) |
+| works | the pages named below describe the values |
 | no effect | the server checks the type of the value; the answer does not depend on it |
 | refused | status 400 with the reason and the code `unsupported_parameter` |
 | not listed | status 400 with the closest known name and the code `unknown_parameter` |
 
-A null value always counts as absent. A refused field may have the value that the tables show, or else a value that
+Values are described in [openai.md](openai.md#fields), [responses.md](responses.md), [embeddings.md](embeddings.md),
+[speech.md](speech.md) and [images.md](images.md). A null value always counts as absent. A refused field may have the value that the tables show, or else a value that
 means "off": `false`, 0, an empty text, list or object. `--openai-errors ovms` ignores fields that are not listed, as
 OVMS does, and so do text models among the nodes of a graph, because such fields may be meant for other nodes.
 
@@ -38,7 +39,7 @@ Messages with `function_call`, `audio`, `prefix` or `partial` are refused, too; 
 `continue_final_message`. Other additional fields of messages, which clients copy from answers, have no effect.
 """
 _TEXT: Final = ("/chat/completions", "/completions", "/responses")
-_MAX_NAMES_CHARACTERS: Final = 100
+_MAX_NAMES_CHARACTERS: Final = 150
 
 
 class _Row(NamedTuple):

@@ -16,6 +16,7 @@ from ovmstrio.config.documents import InvalidValue, Place
 from ovmstrio.config.schema import Key, parse_value
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.generation import Task
+from ovmstrio.core.images import parse_resolution
 from ovmstrio.core.tensor import Dim
 from ovmstrio.stores.address import Address
 from ovmstrio.util.truncation import MAX_ITEMS
@@ -427,6 +428,16 @@ Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Speed = Annotated[float, Field(gt=0, le=100)]
 
 
+def _resolutions(text: str) -> str:
+    for each in text.split() or ("",):
+        parse_resolution(each)
+    return text
+
+
+Resolutions = Annotated[str, AfterValidator(_resolutions)]
+"""One or several resolutions such as ``512x512``, separated by spaces."""
+
+
 class LoraAdapter(_Spec):
     """A LoRA adapter of a language model, served as a model of its own.
 
@@ -440,7 +451,7 @@ class LoraAdapter(_Spec):
 
 
 class TextModelSpec(ServableSpec):
-    """Configuration of one text or speech model, with the only version 1.
+    """Configuration of one text, speech or image model, with the only version 1.
 
     Attributes:
         path: model directory for openvino-genai, or a ``.gguf`` file; absolute.
@@ -463,6 +474,14 @@ class TextModelSpec(ServableSpec):
         max_allowed_chunks: maximum document chunks of a rerank request.
         voices: speaker embedding files by voice name.
         speed_min: minimum speech speed; 1 is normal.
+        max_resolution: maximum width and height of images, in requests and answers.
+        default_resolution: width and height of images whose request has none; None for those of the model.
+        max_num_images_per_prompt: maximum images of a request.
+        default_num_inference_steps: denoising steps of requests that have none.
+        max_num_inference_steps: maximum denoising steps of a request.
+        resolution: the only resolutions of requests; a single one is compiled into the model.
+        num_images_per_prompt: images of each request, compiled into the model with the only resolution.
+        guidance_scale: guidance of each request, as ``num_images_per_prompt``.
         max_queue: maximum requests waiting for KV cache.
         kv_overcommit: overcommit factor of the KV cache.
         draft_path: draft model for speculative decoding, as ``path``; None for none.
@@ -502,6 +521,14 @@ class TextModelSpec(ServableSpec):
     voices: dict[str, Path] = Field(default_factory=dict)
     speed_min: Speed = 0.25
     speed_max: Speed = 4.0
+    max_resolution: Resolutions = "4096x4096"
+    default_resolution: Resolutions | None = None
+    max_num_images_per_prompt: Count = 10
+    default_num_inference_steps: Count = 50
+    max_num_inference_steps: Count = 100
+    resolution: Resolutions | None = None
+    num_images_per_prompt: Count | None = None
+    guidance_scale: Annotated[float, Field(ge=0, le=1000)] | None = None
     max_queue: Annotated[int, Field(ge=0, le=1_000_000)] = 256
     kv_overcommit: Annotated[float, Field(gt=0, le=100)] = 1.0
     draft_path: Path | None = None

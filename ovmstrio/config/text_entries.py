@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import UnionType
@@ -19,6 +19,7 @@ from ovmstrio.config.shapes import parse_json_object
 from ovmstrio.config.specs import LoraAdapter, TextModelSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.generation import Task
+from ovmstrio.core.images import parse_resolution
 from ovmstrio.stores.address import local_path
 from ovmstrio.util.regular_files import read_regular_text
 
@@ -33,8 +34,10 @@ _EMBEDDINGS: Final = frozenset({Task.EMBEDDINGS})
 _RERANK: Final = frozenset({Task.RERANK})
 _TRANSCRIPTION: Final = frozenset({Task.SPEECH_TO_TEXT})
 _SPEECH: Final = frozenset({Task.TEXT_TO_SPEECH})
+_IMAGES: Final = frozenset({Task.IMAGE_GENERATION})
 _ALL_TASKS: Final = frozenset(Task)
 _SPEEDS: Final = ("speed_min", "speed_max")
+_RANGES: Final = (_SPEEDS, ("default_num_inference_steps", "max_num_inference_steps"))
 _DRAFT_PATH: Final = "draft_models_path"
 _ADAPTERS: Final = "lora_adapters"
 _KV_CACHE_PRECISION: Final = "KV_CACHE_PRECISION"
@@ -50,7 +53,7 @@ class _Option(NamedTuple):
 _OPTIONS: Final[Mapping[str, _Option]] = {
     "target_device": _Option("device", _ALL_TASKS),
     "plugin_config": _Option("plugin_config", _ALL_TASKS),
-    "idle_unload_seconds": _Option("idle_unload_seconds", _GENERATION | _TRANSCRIPTION | _SPEECH),
+    "idle_unload_seconds": _Option("idle_unload_seconds", _GENERATION | _TRANSCRIPTION | _SPEECH | _IMAGES),
     "kv_cache_precision": _Option("plugin_config", _GENERATION),
     "pipeline_type": _Option("", _GENERATION),
     **{
@@ -82,6 +85,19 @@ _OPTIONS: Final[Mapping[str, _Option]] = {
     "enable_word_timestamps": _Option("enable_word_timestamps", _TRANSCRIPTION),
     "voices": _Option("voices", _SPEECH),
     **{name: _Option(name, _SPEECH) for name in _SPEEDS},
+    **{
+        name: _Option(name, _IMAGES)
+        for name in (
+            "max_resolution",
+            "default_resolution",
+            "max_num_images_per_prompt",
+            "default_num_inference_steps",
+            "max_num_inference_steps",
+            "resolution",
+            "num_images_per_prompt",
+            "guidance_scale",
+        )
+    },
 }
 
 TEXT_OPTIONS: Final = frozenset(_OPTIONS)
@@ -106,6 +122,7 @@ _NOT_SERVED: Final = {
         "sampling defaults come from the model's folder",
         "remove it, and place the file there as generation_config.json",
     ),
+    "composite_lora_adapters": ("LoRA adapters of image models are not supported", "merge them before the conversion"),
     "max_position_embeddings": ("the model defines its maximum length", "remove it"),
     "max_length": ("the model defines its maximum length", "remove it"),
 }
@@ -129,6 +146,7 @@ def text_model_path(path: Path) -> Path:
     return path / quantized[0] if len(quantized) == 1 and not any(name.endswith(".xml") for name in names) else path
 
 
+_PIPELINE_INDEX: Final = "model_index.json"  # of image-generation pipelines
 _ENCODER: Final = frozenset({"openvino_model.xml", "openvino_tokenizer.xml"})
 _IMAGE_LANGUAGE_MODEL: Final = frozenset({"openvino_language_model.xml", "openvino_text_embeddings_model.xml"})
 _ENCODER_DECODER: Final = frozenset({"openvino_encoder_model.xml", "openvino_decoder_model.xml"})
@@ -162,6 +180,8 @@ def detect_task(path: Path) -> Task | None:
         has_pooling = (path / _POOLING_FILE).is_file()
     except (OSError, ValueError):
         return None
+    if _PIPELINE_INDEX in names:
+        return Task.IMAGE_GENERATION
     if names >= _IMAGE_LANGUAGE_MODEL:
         return Task.TEXT_GENERATION
     by_files = next((task for task, files in _TASK_FILES if files <= names), None)
@@ -207,15 +227,34 @@ def parse_text_options(task: Task, options: Mapping[str, Any], directory: Path) 
                 _read(option, value, fields, directory)
             except ConfigError as error:
                 problems += error.problems
-    return fields, [*problems, *_check_speed_range(fields)]
+    return fields, [*problems, *_check_ranges(fields), *_check_resolutions(fields)]
 
 
-def _check_speed_range(fields: dict[str, Any]) -> list[Problem]:
-    bounds = [fields.get(name, TextModelSpec.model_fields[name].default) for name in _SPEEDS]
-    if bounds[0] <= bounds[1]:
-        return []
-    message = f"speed_min ({bounds[0]:g}) must be <= speed_max ({bounds[1]:g})"
-    return [Problem(message, path=next(name for name in _SPEEDS if name in fields))]
+def _check_ranges(fields: dict[str, Any]) -> Iterator[Problem]:
+    for names in _RANGES:
+        low, high = (fields.get(name, TextModelSpec.model_fields[name].default) for name in names)
+        if low > high:
+            message = f"{names[0]} ({low:g}) must be <= {names[1]} ({high:g})"
+            yield Problem(message, path=next(name for name in names if name in fields))
+
+
+def _check_resolutions(fields: dict[str, Any]) -> Iterator[Problem]:
+    allowed = fields.get("resolution", "").split()
+    if len(allowed) != 1:
+        for name in ("num_images_per_prompt", "guidance_scale"):
+            if name in fields:
+                message = "is compiled into the model, which requires a single resolution"
+                yield Problem(message, path=name, suggestion="set resolution, such as 512x512, or remove it")
+    default = fields.get("default_resolution")
+    if default is None:
+        return
+    if allowed and default not in allowed:
+        yield Problem(
+            "is not one of resolution", path="default_resolution", expected=" or ".join(allowed), found=default
+        )
+    highest = fields.get("max_resolution", TextModelSpec.model_fields["max_resolution"].default)
+    if any(size > most for size, most in zip(parse_resolution(default), parse_resolution(highest), strict=True)):
+        yield Problem(f"exceeds max_resolution ({highest})", path="default_resolution", found=default)
 
 
 def _refused(option: str, value: Any) -> list[Problem]:

@@ -380,6 +380,39 @@ class Tokenizer(GenerativeService, Protocol):
         """
 
 
+@runtime_checkable
+class Detokenizer(GenerativeService, Protocol):
+    """A service that can convert tokens to text."""
+
+    async def detokenize(self, tokens: TokenIds) -> str:
+        """Return the text of tokens, special tokens included.
+
+        Raises:
+            InvalidRequest: a token is unknown.
+            ServerError: the engine has exited.
+        """
+
+
+@runtime_checkable
+class PromptTokenizer(Tokenizer, Detokenizer, Protocol):
+    """A tokenizer that knows a chat template, and the texts of tokens."""
+
+    @property
+    def limits(self) -> GenerationLimits:
+        """Limits of the model."""
+
+    async def tokenize_conversation(self, conversation: Conversation) -> TokenRow:
+        """Return the tokens of the prompt of a conversation.
+
+        Raises:
+            InvalidRequest: the chat template rejects the conversation.
+            ServerError: the engine has exited.
+        """
+
+    async def token_texts(self, tokens: TokenRow) -> list[str]:
+        """Return the text of each token; bytes that are no text are replaced; raises as :meth:`detokenize`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Embeddings:
     """Float32 vectors of shape [inputs, dimension], and the number of input tokens."""
@@ -391,8 +424,8 @@ class Embeddings:
 class Embedder(GenerativeService, Protocol):
     """A service with ``Task.EMBEDDINGS``."""
 
-    async def embed(self, inputs: Sequence[str | TokenIds]) -> Embeddings:
-        """Return one vector per input, in order.
+    async def embed(self, inputs: Sequence[str | TokenIds], *, max_tokens: int | None = None) -> Embeddings:
+        """Return one vector per input, in order; ``max_tokens`` truncates inputs, -1 to what the model takes.
 
         Raises:
             InvalidRequest: an input is too long, or there are too many.
@@ -403,8 +436,13 @@ class Embedder(GenerativeService, Protocol):
 class Reranker(GenerativeService, Protocol):
     """A service with ``Task.RERANK``."""
 
-    async def rerank(self, query: str, documents: Sequence[str]) -> tuple[list[float], int]:
+    async def rerank(
+        self, query: str, documents: Sequence[str], *, max_tokens: int | None = None
+    ) -> tuple[list[float], int]:
         """Return a score from 0 to 1 per document, in order, and the number of input tokens.
+
+        ``max_tokens`` truncates documents so that query and document have that many tokens, -1 for as many as the model
+        takes.
 
         Raises:
             InvalidRequest: as for :class:`Embedder`.

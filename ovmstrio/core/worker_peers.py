@@ -84,6 +84,15 @@ class WorkerPeers(Protocol):
     row: int
     others: Sequence[int]
 
+    async def call(self, row: int, method: str, *arguments: Any) -> Any:
+        """Call one worker and return its result.
+
+        Raises:
+            WorkerRestarting: the worker cannot be reached.
+            NotReady: the worker exited before it answered.
+            ServerError: the call failed there.
+        """
+
     async def call_within(self, calls: Mapping[int, Sequence[Any]], seconds: float) -> dict[int, Any]:
         """Call several workers and return the results that arrive within ``seconds``, by worker.
 

@@ -50,14 +50,16 @@ class ImageFileError(ValueError):
     """An image file has an unknown format, or is damaged or too large."""
 
 
-def decoded(encoded: bytes) -> Image.Image:
+def decoded(encoded: bytes, max_pixels: int | None = None) -> Image.Image:
     """Decode an image file; palettes and other colour spaces become RGB, RGBA or grey.
+
+    ``max_pixels`` is :data:`MAX_PIXELS` by default.
 
     Raises:
         ImageFileError: the format is unknown, or the image is damaged or too large.
     """
     try:
-        image = _open(encoded, MAX_PIXELS)
+        image = _open(encoded, MAX_PIXELS if max_pixels is None else max_pixels)
         if image.mode in _DECODED_MODES:
             return image.convert(_DECODED_MODES[image.mode])
         image.load()

@@ -38,7 +38,6 @@ _NO_CONVERSION: Final = (
     "https://huggingface.co/OpenVINO, or convert the model with optimum-cli and set --model-path"
 )
 _NO_DRAFT_OPTIONS: Final = "the draft model has the settings of the main model: remove it, results are the same"
-_NO_IMAGES: Final = "image models are not supported: remove it"
 _NO_ENGINE_OPTION: Final = 'not supported; OpenVINO properties go into --plugin-config, such as {"NUM_STREAMS": "1"}'
 _NO_UNKNOWN_INPUTS: Final = (
     "requests with inputs that a model does not have are refused: remove it, and send only the inputs of the model"
@@ -67,19 +66,6 @@ UNSUPPORTED_HINTS: Final = {
     **dict.fromkeys(
         ("draft_cache_size", "draft_eagle3_mode", "draft_max_num_batched_tokens", "draft_max_num_seqs"),
         _NO_DRAFT_OPTIONS,
-    ),
-    **dict.fromkeys(
-        (
-            "default_num_inference_steps",
-            "default_resolution",
-            "guidance_scale",
-            "max_num_images_per_prompt",
-            "max_num_inference_steps",
-            "max_resolution",
-            "num_images_per_prompt",
-            "resolution",
-        ),
-        _NO_IMAGES,
     ),
     **dict.fromkeys(
         ("cache_interval_multiplier", "max_prompt_len", "model_distribution_policy", "model_type", "num_streams"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypedDict
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 import trio
 
@@ -27,8 +27,11 @@ from ovmstrio.protocols.kserve.rest_requests import read_document
 from ovmstrio.protocols.kserve.rest_routes import health_rules, kserve_rules
 from ovmstrio.protocols.mounts import SelfRoutedMount, ServiceMounts
 from ovmstrio.protocols.ollama.routes import ollama_rules
+from ovmstrio.protocols.openai.background import BackgroundTasks
+from ovmstrio.protocols.openai.files import FileLimits
 from ovmstrio.protocols.openai.models import openai_status_fields
 from ovmstrio.protocols.openai.routes import openai_rules, route_errors
+from ovmstrio.protocols.openai.stored_responses import StoreLimits
 from ovmstrio.protocols.openapi.routes import documentation_rules
 from ovmstrio.protocols.tensorflow.grpc_service import ModelService, PredictionService
 from ovmstrio.protocols.tensorflow.rest_routes import tensorflow_rules
@@ -152,6 +155,8 @@ class RestOptions(TypedDict, total=False):
         allows_remote_admin: whether unauthenticated clients on other machines may change the server.
         root: service mounted at the root of the port, or empty.
         openai_errors: error format of the OpenAI API, ``openai`` or ``ovms``.
+        responses: limits of stored responses.
+        files: folder of files and batches, and its limits; None for none.
         console: console access: ``off``, ``local`` or ``on``.
         history: recent history for the console, or None.
     """
@@ -163,6 +168,8 @@ class RestOptions(TypedDict, total=False):
     observer: RequestObserver | None
     root: str
     openai_errors: str
+    responses: StoreLimits | None
+    files: FileLimits | None
     console: ConsoleMode
     history: RecentHistory | None
 
@@ -182,15 +189,23 @@ class RestFrontEnd(HttpFrontEnd):
         trusted_proxies: TrustedProxies = NO_PROXIES,
         **options: Unpack[RestOptions],
     ) -> None:
+        self._background = BackgroundTasks()
         super().__init__(
             addresses,
-            make_rest_router(plane, max_body_bytes, **options),
+            make_rest_router(plane, max_body_bytes, background=self._background, **options),
             tls=tls,
             max_body_bytes=max_body_bytes,
             receive_seconds=receive_seconds,
             pending=pending,
             trusted_proxies=trusted_proxies,
         )
+
+    async def serve_listeners(
+        self, listeners: list[Listener], *, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Serve on open listeners, with a nursery for tasks that outlive their requests."""
+        async with self._background.opened():
+            await super().serve_listeners(listeners, task_status=task_status)
 
 
 def make_rest_router(
@@ -204,11 +219,18 @@ def make_rest_router(
     observer: RequestObserver | None = None,
     root: str = "",
     openai_errors: str = "openai",
+    responses: StoreLimits | None = None,
+    files: FileLimits | None = None,
+    background: BackgroundTasks | None = None,
     console: ConsoleMode = "local",
     history: RecentHistory | None = None,
 ) -> Router:
-    """Create the router of all protocols and of services with their own paths; options are :class:`RestOptions`."""
+    """Create the router of all protocols and of services with their own paths; options are :class:`RestOptions`.
+
+    ``background`` runs tasks that outlive their requests.
+    """
     has_console = partial(may_open_console, "off" if history is None else console)
+    stored: Any = {"background": background, "responses": responses, "files": files}
     changes = AdminChanges(
         allows_remote=allows_remote_admin, origins="" if cors is None else cors.origins, denials=plane.denials
     )
@@ -217,7 +239,7 @@ def make_rest_router(
         # These rules precede others on shared paths; a server with a root service has none of these APIs.
         *(() if root else anthropic_rules(plane, max_body_bytes)),
         *(() if root else ollama_rules(plane, max_body_bytes)),
-        *(() if root else openai_rules(plane, max_body_bytes, changes, openai_errors)),
+        *(() if root else openai_rules(plane, max_body_bytes, changes, openai_errors, **stored)),
         *tensorflow_rules(plane, max_body_bytes, partial(openai_status_fields, plane)),
         *generate_rules(plane, max_body_bytes),
         *observation_rules(changes),
@@ -310,6 +332,8 @@ def rest_front_end(
         trusted_proxies=TrustedProxies.parse(settings.trusted_proxies),
         root=plan.root,
         openai_errors=settings.openai_errors,
+        responses=StoreLimits(settings.response_store_bytes, settings.response_store_seconds),
+        files=_file_limits(settings),
         console=settings.console,
         history=history,
     )
@@ -325,6 +349,12 @@ def metrics_front_end(plane: DataPlane, gate: Gate | None) -> HttpFrontEnd:
 def probe_front_end(plane: DataPlane) -> HttpFrontEnd:
     """Create the front end of the probe port: liveness and readiness only."""
     return HttpFrontEnd((), Router(health_rules(plane), OvmsRouteErrors()))
+
+
+def _file_limits(settings: ServerSettings) -> FileLimits | None:
+    folder = settings.file_store
+    limits = settings.file_store_bytes, settings.file_store_files, settings.file_store_seconds
+    return None if folder is None else FileLimits(folder, *limits)
 
 
 def _cors(settings: ServerSettings) -> Cors | None:

@@ -16,7 +16,7 @@ from ovmstrio.util.deprecation import rename_settings
 ALL_INTERFACES: Final = "0.0.0.0"  # noqa: S104 - OVMS's default
 SERVER: Final = "Server"
 MODEL: Final = "Single model"
-TEXT: Final = "Text models (LLM, embeddings, rerank, speech)"
+TEXT: Final = "Text models (LLM, embeddings, rerank, speech, images)"
 SEQUENCES: Final = "Sequences of stateful models"
 WORKERS: Final = "Worker processes"
 PROJECT: Final = "Handler projects"
@@ -218,7 +218,7 @@ class ServerSettings(BaseModel):
         None,
         TEXT,
         "Task of a text model, by default detected from its files; text_generation, embeddings, rerank, "
-        "speech2text or text2speech.",
+        "speech2text, text2speech or image_generation.",
     )
     cache_size: float | None = _setting(None, TEXT, "KV-cache size in GB; 0 uses a quarter of the free memory.")
     max_num_seqs: int | None = _setting(None, TEXT, "Maximum sequences per engine step; default 256.")
@@ -278,6 +278,26 @@ class ServerSettings(BaseModel):
     enable_word_timestamps: bool | None = _setting(None, TEXT, "Compute word timestamps of transcripts; slower.")
     speed_min: float | None = _setting(None, TEXT, "Minimum speech speed of a request; default 0.25.")
     speed_max: float | None = _setting(None, TEXT, "Maximum speech speed of a request; default 4.")
+    max_resolution: str | None = _setting(
+        None, TEXT, "Maximum width and height of images, sent or generated; default 4096x4096."
+    )
+    default_resolution: str | None = _setting(
+        None, TEXT, "Resolution of images whose request has none, such as 512x512; by default that of the model."
+    )
+    max_num_images_per_prompt: int | None = _setting(None, TEXT, "Maximum images of a request; default 10.")
+    default_num_inference_steps: int | None = _setting(
+        None, TEXT, "Denoising steps of image requests that have none; default 50."
+    )
+    max_num_inference_steps: int | None = _setting(None, TEXT, "Maximum denoising steps of a request; default 100.")
+    resolution: str | None = _setting(
+        None, TEXT, "Only resolutions of images, separated by spaces; a single one is compiled into the model."
+    )
+    num_images_per_prompt: int | None = _setting(
+        None, TEXT, "Images of each request, compiled into the model; requires a single --resolution."
+    )
+    guidance_scale: float | None = _setting(
+        None, TEXT, "Guidance scale of each request, compiled into the model; requires a single --resolution."
+    )
 
     readiness_file: Path | None = _setting(
         None, PROJECT, "File that exists while the project is ready; default /run/workspace/api_readiness.txt."
@@ -385,6 +405,26 @@ class ServerSettings(BaseModel):
         "openai",
         SERVER,
         "Error format of the OpenAI API: openai, or the texts and statuses of ovms, which ignores unknown fields.",
+    )
+    response_store_bytes: Annotated[int, Field(ge=0)] = _setting(
+        64 * 2**20,
+        LIMITS,
+        "Memory in bytes of each worker for stored responses (previous_response_id, background); 0 stores none.",
+    )
+    response_store_seconds: Annotated[float, Field(gt=0)] = _setting(
+        86_400, LIMITS, "Time in seconds for which responses are stored."
+    )
+    file_store: Path | None = _setting(
+        None, SERVER, "Folder of files and batches of the OpenAI API; unset refuses both."
+    )
+    file_store_bytes: Annotated[int, Field(gt=0)] = _setting(
+        10 * 2**30, LIMITS, "Maximum bytes of all files and batches in --file-store."
+    )
+    file_store_files: Annotated[int, Field(gt=0)] = _setting(
+        10_000, LIMITS, "Maximum number of files and batches in --file-store."
+    )
+    file_store_seconds: Annotated[float, Field(gt=0)] = _setting(
+        30 * 86_400, LIMITS, "Time in seconds after which files and batches in --file-store are removed."
     )
     allowed_media_domains: str | None = _setting(
         None,

@@ -1,4 +1,4 @@
-"""Calls of text models: admission by tokens, text, transcripts and speech."""
+"""Calls of text models: admission by tokens, text, transcripts, speech and images."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         GenerativeService,
         TextGenerator,
     )
+    from ovmstrio.core.images import ImageGeneration, ImageGenerator, ImageRequest
     from ovmstrio.core.speech import (
         Speech,
         SpeechRequest,
@@ -41,7 +42,7 @@ from ovmstrio.serving.calls import ObservedCall
 _T = TypeVar("_T")
 
 
-_UNCHARGED: Final = frozenset({Task.SPEECH_TO_TEXT, Task.TEXT_TO_SPEECH})
+_UNCHARGED: Final = frozenset({Task.SPEECH_TO_TEXT, Task.TEXT_TO_SPEECH, Task.IMAGE_GENERATION})
 """Tasks that are not charged in tokens and not refused for exhausted tokens."""
 
 
@@ -177,6 +178,19 @@ async def open_speech(call: ObservedCall, request: SpeechRequest) -> AsyncIterat
     service = cast("SpeechSynthesizer", call.service)
     async with _until(request.deadline, service.speak(request)) as speech:
         yield speech
+
+
+@asynccontextmanager
+async def open_images(call: ObservedCall, request: ImageRequest) -> AsyncIterator[ImageGeneration]:
+    """Generate images until the request's deadline; leaving the block cancels the request.
+
+    Raises:
+        DeadlineExceeded: on leaving, if the deadline has passed.
+        ServerError: as ``ImageGenerator.generate_images``.
+    """
+    service = cast("ImageGenerator", call.service)
+    async with _until(request.deadline, service.generate_images(request)) as images:
+        yield images
 
 
 @asynccontextmanager

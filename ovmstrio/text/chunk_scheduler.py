@@ -1,4 +1,4 @@
-"""Chunk scheduler: requests that a process answers chunk by chunk (speech); a bounded number runs round-robin."""
+"""Chunk scheduler: requests that a process answers chunk by chunk (speech, images); a few run, round-robin."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ async def _call(process: AskedEngine, value: list[Any]) -> Any:
 
 
 # ----------------------------------------------------------------------
-# Speech services
+# Services
 # ----------------------------------------------------------------------
 
 _PLATFORM: Final = "openvino_genai"
@@ -263,7 +263,7 @@ _ModelT = TypeVar("_ModelT", bound="ChunkedModel[Any]")
 
 
 class ChunkedModel(HostedService, Generic[_QueueT]):
-    """Base of speech services."""
+    """Base of speech and image services."""
 
     task: ClassVar[Task]
 
@@ -300,17 +300,19 @@ class ChunkedModel(HostedService, Generic[_QueueT]):
         return self.queue.open
 
 
-async def check_model_files(spec: TextModelSpec, missing: Callable[[Path], str], expected: str) -> None:
+async def check_model_files(
+    spec: TextModelSpec, missing: Callable[[Path], str], expected: str, *, noun: str = "speech model"
+) -> None:
     """Check that a model has its files, before a process is started.
 
-    ``missing`` returns the missing files of a folder as text; ``expected`` is for the error.
+    ``missing`` returns the missing files of a folder as text; ``expected`` and ``noun`` are for the error.
 
     Raises:
         ConfigError: a file is missing.
     """
     absent = await run_load(partial(_absent, spec.path, missing))
     if absent:
-        message = "no speech model found"
+        message = f"no {noun} found"
         raise ConfigError([spec.placed(Problem(message, path="path", expected=expected, found=absent))])
 
 

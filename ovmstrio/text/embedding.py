@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, chain
 from pathlib import Path
@@ -392,10 +392,17 @@ class RowBuilder:
 
     def __init__(self, tokens: AsyncTokenizer, folder: TextFolder, *, truncate: bool) -> None:
         self.tokens = tokens
+        self._folder = folder
         self.max_length = folder.max_length
         self._vocabulary_size = folder.vocabulary_size
         self._cuts_left = folder.cuts_left
         self._truncate = truncate
+
+    def truncating(self, max_tokens: int) -> RowBuilder:
+        """Return a builder that truncates inputs to ``max_tokens``, -1 for as many as the model takes."""
+        known = [each for each in (self.max_length, max_tokens if max_tokens > 0 else None) if each is not None]
+        folder = replace(self._folder, max_length=min(known, default=None))
+        return RowBuilder(self.tokens, folder, truncate=True)
 
     async def rows_of(self, inputs: Sequence[str | TokenIds]) -> list[Row]:
         """Return a row for each input; token ids are used unchanged.
@@ -670,8 +677,10 @@ class TextEncoderService:
 class EmbeddingModel(TextEncoderService):
     """An :class:`ovmstrio.core.generation.Embedder`."""
 
-    async def embed(self, inputs: Sequence[str | TokenIds]) -> Embeddings:
+    async def embed(self, inputs: Sequence[str | TokenIds], *, max_tokens: int | None = None) -> Embeddings:
         """Return one vector per input, and the number of tokens including special tokens.
+
+        ``max_tokens`` truncates inputs, -1 to what the model takes.
 
         Raises:
             InvalidRequest: there are no or too many inputs, or one is too long, empty, or has unknown token ids.
@@ -679,7 +688,8 @@ class EmbeddingModel(TextEncoderService):
             ModelFailure: OpenVINO failed.
         """
         self._check_count(inputs, "input")
-        rows = await self._texts.rows_of(inputs)
+        texts = self._texts if max_tokens is None else self._texts.truncating(max_tokens)
+        rows = await texts.rows_of(inputs)
         return Embeddings(await self._rows.encode(rows), sum(len(row.ids) for row in rows))
 
 
@@ -702,8 +712,13 @@ class RerankModel(TextEncoderService):
         self._template = template
         self._most_chunks = spec.max_allowed_chunks
 
-    async def rerank(self, query: str, documents: Sequence[str]) -> tuple[list[float], int]:
+    async def rerank(
+        self, query: str, documents: Sequence[str], *, max_tokens: int | None = None
+    ) -> tuple[list[float], int]:
         """Return a score from 0 to 1 per document, and the number of tokens read.
+
+        ``max_tokens`` truncates documents, so that query and document together have that many tokens, -1 for as many as
+        the model takes.
 
         Raises:
             InvalidRequest: there are no or too many documents or chunks, or the query is too long.
@@ -714,10 +729,17 @@ class RerankModel(TextEncoderService):
         self._check_characters(query, documents)
         query_ids = await self._query(query)
         room = self._document_room(query_ids)
+        if max_tokens is not None:
+            room = self._truncated_room(query_ids, room, max_tokens)
         rows: list[Row] = []
         counts: list[int] = []
         for part in split_by_size(documents):
-            read = await self._read([documents[number] for number in part], room, self._most_chunks - len(rows))
+            texts = [documents[number] for number in part]
+            if max_tokens is None or room is None:
+                read = await self._read(texts, room, self._most_chunks - len(rows))
+            else:
+                encoded = await self._texts.tokens.encode_within(texts, room)
+                read = [truncate_tokens(each, room, left=False) for each in encoded]
             make = partial(self._rows_of, query_ids, read, room)
             is_large = sum(map(len, read)) > _ON_LOOP_TOKENS
             made = await trio.to_thread.run_sync(make) if is_large else make()
@@ -782,6 +804,17 @@ class RerankModel(TextEncoderService):
             at_least = "at least " if has_enough_tokens(len(query), most) else ""
             raise self._query_too_long(most, f"{at_least}{len(query)}")
         return longest - self._template.added - len(query)
+
+    def _truncated_room(self, query: TokenArray, room: int | None, max_tokens: int) -> int | None:
+        """Return how many tokens of a document remain if it is truncated."""
+        if max_tokens < 0:
+            return room
+        left = max_tokens - self._template.added - len(query)
+        if left < 1:
+            field = "truncate_prompt_tokens"
+            message = f"{field}: the query and special tokens have {max_tokens - left} tokens already"
+            raise InvalidField(message, field=field, got=str(max_tokens))
+        return left if room is None else min(left, room)
 
     def _max_query_tokens(self, longest: int) -> int:
         return (longest - self._template.added) // 2

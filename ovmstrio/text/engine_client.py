@@ -12,11 +12,12 @@ import numpy as np
 import trio
 
 from ovmstrio.core.errors import DeadlineExceeded, InvalidRequest, ModelFailure, QueueTimeExceeded
-from ovmstrio.core.generation import Finish, TokenLogprob
+from ovmstrio.core.generation import Finish, GenerationRequest, TokenLogprob
 from ovmstrio.core.tracing import current_span
 from ovmstrio.inference.engine.messages import (
     ACCEPTED,
     FINISH_REASONS,
+    TEXTS,
     TOKENS,
     decode_failure,
     encode_request,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
     from ovmstrio.core.errors import ServerError
-    from ovmstrio.core.generation import GenerationRequest, TokenRow
+    from ovmstrio.core.generation import Conversation, TokenRow
     from ovmstrio.core.tracing import Span
     from ovmstrio.isolation.worker_process import WorkerProcess
     from ovmstrio.text.engine_sharing import RemoteEngine
@@ -365,18 +366,39 @@ class EngineClient:
             InvalidRequest: a text cannot be tokenized.
             ModelFailure: the process has ended.
         """
+        size = sum(map(len, texts))
+        tokens, counts = await self._convert(process, "tokenize", partial(encode_texts, texts), size, options)
+        ends = np.cumsum(counts).tolist()
+        return [tokens[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+
+    async def tokenize_prompt(self, process: AskedEngine, prompt: Conversation) -> TokenRow:
+        """Return the tokens of the prompt of a conversation; raises as :meth:`tokenize`."""
+        asked = GenerationRequest(prompt)
+        encode = partial(encode_request, asked)
+        tokens, _ = await self._convert(process, "tokenize prompt", encode, asked.prompt_size)
+        row: TokenRow = tokens
+        return row
+
+    async def detokenize(self, process: AskedEngine, tokens: TokenRow, *, is_joined: bool) -> list[str]:
+        """Return the text of tokens, or the text of each of them; raises as :meth:`tokenize`."""
+        ids = np.asarray(tokens).tolist()
+        (texts,) = await self._convert(process, "detokenize", lambda: None, 0, ids, is_joined)
+        return list(texts)
+
+    async def _convert(
+        self, process: AskedEngine, kind: str, encode: Callable[[], Any], size: int, *more: Any
+    ) -> list[Any]:
+        """Call the engine for tokens or texts; return its answer."""
         self.last_asked = trio.current_time()
-        number, size = next(self._numbers), sum(map(len, texts))
+        number = next(self._numbers)
         try:
-            kind, *result = await self._call(process, "tokenize", number, partial(encode_texts, texts), size, options)
+            answer: list[Any] = await self._call(process, kind, number, encode, size, *more)
         except trio.Cancelled:
             await self._cancel(process, number)
             raise
-        if kind != TOKENS:
-            raise decode_failure(result[0])
-        tokens, counts = result
-        ends = np.cumsum(counts).tolist()
-        return [tokens[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+        if answer[0] not in {TOKENS, TEXTS}:
+            raise decode_failure(answer[1])
+        return answer[1:]
 
     async def _call(
         self, process: AskedEngine, kind: str, number: int, encode: Callable[[], Any], size: int, *more: Any

@@ -10,7 +10,7 @@ from ovmstrio.config.specs import TextModelSpec
 from ovmstrio.config.text_entries import TEXT_MODELS, read_text_models
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.generation import Task
-from ovmstrio.core.service import NO_INTROSPECTION, Introspection
+from ovmstrio.core.service import Introspection
 from ovmstrio.serving.fingerprints import tree_fingerprint
 from ovmstrio.serving.kind import CallType, Kind
 from ovmstrio.serving.model_versions import ONLY_VERSION, Listing, check_regular_files
@@ -61,11 +61,9 @@ class TextModelKind(Kind[TextModelSpec]):
         return reason
 
     def look_inside(self, spec: TextModelSpec, service: Service) -> Introspection:
-        """Return the state of a language model's batch and cache."""
-        from ovmstrio.text.text_model import TextModel  # noqa: PLC0415 - only needed if such a model is loaded
-
+        """Return the state of a language model's batch and cache, or the progress of an image model."""
         del spec
-        return Introspection(facts=service.facts) if isinstance(service, TextModel) else NO_INTROSPECTION
+        return Introspection(facts=getattr(service, "facts", {}))
 
 
 def _paths(spec: TextModelSpec) -> list[Path]:
@@ -79,6 +77,7 @@ LOADERS: Final[Mapping[Task, str]] = {
     Task.SPEECH_TO_TEXT: "ovmstrio.text.transcription:load_transcription_model",
     Task.TEXT_TO_SPEECH: "ovmstrio.text.speech:load_speech_model",
     Task.RERANK: "ovmstrio.text.embedding:load_rerank_model",
+    Task.IMAGE_GENERATION: "ovmstrio.text.image_generation:load_image_model",
 }
 """Loader function of each task as ``module:name``; each is imported only when needed."""
 

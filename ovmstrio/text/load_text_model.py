@@ -45,7 +45,7 @@ _FILES: Final = ("openvino_model.xml", "openvino_tokenizer.xml", "openvino_detok
 _IMAGE_MODEL_FILES: Final = (LANGUAGE_MODEL_FILE, "openvino_text_embeddings_model.xml", *_FILES[1:])
 """Files of a model that takes images, apart from its vision encoder, whose files differ."""
 _OTHER_MODEL_FILES: Final = {
-    "model_index.json": ("image generation models are not supported", "use a text model"),
+    "model_index.json": ("an image model cannot generate text", "set the task to image_generation"),
     "openvino_encoder_model.xml": (
         "a speech model cannot generate text",
         "set the task to speech2text or text2speech",

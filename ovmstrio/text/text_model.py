@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from ovmstrio.config.specs import TextModelSpec
-    from ovmstrio.core.generation import GenerationRequest, Padding, TokenRow
+    from ovmstrio.core.generation import GenerationRequest, Padding, TokenIds, TokenRow
     from ovmstrio.text.engine_client import OutputChunk
     from ovmstrio.text.engine_sharing import Engine
     from ovmstrio.text.grammars import ForcedCalls
@@ -343,7 +343,7 @@ def _request_error(error: InvalidField, asked: GenerationRequest, forced_calls: 
 
 
 class TextModel(HostedService):
-    """One language model; a :class:`TextGenerator` and a :class:`Tokenizer`.
+    """One language model; a :class:`TextGenerator` and a :class:`PromptTokenizer`.
 
     Args:
         spec: configuration.
@@ -498,3 +498,24 @@ class TextModel(HostedService):
             if padding is not None:
                 options["padding"] = padding.value
             return await self._link.tokenize(await self._process.ready(), texts, **options)
+
+    async def tokenize_conversation(self, conversation: Conversation) -> TokenRow:
+        """Return the tokens of a prompt, as :meth:`PromptTokenizer.tokenize_conversation`."""
+        async with self._swap.using() as successor:
+            if successor is not None:
+                return await successor.tokenize_conversation(conversation)
+            return await self._link.tokenize_prompt(await self._process.ready(), conversation)
+
+    async def detokenize(self, tokens: TokenIds) -> str:
+        """Return the text of tokens, as :meth:`PromptTokenizer.detokenize`."""
+        return (await self._texts(tokens, is_joined=True))[0] if tokens else ""
+
+    async def token_texts(self, tokens: TokenRow) -> list[str]:
+        """Return the text of each token, as :meth:`PromptTokenizer.token_texts`."""
+        return await self._texts(tokens, is_joined=False)
+
+    async def _texts(self, tokens: TokenRow, *, is_joined: bool) -> list[str]:
+        async with self._swap.using() as successor:
+            if successor is not None:
+                return await successor._texts(tokens, is_joined=is_joined)  # noqa: SLF001 - of the same class
+            return await self._link.detokenize(await self._process.ready(), tokens, is_joined=is_joined)

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import trio
 
-from ovmstrio.core.errors import NotReady
+from ovmstrio.core.errors import NotReady, WorkerRestarting
 from ovmstrio.core.worker_peers import StreamedResult
 from ovmstrio.server.reload import RELOAD, RESTORE
 from ovmstrio.serving.aggregate import answer_peer
 from ovmstrio.serving.broadcast_changes import PEER_REQUESTS, handle_peer_change
 from ovmstrio.workers.owners import CALL_ENGINE, LISTEN_ENGINE
+from ovmstrio.workers.rpc import PeerUnreachable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -66,6 +67,13 @@ class WorkerGroup:
 
         self._handlers |= {RELOAD: reloading.reload_for_peer, RESTORE: reloading.rollback_here}
         await self._rpc.run(answer, task_status=task_status)
+
+    async def call(self, row: int, method: str, *arguments: Any) -> Any:
+        """Call one worker; raises as the call there."""
+        try:
+            return await self._rpc.call(row, [method, *arguments])
+        except PeerUnreachable as error:
+            raise WorkerRestarting(error.message) from None
 
     async def call_within(self, calls: Mapping[int, Sequence[Any]], seconds: float) -> dict[int, Any]:
         """Call several workers and return the results that arrive in time."""

@@ -125,16 +125,40 @@ def of_a_prompt_given_up(texts: Texts) -> int:
 
 
 def given_up(texts: Texts) -> list[int]:
-    """Cancel a request in prefill and one in decoding; count the batch at once, after a step, and at the end."""
+    """Cancel a request in prefill and one in decoding; count the batch at once, and the steps until it is idle."""
     writes = texts.begin(texts.words(10))
     texts.step(2)
-    reads = texts.begin(texts.words(600))
+    reads = texts.begin(texts.words(1500))
     texts.step()
     texts.batch.cancel(writes)
     texts.batch.cancel(reads)
-    counts = [texts.batch.running]
+    running, steps = texts.batch.running, 0
+    while texts.batch.is_busy:
+        texts.step()
+        steps += 1
+    return [running, steps, texts.come(reads)]
+
+
+def in_chunks(texts: Texts) -> int:
+    """Send long prompts one after the other, with a common beginning, while others run."""
+    base = texts.words(1000)
+    asked = [texts.begin(texts.words(10), tokens=60) for _ in range(7)]
+    for length in (700, 1000, 450, 64, 900):
+        asked.append(texts.begin(base[:length] + texts.words(20)))
+        texts.step(2)
     texts.finish()
-    return [*counts, texts.batch.running, texts.come(reads)]
+    return texts.wrong(*asked)
+
+
+def overtaken(texts: Texts) -> list[int]:
+    """Send short prompts while a long one is processed; return its tokens at that time and at the end, and theirs."""
+    long = texts.begin(texts.words(1500), tokens=4)
+    texts.step(2)
+    short = [texts.begin(texts.words(20), tokens=2) for _ in range(3)]
+    texts.step()
+    counts = [texts.come(long), *map(texts.come, short)]
+    texts.finish()
+    return [*counts, texts.come(long), texts.wrong(long, *short)]
 
 
 def that_go_on_from_beams(texts: Texts) -> int:
@@ -182,6 +206,35 @@ def that_start_together(texts: Texts) -> list[int]:
     return counts
 
 
+def that_are_equal(texts: Texts) -> int:
+    """Send equal prompts together and while others of them run, and prompts that go on from them."""
+    dice, asked = random.Random(2), []
+    base = texts.words(400)
+    for length in (5, 31, 32, 33, 45, 64, 70, 200, 333):
+        prompt = base[:length] + texts.words(dice.choice([0, 3, 20]))
+        made = [texts.begin(prompt, tokens=dice.choice([1, 2, 3, 10, 40])) for _ in range(dice.randrange(2, 7))]
+        texts.step(dice.randrange(5))
+        made += [texts.begin(prompt), *(texts.begin(prompt + texts.made(made[-1])[:9]) for _ in range(3))]
+        texts.step(dice.randrange(5))
+        asked += made
+    texts.finish()
+    return texts.wrong(*asked)
+
+
+def equal_starts(texts: Texts) -> list[int]:
+    """Send 16 equal prompts at once; return the number of steps until all have a token, by length of the prompt."""
+    found = []
+    for length in (10, 45, 100):
+        asked = [texts.begin(prompt) for prompt in [texts.words(length)] * 16]
+        steps = 0
+        while not all(map(texts.come, asked)):
+            texts.step()
+            steps += 1
+        texts.finish()
+        found.append(steps)
+    return found
+
+
 _CASES: Final[dict[str, Callable[[Texts], object]]] = {
     case.__name__: case
     for case in (
@@ -190,6 +243,10 @@ _CASES: Final[dict[str, Callable[[Texts], object]]] = {
         of_a_prompt_given_up,
         that_go_on_from_beams,
         that_begin_like_beams,
+        in_chunks,
+        that_are_equal,
+        equal_starts,
+        overtaken,
         given_up,
         that_start_together,
     )

@@ -14,6 +14,7 @@ import trio
 from ovmstrio.config.specs import TextModelSpec
 from ovmstrio.core import generation
 from ovmstrio.core.generation import Embeddings, Finish, GenerationChunk, GenerationRequest, Task, TokenIds
+from ovmstrio.core.images import ImagePart, ImageRequest
 from ovmstrio.core.request import ServableMetadata
 from ovmstrio.core.speech import SpeechPart, SpeechRequest, TimedText, TranscriptionRequest, TranscriptPart
 from tests.support.stub_registry import load_pass_through
@@ -21,6 +22,7 @@ from tests.support.stub_registry import load_pass_through
 CHAT, WORDS = "chat", "words"
 LIMITS = generation.GenerationLimits(context_length=1000, vocabulary_size=300)
 SPOKEN = (SpeechPart(b"head and first", 1.5), SpeechPart(b"", 0.25), SpeechPart(b"second\x00", 2.5))
+IMAGES = (ImagePart((b"blurred",), (8, 16), is_partial=True), ImagePart((b"first", b"second"), (8, 16)))
 TRANSCRIPT = (
     TranscriptPart(" Ever tried.", (TimedText(0.0, 1.5, " Ever tried."),), (TimedText(0.25, 0.75, " Ever"),)),
     TranscriptPart(" Ever --> failed.", (TimedText(1.5, 3723.0625, " Ever --> failed."),)),
@@ -102,6 +104,15 @@ class ScriptedSpeaker(ScriptedService):
 
 
 @dataclass
+class ScriptedImageGenerator(ScriptedService):
+    steps: Sequence[ImagePart | Exception | trio.Event] = IMAGES
+    tasks: frozenset[Task] = frozenset({Task.IMAGE_GENERATION})
+
+    def generate_images(self, request: ImageRequest) -> AbstractAsyncContextManager[Any]:
+        return self.answering(request, self.steps)
+
+
+@dataclass
 class ScriptedTranscriber(ScriptedService):
     steps: Sequence[TranscriptPart | Exception | trio.Event] = TRANSCRIPT
     tasks: frozenset[Task] = frozenset({Task.SPEECH_TO_TEXT})
@@ -150,15 +161,19 @@ class LetterEncoder(ScriptedService):
     width: int = 4
     tasks: frozenset[Task] = frozenset({Task.EMBEDDINGS, Task.RERANK})
 
-    async def embed(self, inputs: Sequence[str | TokenIds]) -> Embeddings:
+    async def embed(self, inputs: Sequence[str | TokenIds], *, max_tokens: int | None = None) -> Embeddings:
         await self._note(inputs)
+        inputs = inputs if max_tokens is None else [each[:max_tokens] for each in inputs]
         vectors = np.zeros((len(inputs), self.width), np.float32)
         for row, each in zip(vectors, inputs, strict=True):
             row[:2] = len(each), each.count("a") if isinstance(each, str) else each.count(97)
         return Embeddings(vectors, sum(map(len, inputs)))
 
-    async def rerank(self, query: str, documents: Sequence[str]) -> tuple[list[float], int]:
+    async def rerank(
+        self, query: str, documents: Sequence[str], *, max_tokens: int | None = None
+    ) -> tuple[list[float], int]:
         await self._note((query, documents))
+        documents = documents if max_tokens is None else [each[: max_tokens - len(query)] for each in documents]
         scores = [len(set(query) & set(each)) / len(set(query)) for each in documents]
         return scores, sum(len(query) + len(each) for each in documents)
 
@@ -172,6 +187,10 @@ class LetterEncoder(ScriptedService):
     ) -> list[TokenIds]:
         await self._note((texts, add_special_tokens, max_length, padding))
         return [tuple(map(ord, text)) for text in texts]
+
+    async def detokenize(self, tokens: TokenIds) -> str:
+        await self._note(tokens)
+        return "".join(map(chr, tokens))
 
     async def _note(self, request: Any) -> None:
         await trio.lowlevel.checkpoint()

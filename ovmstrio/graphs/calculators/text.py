@@ -243,7 +243,6 @@ _RESPONSES: Final = ("HTTP_RESPONSE_PAYLOAD", "RESPONSE_PAYLOAD")
 PAYLOAD_TAGS: Final = (*_REQUESTS, *_RESPONSES)
 """Tags of HTTP payload streams."""
 _LOOPBACK: Final = "LOOPBACK"
-_NO_IMAGES: Final = "image generation is not supported"
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,8 +261,6 @@ class TextModelCalculator:
 
     def contract(self, node: NodeConfig) -> NodeContract:
         """Return the contract: one HTTP payload in, one out, and an optional loopback."""
-        if self.task is Task.IMAGE_GENERATION:
-            raise ContractError(_NO_IMAGES, fix="remove the graph", code="UNIMPLEMENTED")
         check_tags(self.name, "input", node.inputs, (*_REQUESTS, _LOOPBACK))
         check_tags(self.name, "output", node.outputs, (*_RESPONSES, _LOOPBACK))
         check_tags(self.name, "input side packet", node.side_inputs, self.resources)

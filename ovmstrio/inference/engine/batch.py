@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import time
 from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from openvino_genai.py_openvino_genai import GenerationFinishReason, GenerationStatus
 
 from ovmstrio.core.errors import InvalidField, InvalidRequest, ModelFailure, ServerError
-from ovmstrio.core.generation import Finish
+from ovmstrio.core.generation import Finish, Sampling
 from ovmstrio.inference.engine.messages import GRAMMAR_FIELD
 from ovmstrio.inference.engine.pipeline import configure_generation, library_error_message
 
@@ -31,6 +32,7 @@ _FINISH_REASONS: Final = {
     GenerationFinishReason.LENGTH: Finish.LENGTH,
 }
 _SEEDS: Final = 2**32
+_GREEDY: Final = Sampling(temperature=0)
 
 
 class SequenceDivergedError(Exception):
@@ -86,6 +88,8 @@ class RunningSequence:
 
     Attributes:
         is_settled: has had two tokens since the start, so that the library has hashed its last block completely.
+        chunk_end: number of prompt tokens that earlier steps have left in the prefix cache, a multiple of the block.
+        planned_tokens: number of prompt tokens to process from the start on.
     """
 
     def __init__(self, queued: QueuedRequest, index: int = 0) -> None:
@@ -95,12 +99,15 @@ class RunningSequence:
         self.is_new = False  # started, no step since
         self.is_reading = False  # in prefill
         self.is_settled = False
+        self.is_chunk = False  # the handle is of a part of the prompt; None once a step has processed it
         self.is_leaving = False  # cancelled, but finishing its prefill
         self.is_suspect = False  # was new, with others, in a step that failed, and has not run since
         self.is_restarted = False  # restarted after a failed step
         self.is_first = False  # received its first token in the last step
         self.draft_tokens = 0  # number of proposed tokens per step, if known
         self.is_newly_suspended = False  # left out of the last step, but not of the one before
+        self.chunk_end = 0
+        self.planned_tokens = 0
         self._is_suspended = False
         self._prompt_tokens_left = 0
         self._tokens: list[int] = []
@@ -139,9 +146,6 @@ class RunningSequence:
     def start(self, pipeline: Pipeline, number: int) -> None:
         """Start or restart the sequence from its present tokens; RuntimeError if the parameters are rejected."""
         queued, request = self.asked, self.asked.request
-        if self._must_repeat():
-            # A previous restart may not have reached all tokens already sent; keep the rest for comparison.
-            self._sent_tokens, self._tokens = self._tokens + self._sent_tokens, []
         made = len(self._tokens)
         sampling = request.sampling
         seed = (queued.seed + self.index + made) % _SEEDS
@@ -152,15 +156,25 @@ class RunningSequence:
         config.min_new_tokens = min(max((sampling.min_tokens or 0) - made, 0), queued.most - made)
         config.logprobs = int(request.logprobs)
         self.is_new = self.is_reading = True
-        self.is_settled = False
-        self._prompt_tokens_left = len(self.pending_tokens)
+        self.is_settled = self.is_chunk = False
+        self._prompt_tokens_left = len(self.pending_tokens) - self.chunk_end
         self.handle = pipeline.add(number, queued.image_prompt or self.pending_tokens, config)
 
-    def _must_repeat(self) -> bool:
-        """Return whether earlier tokens affect the next one in ways that a prompt cannot carry."""
+    def start_chunk(self, pipeline: Pipeline, number: int, end: int) -> None:
+        """Process the prompt up to ``end`` in one step, as a request of its own whose token is dropped."""
+        config = configure_generation(pipeline.defaults(), _GREEDY)
+        config.max_new_tokens = 1
+        self.is_new = self.is_reading = self.is_chunk = True
+        self.chunk_end = end
+        self.handle = pipeline.add(number, self.pending_tokens[:end], config)
+
+    def rewind(self) -> None:
+        """Go back to the prompt before a restart if earlier tokens affect the next one beyond being its prompt."""
         sampling = self.asked.request.sampling
         penalties = sampling.frequency_penalty, sampling.presence_penalty
-        return self.asked.request.grammar is not None or self.asked.image_prompt is not None or any(penalties)
+        if self.asked.request.grammar is not None or self.asked.image_prompt is not None or any(penalties):
+            # A previous restart may not have reached all tokens already sent; keep the rest for comparison.
+            self._sent_tokens, self._tokens = self._tokens + self._sent_tokens, []
 
     def read(self) -> list[SequenceOutput]:
         """Return the output of the last step.
@@ -175,6 +189,11 @@ class RunningSequence:
         if not has_come:
             if self.handle.get_status() == GenerationStatus.IGNORED:
                 raise CacheFullError
+            return []
+        if self.is_chunk:
+            while self.handle.can_read():
+                self.handle.read()
+            self.handle, self.is_first = None, False
             return []
         if self.has_beams:
             return self._read_beams()
@@ -230,6 +249,7 @@ class RunningSequence:
             self.handle.cancel()
             self.handle = None
         self.is_new = self.is_reading = False
+        self.chunk_end = 0
 
 
 # ----------------------------------------------------------------------
@@ -363,7 +383,10 @@ class PrefillScheduler:
         if not self._prefixes.holds(tokens[: reading - reading % self._block]):
             return False
         begin = tokens[: self._most_shared(tokens, (text for text in running if not text.is_settled))]
-        return not any(self._ends.find(begin)) and not any(text.ends_within(begin, self._block) for text in running)
+        if any(self._ends.find(begin)):
+            return False
+        # Sequences that start in one step look up the cache before any of them is computed: their last blocks differ.
+        return not any(text.ends_within(begin, self._block) for text in running if not text.is_new)
 
     def _most_shared(self, tokens: Sequence[int], texts: Iterable[RunningSequence]) -> int:
         return max(
@@ -419,18 +442,24 @@ class StepOutcome:
     left: list[QueuedRequest] = field(default_factory=list)
 
 
+_STEP_SECONDS: Final = 0.3  # how long the prompts of a step may delay the running sequences, as far as known
 _PREFILL_TOKENS: Final = 32
 """Tokens of a step that proposals leave to prompts."""
 
 
 class Batch:
-    """Running sequences of a pipeline."""
+    """Running sequences of a pipeline.
+
+    With a prefix cache, a long prompt is started in chunks of whole blocks, each of which a step completes.
+    """
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._prefill = PrefillScheduler(pipeline)
         self._numbers = itertools.count(1)
         self._texts: dict[int, RunningSequence] = {}
+        self._block = pipeline.block_tokens
+        self._step_tokens = pipeline.batched_tokens  # maximum of prompt tokens, so that a step is short
         self.rebuilds = 0  # number of times the pipeline was recreated
         self.suspensions = 0  # number of times a sequence was left out of a step because the KV cache was full
 
@@ -460,7 +489,9 @@ class Batch:
     def takes(self, queued: QueuedRequest) -> bool:
         """Return whether a request that begins now is in the next step; otherwise it must wait."""
         texts = self._texts.values()
-        return all(text.handle is not None for text in texts) and self._prefill.may_start(queued.prompt, texts)
+        if not self._has_started_all() or self._room(is_newcomer=True) < min(len(queued.prompt), self._block):
+            return False
+        return self._prefill.may_start(queued.prompt, texts)
 
     @property
     def used(self) -> float:
@@ -485,9 +516,33 @@ class Batch:
 
     def _start(self, text: RunningSequence) -> None:
         number = next(self._numbers)
-        if all(each.handle is not None for each in self._texts.values()) and self._may_start(text):
-            self._start_now(text, number)
+        if self._has_started_all() and self._may_start(text):
+            self._start_now(text, self._room(is_newcomer=True))
         self._texts[number] = text
+
+    def _has_started_all(self) -> bool:
+        """Return whether no sequence waits for its first start."""
+        return all(text.handle is not None or text.chunk_end for text in self._texts.values())
+
+    def _room(self, *, is_newcomer: bool = False) -> int:
+        """Return the number of prompt tokens that the next step can process besides those that have been started.
+
+        A newcomer leaves half of them to a prompt that was started before; the other half lets it overtake.
+        """
+        if not self._prefill.caches:
+            return self._pipeline.batched_tokens
+        decoding = reading = 0
+        has_chunk = False
+        for text in self._texts.values():
+            if text.handle is None:
+                has_chunk = has_chunk or text.chunk_end > 0
+            elif text.is_reading:
+                reading += text.planned_tokens
+            else:
+                decoding += text.asked.request.sampling.best_of
+        room = min(self._pipeline.batched_tokens - decoding, self._step_tokens)
+        # Many decoding sequences must not keep prompts out.
+        return max(room // 2 if is_newcomer and has_chunk else room, self._block) - reading
 
     def _may_start(self, text: RunningSequence) -> bool:
         """Return whether a sequence may start; a suspect of a failed step starts alone."""
@@ -513,10 +568,27 @@ class Batch:
         checked = sum(each.draft_tokens + 1 for each in (text, *others))
         return not others or checked <= pipeline.batched_tokens - _PREFILL_TOKENS
 
-    def _start_now(self, text: RunningSequence, number: int) -> None:
-        text.start(self._pipeline, number)
-        cached = self._prefill.begin(text.pending_tokens)
-        if text.index == 0 and not text.is_restarted:
+    def _start_now(self, text: RunningSequence, room: int) -> None:
+        """Start a sequence, or the next chunk of a prompt that does not fit into a step; nothing without room.
+
+        A chunk ends with a block, where a cancelled sequence can leave: the library would reuse a part as a full block.
+        """
+        text.rewind()
+        tokens, cached = text.pending_tokens, text.chunk_end
+        is_divisible = self._prefill.caches and text.asked.image_prompt is None
+        if is_divisible and room < min(len(tokens) - cached, self._block):
+            return
+        if not cached:
+            cached = self._prefill.begin(tokens)
+        end = (cached + room) // self._block * self._block
+        text.planned_tokens = min(end, len(tokens)) - cached
+        is_first = not text.chunk_end
+        if is_divisible and cached + room < len(tokens):
+            text.start_chunk(self._pipeline, next(self._numbers), end)
+        else:
+            text.planned_tokens = len(tokens) - cached
+            text.start(self._pipeline, next(self._numbers))
+        if text.index == 0 and is_first and not text.is_restarted:
             text.asked.cached = cached
 
     def _start_queued(self, outcome: StepOutcome) -> None:
@@ -526,7 +598,7 @@ class Batch:
             if not self._may_start(text):
                 return
             try:
-                self._start_now(text, number)
+                self._start_now(text, self._room())
             except (RuntimeError, TypeError, ValueError) as error:
                 self._fail(text.asked, _rejection(error), outcome)
                 self.cancel(text.asked)
@@ -561,11 +633,13 @@ class Batch:
         outcome = StepOutcome()
         reason = ""
         self._start_queued(outcome)
+        started = time.perf_counter()
         try:
             self._pipeline.step()
         except RuntimeError as error:
             reason = library_error_message(error)
         stepped = [text for text in self._texts.values() if text.handle is not None]
+        self._limit_step(sum(text.planned_tokens for text in stepped if text.is_new), time.perf_counter() - started)
         if not reason:
             self._follow_beams(stepped)
         self._read(outcome)
@@ -575,10 +649,17 @@ class Batch:
         failed = {id(queued) for queued, _ in outcome.failed}
         for text in stepped:
             text.is_new = text.is_suspect = False
-            if not text.asked.is_grammar_proven and id(text.asked) not in failed:
+            if not text.asked.is_grammar_proven and not text.is_chunk and id(text.asked) not in failed:
                 text.asked.is_grammar_proven = True
                 outcome.newly_proven.append(text.asked)
         return outcome
+
+    def _limit_step(self, tokens: int, seconds: float) -> None:
+        """Limit the prompt tokens of later steps by the time that a step has taken, to a multiple of the block."""
+        if tokens >= self._block and seconds > 0:
+            most = round(tokens * _STEP_SECONDS / seconds) // self._block * self._block
+            # A slow step may have other causes, so the limit falls and grows by at most half and double.
+            self._step_tokens = min(max(most, self._step_tokens // 2, self._block), 2 * self._step_tokens)
 
     def _follow_beams(self, stepped: list[RunningSequence]) -> None:
         """Track prefill of beam sequences, of which the library reports nothing before they end.
@@ -586,9 +667,11 @@ class Batch:
         The library processes prompts in order of arrival, with the step's token budget that decoding leaves.
         """
         room = self._pipeline.batched_tokens
-        readers = [text for text in stepped if text.is_reading]
+        readers = [text for text in stepped if text.is_reading and not text.is_chunk]
         for text in stepped:
-            if not text.is_reading:
+            if text.is_chunk:
+                room -= text.planned_tokens
+            elif not text.is_reading:
                 room -= text.asked.request.sampling.best_of
                 text.is_settled = text.is_settled or text.has_beams
         for text in readers:
@@ -617,7 +700,9 @@ class Batch:
                 self._fail(text.asked, ModelFailure(str(error)), outcome)
             return text.is_leaving
         self.suspensions += text.is_newly_suspended
-        if text.is_first:
+        if text.handle is None:
+            self._prefill.go_on(text.pending_tokens[: text.chunk_end])
+        elif text.is_first:
             self._prefill.go_on(text.computed)
         if text.is_leaving:
             return not text.is_reading

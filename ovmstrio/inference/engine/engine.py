@@ -7,6 +7,8 @@ A request passes template, grammar, admission and batch, and has rows in the out
     first                                       ["loaded", facts] or ["failed", reason]
     ["add", id, request]                        ["accepted", prompt tokens] or ["refused", error]
     ["tokenize", id, texts, options]            ["tokens", tokens, counts] or ["refused", error]
+    ["tokenize prompt", id, request]            as for "tokenize"
+    ["detokenize", id, tokens, is_joined]       ["texts", texts] or ["refused", error]
     ["cancel", id]                              not answered; a request that it ends unanswered is refused
     number 0, each step                         [rows, failures, figures]; see :meth:`Engine.step`
 """
@@ -41,6 +43,7 @@ from ovmstrio.inference.engine.messages import (
     FINISH_REASONS,
     LOADED,
     REJECTED,
+    TEXTS,
     TOKENS,
     decode_request,
     decode_texts,
@@ -153,6 +156,10 @@ class TokenBytes:
             stored = self._vocabulary.get(token, b"")
             self._known[token] = _forms(stored, alone, text.removeprefix(anchor))
 
+    def known(self, token: int) -> bytes:
+        """Return the bytes of a learned token within a text."""
+        return self._known[token][0]
+
     def split(self, text: str, tokens: Sequence[int]) -> Iterator[tuple[bytes, int]]:
         """Yield the bytes of each token, and the index of the character of the text that begins with it or has it.
 
@@ -210,6 +217,11 @@ class OutputRows:
         self._decode = decode
         self._token_bytes = token_bytes
         self._outputs: dict[tuple[int, int], _Output] = {}
+
+    def token_texts(self, tokens: Sequence[int]) -> list[str]:
+        """Return the text of each token; bytes that are no text are replaced."""
+        self._token_bytes.learn(tokens)
+        return [self._token_bytes.known(token).decode(errors="replace") for token in tokens]
 
     def forget(self, queued: QueuedRequest) -> None:
         """Drop the state of a request."""
@@ -314,6 +326,7 @@ class _AddedRequest(NamedTuple):
     message: int
     number: int
     request: GenerationRequest
+    is_only_tokenized: bool = False
 
 
 class Engine:
@@ -370,6 +383,15 @@ class Engine:
         # The library pads shorter rows with special tokens, which would appear in the text.
         return [decode(row, skip_special_tokens=False) for row in rows]
 
+    def detokenize(self, message: int, tokens: list[int], *, is_joined: bool) -> None:
+        """Answer a message with the text of tokens, or with the text of each of them."""
+        try:
+            self._prompts.check_known(tokens)
+            texts = self._decode([tokens], False) if is_joined else self._rows.token_texts(tokens)
+            self._answer(message, [TEXTS, texts])
+        except ServerError as error:
+            self._answer(message, [REJECTED, encode_failure(error)])
+
     @property
     def is_busy(self) -> bool:
         """Return whether :meth:`step` has work."""
@@ -387,8 +409,8 @@ class Engine:
         """Seconds after which :attr:`is_busy` may change without a message or a descriptor."""
         return None if self._renderings is None else self._renderings.seconds_left
 
-    def add(self, message: int, number: int, plain: dict[str, Any]) -> None:
-        """Queue a request; its message is answered when the request runs or is rejected."""
+    def add(self, message: int, number: int, plain: dict[str, Any], *, is_only_tokenized: bool = False) -> None:
+        """Queue a request; its message is answered when the request runs or is rejected, or with its tokens."""
         try:
             request = decode_request(plain)
             waiting = self._admission.waiting if request.grammar is None else self._grammars.waiting
@@ -396,7 +418,7 @@ class Engine:
                 waiting += self._renderings.waiting
             if waiting and (self._waiting >= self._limits.waiting or self._waits_too_long):
                 raise self._overloaded()
-            added = _AddedRequest(message, number, request)
+            added = _AddedRequest(message, number, request, is_only_tokenized)
             if self._renderings is None or not isinstance(request.prompt, Conversation):
                 self._add_prompt(added)
                 return
@@ -448,6 +470,9 @@ class Engine:
             self._unmeasured.popleft()
 
     def _add_tokens(self, added: _AddedRequest, tokens: list[int], image_prompt: ImagePrompt | None = None) -> None:
+        if added.is_only_tokenized:
+            self._answer(added.message, [TOKENS, np.array(tokens, np.int64), np.array([len(tokens)], np.int64)])
+            return
         queued = self._prepare(added, tokens)
         queued.image_prompt = image_prompt
         if queued.is_grammar_proven:
@@ -794,6 +819,11 @@ class EngineProgram:
             self._channel.send([number, [REJECTED, encode_failure(CANCELLED)]])
         elif kind == "tokenize":
             self._tokenizing.add(number, request, *parts)
+        elif kind == "detokenize":
+            _, tokens, is_joined = parts
+            self._engine.detokenize(number, tokens, is_joined=is_joined)
+        elif kind == "tokenize prompt":
+            self._engine.add(number, request, *parts, is_only_tokenized=True)
         else:
             self._engine.add(number, request, *parts)
 

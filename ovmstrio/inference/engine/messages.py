@@ -67,6 +67,9 @@ PROMPT_FIELD: Final = "messages"
 GRAMMAR_FIELD: Final = "response_format"
 """Field of errors of a grammar, which the server replaces by the request's own."""
 
+TEXTS: Final = "texts"
+"""Answer to a detokenization request: texts."""
+
 CANCELLED: Final = ModelFailure("the request was cancelled")
 """Error of a request cancelled before it was answered."""
 

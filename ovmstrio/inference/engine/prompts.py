@@ -364,11 +364,15 @@ class PromptTokenizer:
         if not isinstance(prompt, tuple):
             adds = options.adds_special_tokens is not False
             return self._nonempty(self.encode_prompt(prompt, add_special_tokens=adds, options=options))
-        wrong = next((token for token in prompt if not 0 <= token < self.vocabulary_size), None)
+        self.check_known(prompt)
+        return self._nonempty(options.truncated(prompt))
+
+    def check_known(self, tokens: Sequence[int]) -> None:
+        """Raise InvalidField if a token is not in the vocabulary."""
+        wrong = next((token for token in tokens if not 0 <= token < self.vocabulary_size), None)
         if wrong is not None:
             limit = self.vocabulary_size - 1
             raise InvalidField(f"the prompt has an unknown token: {wrong} (expected 0 to {limit})", field=_FIELD)
-        return self._nonempty(options.truncated(prompt))
 
     def tokenize_rendered(self, text: str, options: PromptOptions = _DEFAULT_OPTIONS) -> list[int]:
         """Return the tokens of a rendered conversation, as :meth:`tokenize_prompt`."""

@@ -16,7 +16,7 @@ from ovmstrio.protocols.ollama.api import (
     read_thinking,
 )
 from ovmstrio.protocols.openai.fields import Fields, PromptSize, read_chat_message, read_tools
-from ovmstrio.protocols.openai.known_fields import KnownFields, Refused
+from ovmstrio.protocols.openai.known_fields import KnownFields
 from ovmstrio.protocols.openai.text_endpoint import ParsedRequest, answer_text
 
 if TYPE_CHECKING:
@@ -27,12 +27,15 @@ if TYPE_CHECKING:
     from ovmstrio.protocols.openai.api import Body, OpenAIApi
     from ovmstrio.transport.http.router import Rule
 
-IGNORED: Final = {"keep_alive": check_keep_alive}
-NO_TRUNCATION: Final = Refused("the server does not shorten prompts; send a shorter one")
+IGNORED: Final[Mapping[str, Callable[[Fields, str], object]]] = {
+    "keep_alive": check_keep_alive,
+    # A prompt that is too long is refused in any case.
+    **dict.fromkeys(("truncate", "shift"), Fields.flag),
+}
 CHAT: Final = KnownFields(
     frozenset({"model", "messages", "tools", "format", "options", "stream", "think", "logprobs", "top_logprobs"}),
     IGNORED,
-    {"truncate": NO_TRUNCATION, "shift": NO_TRUNCATION},
+    {},
 )
 
 

@@ -12,11 +12,10 @@ from ovmstrio.core.errors import ErrorList
 from ovmstrio.core.generation import Task
 from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.encoding.json_output import array_pieces
-from ovmstrio.protocols.ollama.api import OPTIONS, read_body
-from ovmstrio.protocols.ollama.chat import IGNORED
+from ovmstrio.protocols.ollama.api import OPTIONS, check_keep_alive, read_body
 from ovmstrio.protocols.openai.embeddings import check_dimensions, read_inputs, write_vectors
 from ovmstrio.protocols.openai.fields import Fields, PromptSize
-from ovmstrio.protocols.openai.known_fields import KnownFields, Refused
+from ovmstrio.protocols.openai.known_fields import KnownFields
 from ovmstrio.protocols.openai.text_endpoint import parse_off_loop
 from ovmstrio.serving.generation_calls import charge_tokens
 from ovmstrio.transport.http.responses import JSON_TYPE
@@ -30,9 +29,12 @@ if TYPE_CHECKING:
     from ovmstrio.transport.http.router import Rule
 
 _ONE: Final = "prompt"  # Field of the older endpoint
-_REFUSED: Final = {"truncate": Refused("the option truncate of the model decides")}
-EMBED: Final = KnownFields(frozenset({"model", "input", "dimensions", "options"}), IGNORED, _REFUSED)
-EMBEDDINGS: Final = KnownFields(frozenset({"model", _ONE, "options"}), IGNORED, _REFUSED)
+_IGNORED: Final[Mapping[str, Callable[[Fields, str], object]]] = {
+    "keep_alive": check_keep_alive,
+    "truncate": Fields.flag,  # The option truncate of the model decides
+}
+EMBED: Final = KnownFields(frozenset({"model", "input", "dimensions", "options"}), _IGNORED, {})
+EMBEDDINGS: Final = KnownFields(frozenset({"model", _ONE, "options"}), _IGNORED, {})
 
 
 def embed_rules(api: OpenAIApi) -> list[Rule]:

@@ -14,7 +14,7 @@ from ovmstrio.protocols.ollama.api import (
     read_request,
     read_thinking,
 )
-from ovmstrio.protocols.ollama.chat import IGNORED, NO_TRUNCATION
+from ovmstrio.protocols.ollama.chat import IGNORED
 from ovmstrio.protocols.openai.fields import Fields, PromptSize, read_chat_message
 from ovmstrio.protocols.openai.known_fields import KnownFields, Refused
 from ovmstrio.protocols.openai.text_endpoint import ParsedRequest, answer_text
@@ -37,7 +37,6 @@ GENERATE: Final = KnownFields(
     ),
     IGNORED,
     {
-        **dict.fromkeys(("truncate", "shift"), NO_TRUNCATION),
         **dict.fromkeys(("width", "height", "steps"), _NO_IMAGES),
         "context": Refused("send the conversation to /api/chat"),
         "suffix": Refused("the model only appends text"),

@@ -10,10 +10,10 @@ from ovmstrio.core.callers import Permission
 from ovmstrio.core.errors import ErrorList
 from ovmstrio.core.generation import GenerationLimits, Task
 from ovmstrio.protocols.ollama.api import resolve_name
-from ovmstrio.protocols.openai.api import read_document
+from ovmstrio.protocols.openai.api import read_document, tasks_of
 from ovmstrio.protocols.openai.fields import Fields
 from ovmstrio.protocols.openai.known_fields import KnownFields, Refused
-from ovmstrio.protocols.openai.models import STARTED, loaded_names, tasks_of
+from ovmstrio.protocols.openai.models import STARTED, loaded_names
 from ovmstrio.serving.ovms_errors import decompressed_body
 from ovmstrio.transport.http.responses import json_response
 from ovmstrio.transport.http.router import rule
@@ -116,7 +116,7 @@ def _description(api: OpenAIApi, name: str) -> dict[str, Any]:
         capabilities.append("thinking")
     if limits.takes_images:
         capabilities.append("vision")
-    info: dict[str, Any] = {"general.architecture": family}
+    info: dict[str, Any] = {"general.architecture": family, "general.basename": name}
     if limits.context_length is not None:
         info[f"{family}.context_length"] = limits.context_length
     return {
@@ -132,7 +132,7 @@ def _description(api: OpenAIApi, name: str) -> dict[str, Any]:
 
 def _family(api: OpenAIApi, name: str) -> str:
     architecture: str = getattr(api.plane.registry.peek(name), "architecture", "")
-    return architecture.removesuffix("ForCausalLM").lower() or "unknown"
+    return architecture.partition("For")[0].lower() or "unknown"
 
 
 def _limits(api: OpenAIApi, name: str) -> GenerationLimits:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from urllib.parse import parse_qs
 
 import orjson
 
-from ovmstrio.core.callers import Permission
+from ovmstrio.core.callers import Permission, current_caller
 from ovmstrio.core.errors import (
     DeadlineExceeded,
     InvalidField,
@@ -25,10 +27,12 @@ from ovmstrio.core.errors import (
     ServiceMissing,
     Unauthenticated,
 )
+from ovmstrio.core.generation import Task
 from ovmstrio.encoding.json_reader import JsonLimitExceeded, JsonSyntaxError, parse_json, parse_strictly
-from ovmstrio.protocols.openai.fields import type_of
+from ovmstrio.protocols.openai.fields import shown, type_of
 from ovmstrio.serving.generation_calls import lease_generative
 from ovmstrio.serving.interfaces import GRAPH_MISSING, OPENAI_REST
+from ovmstrio.serving.kind import CallType
 from ovmstrio.serving.ovms_errors import decompressed_body
 from ovmstrio.transport.http.responses import error_response, json_response, retry_after_headers
 from ovmstrio.transport.http.router import rule
@@ -37,10 +41,10 @@ from ovmstrio.transport.statuses import error_status
 from ovmstrio.util.truncation import cut
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from ovmstrio.core.events import ApiInterface
-    from ovmstrio.core.generation import Task
+    from ovmstrio.core.generation import GenerativeService
     from ovmstrio.core.http_messages import Headers, HttpAnswer, HttpRequest
     from ovmstrio.protocols.openai.known_fields import KnownFields
     from ovmstrio.serving.calls import ObservedCall
@@ -228,14 +232,22 @@ class OpenAIApi:
         """Return the routes of a path below the prefixes; ``has_tasks`` gives the view a nursery."""
         options: dict[str, Any] = {"is_hot": True, "has_tasks": has_tasks, "refuse": self.form.refuse}
         options["need"] = need
-        return [rule(prefix + path, method, view, **options) for prefix in prefixes]
+        rules = [rule(prefix + path, method, view, **options) for prefix in prefixes]
+        # Without a prefix, a service of the same name keeps its path.
+        return [each if prefix else each._replace(first="") for prefix, each in zip(prefixes, rules, strict=True)]
 
-    async def body(self, request: HttpRequest, known: KnownFields) -> Body:
-        """Parse a JSON body; raise ``MalformedJson``, ``InvalidField`` (no model) or ``PayloadTooLarge``."""
+    async def body(self, request: HttpRequest, known: KnownFields, *, needs_model: bool = True) -> Body:
+        """Parse a JSON body; raise ``MalformedJson``, ``InvalidField`` (no model) or ``PayloadTooLarge``.
+
+        Unless it ``needs_model``, a body without a model means the only text model.
+        """
         data = await decompressed_body(request, self.max_body_bytes)
         document = await read_document(data)
         if self.form.ignores_unknown_fields:
             document = known.without_unknown(document)
+        if not needs_model and document.get("model") is None:
+            names = [name for name in self.plane.statuses() if tasks_of(self.plane, name) & _TEXT_TASKS]
+            document = {**document, "model": names[0]} if len(names) == 1 else document
         return Body(document, model_name(document), len(data))
 
     async def call(
@@ -262,6 +274,55 @@ class OpenAIApi:
         names = ", ".join(cut(each, _NAME_CHARACTERS) for each in known[:_MAX_NAMES])
         available = f"available: {names}{more}" if known else "no model is loaded"
         return ServiceMissing(f"The model `{cut(name, _NAME_CHARACTERS)}` does not exist; {available}")
+
+
+_TEXT_TASKS: Final = frozenset({Task.TEXT_GENERATION, Task.EMBEDDINGS, Task.RERANK})
+
+
+def tasks_of(plane: DataPlane, name: str) -> frozenset[Task]:
+    """Return the OpenAI tasks of a service; empty for most services."""
+    try:
+        accepts, service = plane.registry.call_types(name), plane.registry.peek(name)
+    except ServerError:
+        return frozenset()
+    return cast("GenerativeService", service).tasks if CallType.GENERATION in accepts else frozenset()
+
+
+def caller_key() -> str:
+    """Return the owner of data that the current caller stores; empty without authentication."""
+    caller = current_caller.get()
+    return "" if caller is None else f"{caller.proof} {caller.name}"
+
+
+def query_number(query: Mapping[str, Sequence[str]], name: str, default: int, allowed: range) -> int:
+    """Return a number of a URL's query; raise ``InvalidField`` unless it is in ``allowed``."""
+    given = query.get(name, [str(default)])[-1]
+    if not re.fullmatch(r"-?[0-9]{1,10}", given) or int(given) not in allowed:
+        message = f"{name}: expected an integer from {allowed[0]} to {allowed[-1]}"
+        raise InvalidField(message, field=name, got=shown(given))
+    return int(given)
+
+
+def page_of(items: Sequence[Mapping[str, Any]], query: str, *, most: int = 100) -> dict[str, Any]:
+    """Return a page of a list, oldest item first, as a URL's query requests it (``limit``, ``after``, ``order``).
+
+    Raises ``InvalidField`` for an invalid query.
+    """
+    given = parse_qs(query)
+    limit = query_number(given, "limit", 20, range(1, most + 1))
+    order = given.get("order", ["desc"])[-1]
+    if order not in {"asc", "desc"}:
+        raise InvalidField("order should be asc or desc", field="order", got=shown(order))
+    sorted_items = list(items) if order == "asc" else list(reversed(items))
+    after = given.get("after", [""])[-1]
+    if after:
+        place = next((number for number, item in enumerate(sorted_items) if item.get("id") == after), None)
+        if place is None:
+            raise InvalidField("after: no such item", field="after", got=shown(after))
+        sorted_items = sorted_items[place + 1 :]
+    page = sorted_items[:limit]
+    ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
+    return {"object": "list", "data": page, **ends, "has_more": len(sorted_items) > limit}
 
 
 async def read_document(body: bytes) -> dict[str, Any]:

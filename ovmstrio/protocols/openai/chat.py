@@ -119,7 +119,7 @@ class Chat:
         fields = Fields(document, errors, prompt=PromptSize(limits, "messages"))
         options = read_stream_options(fields, is_stream=is_stream)
         max_tokens = read_max_tokens(fields, limits, "max_tokens", "max_completion_tokens")
-        conversation = _read_conversation(fields)
+        conversation = read_conversation(fields)
         request = make_request(
             fields,
             limits,
@@ -153,7 +153,8 @@ class Chat:
         return _ChatStream(body.model, parsed, write_error)
 
 
-def _read_conversation(fields: Fields) -> Conversation:
+def read_conversation(fields: Fields) -> Conversation:
+    """Return the conversation of a body: messages, tools and options of the chat template."""
     messages = read_messages(fields)
     tools = read_tools(fields)
     given = fields.mapping("chat_template_kwargs", "chat_template_kwargs must be an object", is_prompt=True) or {}

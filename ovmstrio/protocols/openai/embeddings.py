@@ -1,10 +1,13 @@
-"""OpenAI endpoint ``/embeddings``: embeddings of text or token ids."""
+"""Endpoints ``/embeddings`` (OpenAI) and ``/pooling`` (vLLM): embeddings of text or token ids."""
 
 from __future__ import annotations
 
+import time
 from base64 import b64encode
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from uuid import uuid4
 
 import orjson
 import trio
@@ -13,16 +16,15 @@ from ovmstrio.core.errors import ErrorList, InvalidField
 from ovmstrio.core.generation import Task
 from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.encoding.json_output import array_pieces
-from ovmstrio.protocols.openai.fields import MAX_PROMPT_TOKENS, Fields, are_token_ids, shown
-from ovmstrio.protocols.openai.known_fields import EMBEDDINGS
+from ovmstrio.protocols.openai.api import PREFIXES
+from ovmstrio.protocols.openai.fields import MAX_PROMPT_TOKENS, Fields, are_token_ids, read_truncation, shown
+from ovmstrio.protocols.openai.known_fields import EMBEDDINGS, POOLING, KnownFields
 from ovmstrio.protocols.openai.text_endpoint import parse_off_loop
 from ovmstrio.serving.generation_calls import charge_tokens
 from ovmstrio.transport.http.responses import JSON_TYPE
 from ovmstrio.util.truncation import MAX_ITEMS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from ovmstrio.core.generation import Embedder, Embeddings, TokenIds
     from ovmstrio.core.http_messages import HttpRequest
     from ovmstrio.protocols.openai.api import OpenAIApi
@@ -35,25 +37,50 @@ _INVALID_FORMAT: Final = "encoding_format should either base64 or float"
 _INVALID_INPUT: Final = "should be string, array of strings or array of integers"
 
 
+class _Form(NamedTuple):
+    """Form of a response: its first fields, and the kind and the field of a vector."""
+
+    head: Callable[[], Mapping[str, Any]]
+    kind: str
+    field: str
+    known: KnownFields
+
+
 def embedding_rules(api: OpenAIApi) -> list[Rule]:
     """Return the routes."""
 
-    async def embed(request: HttpRequest) -> HttpAnswer:
-        body = await api.body(request, EMBEDDINGS)
-        inputs, is_base64, dimensions = await parse_off_loop(partial(_read, body.document), body)
+    async def embed(form: _Form, request: HttpRequest) -> HttpAnswer:
+        body = await api.body(request, form.known, needs_model=form is not _POOLING)
+        parsed = await parse_off_loop(partial(_read, body.document, form.known), body)
         with await api.call(request, body.model, Task.EMBEDDINGS) as call:
-            embeddings = await cast("Embedder", call.service).embed(inputs)
+            embeddings = await cast("Embedder", call.service).embed(parsed.inputs, **parsed.options)
             charge_tokens(embeddings.tokens)
-            check_dimensions(embeddings, dimensions)
-            content = await write_vectors(embeddings, partial(_write, embeddings, body.model, is_base64=is_base64))
+            check_dimensions(embeddings, parsed.dimensions)
+            write = partial(_write, form, embeddings, body.model, is_base64=parsed.is_base64)
+            content = await write_vectors(embeddings, write)
             call.event.sent = len(content)
         return HttpAnswer(200, JSON_TYPE, content)
 
-    return api.rules("/embeddings", "POST", embed)
+    return [
+        *api.rules("/embeddings", "POST", partial(embed, _EMBEDDINGS)),
+        *api.rules("/pooling", "POST", partial(embed, _POOLING), prefixes=("", *PREFIXES)),
+    ]
 
 
-def _read(document: Mapping[str, Any]) -> tuple[Sequence[str | TokenIds], bool, int | None]:
-    """Return the inputs, whether base64 is requested, and the dimensions."""
+_EMBEDDINGS: Final = _Form(lambda: {"object": "list"}, "embedding", "embedding", EMBEDDINGS)
+_POOLING: Final = _Form(
+    lambda: {"id": f"pool-{uuid4().hex}", "object": "list", "created": int(time.time())}, "pooling", "data", POOLING
+)
+
+
+class _ParsedRequest(NamedTuple):
+    inputs: Sequence[str | TokenIds]
+    is_base64: bool
+    dimensions: int | None
+    options: Mapping[str, int]
+
+
+def _read(document: Mapping[str, Any], known: KnownFields) -> _ParsedRequest:
     errors = ErrorList()
     fields = Fields(document, errors)
     form = fields.get("encoding_format")
@@ -61,9 +88,12 @@ def _read(document: Mapping[str, Any]) -> tuple[Sequence[str | TokenIds], bool, 
         fields.refuse("encoding_format", _INVALID_FORMAT, got=shown(form))
     dimensions = fields.unsigned("dimensions", minimum=1)
     inputs = read_inputs(fields)
-    EMBEDDINGS.check(fields)
+    options = read_truncation(fields)
+    if known is POOLING:
+        fields.choice("task", ("embed",))
+    known.check(fields)
     errors.tell()
-    return inputs, form == "base64", dimensions
+    return _ParsedRequest(inputs, form == "base64", dimensions, options)
 
 
 def check_dimensions(embeddings: Embeddings, dimensions: int | None) -> None:
@@ -122,11 +152,12 @@ def _read_tokens(fields: Fields, name: str, given: list[Any]) -> Sequence[TokenI
     return [tuple(given)]
 
 
-def _write(embeddings: Embeddings, model: str, *, is_base64: bool) -> bytes:
+def _write(form: _Form, embeddings: Embeddings, model: str, *, is_base64: bool) -> bytes:
     """Encode the response; many vectors are encoded in several short calls."""
-    pieces = [b'{"object":"list","data":[']
+    pieces = [orjson.dumps(form.head())[:-1], b',"data":[']
+    begin = b'{"object":"%b","%b":' % (form.kind.encode(), form.field.encode())
     for index, vector in enumerate(embeddings.vectors):
-        pieces.append(b',{"object":"embedding","embedding":' if index else b'{"object":"embedding","embedding":')
+        pieces.append(b"," + begin if index else begin)
         pieces += [b'"%b"' % b64encode(vector.astype("<f4").tobytes())] if is_base64 else array_pieces(vector)
         pieces.append(b',"index":%d}' % index)
     usage = {"prompt_tokens": embeddings.tokens, "total_tokens": embeddings.tokens}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import islice
 from math import inf, isfinite
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import orjson
 
@@ -23,7 +23,7 @@ from ovmstrio.core.generation import (
 from ovmstrio.util.truncation import MAX_ITEMS, size_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ovmstrio.core.errors import ErrorList
     from ovmstrio.core.generation import GenerationLimits, Prompt, TokenIds
@@ -291,6 +291,23 @@ class Fields:
                 self._errors.add(InvalidField(inner or f"{path} is not an object", field=path, got=shown(value)))
 
 
+def read_truncation(fields: Fields) -> dict[str, int]:
+    """Return the option ``max_tokens`` of encoders for ``truncate_prompt_tokens``; -1 is what the model takes."""
+    name = "truncate_prompt_tokens"
+    given = fields.whole(name, f"{name} is neither -1 nor above 0", range(-1, 2**31))
+    if given == 0:
+        fields.refuse(name, f"{name} is neither -1 nor above 0", got="0")
+    return {"max_tokens": given} if given else {}
+
+
+_INCLUDED: Final = frozenset(
+    {
+        *("message.output_text.logprobs", "reasoning.encrypted_content", "message.input_image.image_url"),
+        *("file_search_call.results", "web_search_call.results", "web_search_call.action.sources"),
+        *("code_interpreter_call.outputs", "computer_call_output.output.image_url"),
+    }
+)
+"""Values of ``include``; except for the first they concern items that this server never returns."""
 _TRUNCATION: Final = "truncation"
 _DISABLED: Final = "disabled"
 
@@ -303,6 +320,8 @@ def check_ignored_responses_fields(fields: Fields) -> None:
         if not isinstance(each, str):
             fields.refuse("include", "include contains a non string element")
             break
+        if each not in _INCLUDED:
+            fields.refuse("include", "include: unknown value", got=shown(each))
     cut = fields.text(_TRUNCATION)
     if cut not in {None, _DISABLED, "auto"}:
         fields.refuse(
@@ -688,6 +707,9 @@ def _read_tag_text(fields: Fields, name: str, text: str) -> Grammar | None:
 _TOOL_CHOICES: Final = frozenset({"none", "auto", "required"})
 _FUNCTION: Final = "function"
 _ALLOWED: Final = "allowed_tools"
+_NAMED_TOOLS: Final = (_FUNCTION, "custom")
+_UNNAMED_TOOLS: Final = ("local_shell", "shell", "apply_patch")
+"""Types of the Responses API's tools without names of their own: the type is the name."""
 
 
 class _Tools(NamedTuple):
@@ -699,14 +721,20 @@ class _Tools(NamedTuple):
     parameters_fields: tuple[str, ...] = ()
 
 
-def read_tools(fields: Fields) -> _Tools:
+_ReadTool: TypeAlias = "Callable[[Fields], Sequence[Mapping[str, Any]]]"
+"""Reads the functions of one tool."""
+
+
+def read_tools(fields: Fields, read: _ReadTool = lambda tool: (read_function_tool(tool),)) -> _Tools:
     """Return the tools; none if the choice forbids calls."""
-    choice, name, allowed = _read_choice(fields)
-    objects = tuple(fields.objects("tools", "Tools are not an array", "Tool is not a JSON object"))
-    tools = tuple(map(_read_tool, objects))
-    places = tuple(
-        each.path("function.parameters" if each.get(_FUNCTION) is not None else "parameters") for each in objects
-    )
+    choice, name, allowed = _read_choice(fields, read)
+    tools: tuple[Mapping[str, Any], ...] = ()
+    places: tuple[str, ...] = ()
+    for tool in fields.objects("tools", "Tools are not an array", "Tool is not a JSON object"):
+        functions = tuple(read(tool))
+        tools += functions
+        place = tool.path("function.parameters" if tool.get(_FUNCTION) is not None else "parameters")
+        places += (place,) * len(functions)
     if allowed is not None:
         for unknown in sorted(allowed - {tool[_FUNCTION]["name"] for tool in tools}):
             problem = "tool_choice allows a function that is not among the tools"
@@ -722,7 +750,7 @@ def read_tools(fields: Fields) -> _Tools:
     return _Tools(tools, choice, name, places)
 
 
-def _read_choice(fields: Fields) -> tuple[str, str, set[str] | None]:
+def _read_choice(fields: Fields, read: _ReadTool) -> tuple[str, str, set[str] | None]:
     """Return the choice, the named function, and the allowed functions (None for all)."""
     value = fields.word("tool_choice")
     if value is None:
@@ -736,11 +764,11 @@ def _read_choice(fields: Fields) -> tuple[str, str, set[str] | None]:
     if chosen is None:
         return "auto", "", None
     if chosen.word("type") == _ALLOWED:
-        return _read_allowed(chosen)
+        return _read_allowed(chosen, read)
     return *_read_named(chosen), None
 
 
-def _read_allowed(chosen: Fields) -> tuple[str, str, set[str]]:
+def _read_allowed(chosen: Fields, read: _ReadTool) -> tuple[str, str, set[str]]:
     holder = chosen if chosen.get(_ALLOWED) is None else chosen.within(_ALLOWED)
     if holder is None:
         return "auto", "", set()
@@ -748,13 +776,15 @@ def _read_allowed(chosen: Fields) -> tuple[str, str, set[str]]:
     if mode not in {"auto", "required"}:
         holder.refuse("mode", f"{holder.path('mode')} should be either 'auto' or 'required'", got=shown(mode))
         return "auto", "", set()
-    tools = [_read_tool(tool) for tool in holder.objects("tools")]
-    return mode, "", {tool[_FUNCTION]["name"] for tool in tools}
+    return mode, "", {tool[_FUNCTION]["name"] for given in holder.objects("tools") for tool in read(given)}
 
 
 def _read_named(chosen: Fields) -> tuple[str, str]:
+    kind = chosen.word("type")
+    if kind in _UNNAMED_TOOLS:
+        return _FUNCTION, str(kind)
     # The Responses API has the name directly, chat nests the name in an object.
-    is_flat = chosen.get(_FUNCTION) is None and chosen.get("type") == _FUNCTION
+    is_flat = chosen.get(_FUNCTION) is None and kind in _NAMED_TOOLS
     named = chosen if is_flat else chosen.within(_FUNCTION, "tool_choice.function is not a valid JSON object")
     if named is None:
         if chosen.get(_FUNCTION) is None:
@@ -767,7 +797,7 @@ def _read_named(chosen: Fields) -> tuple[str, str]:
     return _FUNCTION, name
 
 
-def _read_tool(fields: Fields) -> Mapping[str, Any]:
+def read_function_tool(fields: Fields) -> Mapping[str, Any]:
     """Return a tool, in chat's nested or the Responses API's flat form."""
     kind = fields.name_text("type")
     if kind not in {None, _FUNCTION}:

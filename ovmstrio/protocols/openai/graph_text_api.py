@@ -31,10 +31,11 @@ if TYPE_CHECKING:
 _JSON: Final = "application/json"
 _DATA: Final = b"data: "
 _END: Final = b"[DONE]"
+RESPONSES_PATH: Final = "/responses"
 TEXT_ENDPOINTS: Final[dict[str, TextEndpoint]] = {
     "/chat/completions": Chat(),
     "/completions": Completions(),
-    "/responses": Responses(),
+    RESPONSES_PATH: Responses(),
 }
 
 

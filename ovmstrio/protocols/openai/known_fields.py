@@ -93,6 +93,9 @@ IGNORED_REASONS: Final[Mapping[str, str]] = {
     "stream_interval": "each event has all text since the one before",
     "parallel_tool_calls": "completions have no tools",
     "stream_include_usage": "the last event has the usage",
+    "client_metadata": "notes of the caller",
+    "moderation": "auto or low: images are not moderated",
+    "background": "auto or opaque: images are opaque",
 }
 """Why fields have no effect on the answer."""
 
@@ -102,7 +105,6 @@ _ONE_ENGINE: Final = _Refused("a model has one engine")
 _ONE_QUEUE: Final = _Refused("requests are served in order of arrival; omit it, or send 0")
 _ONE_CHOICE: Final = "only the probability of the chosen token is known"
 _NAME_OF_ADAPTER: Final = _Refused("an adapter is fixed when its model is loaded; set model to the adapter's name")
-_NOT_STORED: Final = "responses are not stored"
 _SHARED_CACHE: Final = _Refused("all callers share cached prefixes; serve the model with enable_prefix_caching false")
 _REFUSED: Final[Mapping[str, _Refused]] = {
     **dict.fromkeys(("return_token_ids", "return_token_offsets"), _NO_TOKEN_IDS),
@@ -122,7 +124,7 @@ _REFUSED: Final[Mapping[str, _Refused]] = {
     "prompt_logprobs": _Refused("use echo and logprobs of /completions"),
     "repetition_detection": _Refused("use repetition_penalty, or max_tokens"),
     "return_prompt_text": _Refused("answers have no prompt"),
-    "store": _Refused(f"{_NOT_STORED}; omit it or send false"),
+    "store": _Refused("only responses of /responses are stored; omit it or send false"),
     "thinking_token_budget": _Refused("reasoning has no separate limit; use max_tokens", neutral=-1),
     "vllm_xargs": _Refused("the server has no extensions of vLLM"),
     "watermarking": _Refused("the generation library has no watermarks"),
@@ -177,20 +179,18 @@ RESPONSES: Final = KnownFields(
     _SAMPLING
     | _TOOLS
     | {"input", "instructions", "max_output_tokens", "text", "reasoning", "include", "truncation"}
-    | {"max_tool_calls", "top_logprobs"},
-    _IGNORED,
+    | {"max_tool_calls", "top_logprobs", "store", "background", "previous_response_id"},
+    {**_IGNORED, "client_metadata": Fields.mapping},
     {
-        **_REFUSED,
-        "background": _Refused(f"{_NOT_STORED}; wait for the response"),
-        "context_management": _Refused(f"{_NOT_STORED}; send a shorter conversation"),
-        "conversation": _Refused(f"{_NOT_STORED}; send the conversation as input"),
-        "previous_response_id": _Refused(f"{_NOT_STORED}; send the conversation as input"),
+        **{name: refused for name, refused in _REFUSED.items() if name != "store"},
+        "context_management": _Refused("the server shortens no conversation; send a shorter one"),
+        "conversation": _Refused("the server has no conversations; use previous_response_id"),
         "prompt": _Refused("this server has no prompt templates; send input"),
         **dict.fromkeys(("previous_input_messages", "previous_response"), _Refused("send the conversation as input")),
         "return_tokens_as_token_ids": _NO_TOKEN_IDS,
         "enable_response_messages": _Refused("answers have no messages of the engine"),
         "access_programs": _Refused("this server has no access programs"),
-        "background_options": _Refused(f"{_NOT_STORED}; wait for the response"),
+        "background_options": _Refused("the background has no completion windows"),
         "image": _Refused("responses have no images"),
     },
     {
@@ -203,7 +203,7 @@ RESPONSES: Final = KnownFields(
 
 _TRUNCATE_OPTION: Final = _Refused("the option truncate of the model decides")
 _ENCODERS: Final[Mapping[str, _Refused]] = {
-    **dict.fromkeys(("truncate_prompt_tokens", "truncation_side"), _TRUNCATE_OPTION),
+    "truncation_side": _TRUNCATE_OPTION,
     "cache_salt": _Refused("there is no prefix cache; omit it"),
     "mm_processor_kwargs": _NO_MEDIA,
     "padding": _Refused("padding never changes the result", neutral="do_not_pad"),
@@ -211,7 +211,7 @@ _ENCODERS: Final[Mapping[str, _Refused]] = {
     "use_activation": _Refused("the options of the model decide"),
 }
 EMBEDDINGS: Final = KnownFields(
-    frozenset({"model", "input", "encoding_format", "dimensions"}),
+    frozenset({"model", "input", "encoding_format", "dimensions", "truncate_prompt_tokens"}),
     _IDENTITY,
     {
         **_ENCODERS,
@@ -231,7 +231,7 @@ EMBEDDINGS: Final = KnownFields(
     {"dimensions": "the model's own"},
 )
 RERANK: Final = KnownFields(
-    frozenset({"model", "query", "documents", "top_n", "return_documents"}),
+    frozenset({"model", "query", "documents", "top_n", "return_documents", "truncate_prompt_tokens"}),
     _IDENTITY,
     {
         **_ENCODERS,
@@ -242,11 +242,34 @@ RERANK: Final = KnownFields(
         "stream": _Refused("scores do not stream"),
     },
 )
-TOKENIZE: Final = KnownFields(
-    frozenset({"model", "text", "add_special_tokens", "max_length", "pad_to_max_length", "padding_side"}),
+SCORE: Final = KnownFields(
+    frozenset(
+        {
+            *("model", "text_1", "text_2", "data_1", "data_2", "queries", "documents", "encoding_format"),
+            "truncate_prompt_tokens",
+        }
+    ),
     _IDENTITY,
-    {"messages": _Refused("send text"), "prompt": _Refused("send text")},
+    {**_ENCODERS, "instruction": _Refused("write it into the texts"), "stream": _Refused("scores do not stream")},
 )
+POOLING: Final = KnownFields(
+    EMBEDDINGS.used | {"task"},
+    EMBEDDINGS.ignored,
+    {name: refused for name, refused in EMBEDDINGS.refused.items() if name != "task"},
+    {**EMBEDDINGS.limits, "task": "embed"},
+)
+TOKENIZE: Final = KnownFields(
+    frozenset(
+        {
+            *("model", "text", "add_special_tokens", "max_length", "pad_to_max_length", "padding_side"),
+            *("prompt", "messages", "return_token_strs", "add_generation_prompt", "continue_final_message"),
+            *("chat_template_kwargs", "tools", "tool_choice"),
+        }
+    ),
+    _IDENTITY,
+    {"chat_template": _NO_TEMPLATE, "mm_processor_kwargs": _NO_MEDIA, "media_io_kwargs": _NO_MEDIA},
+)
+DETOKENIZE: Final = KnownFields(frozenset({"model", "tokens"}), _IDENTITY, {})
 
 _NO_SAMPLING: Final = _Refused("the speech library has only a temperature")
 TRANSCRIPTION: Final = KnownFields(
@@ -289,15 +312,73 @@ SPEECH: Final = KnownFields(
     },
 )
 
+
+def _one_of(*values: str) -> _Check:
+    return lambda fields, name: fields.choice(name, values)
+
+
+_IMAGE_OPTIONS: Final = frozenset(
+    {
+        *("model", "n", "size", "response_format", "output_format", "output_compression"),
+        *("num_images_per_prompt", "width", "height", "num_inference_steps", "guidance_scale", "strength"),
+        *("seed", "rng_seed", "negative_prompt", "negative_prompt_2", "negative_prompt_3", "max_sequence_length"),
+    }
+)
+_PROMPTS: Final = frozenset({"prompt", "prompt_2", "prompt_3"})
+_LIMITS_OF_IMAGES: Final = {"response_format": "b64_json"}
+_PARTIAL_IMAGES: Final = frozenset({"stream", "partial_images"})
+_IGNORED_OF_IMAGES: Final[Mapping[str, _Check]] = {
+    "user": Fields.text,
+    "safety_identifier": Fields.text,
+    "moderation": _one_of("auto", "low"),
+    "background": _one_of("auto", "opaque"),
+}
+_REFUSED_OF_IMAGES: Final = {
+    "lora_alphas": _Refused("image models have no LoRA adapters"),
+    "quality": _Refused("use num_inference_steps", neutral="auto"),
+    "style": _Refused("describe the style in the prompt"),
+    "complexity": _Refused("use num_inference_steps"),
+    **dict.fromkeys(("frame_count", "frame_duration_ms"), _Refused("images have one frame")),
+    "svg": _Refused("images have pixels"),
+}
+IMAGE_GENERATIONS: Final = KnownFields(
+    _IMAGE_OPTIONS | _PROMPTS | _PARTIAL_IMAGES,
+    _IGNORED_OF_IMAGES,
+    {**_REFUSED_OF_IMAGES, **dict.fromkeys(("image", "mask"), _Refused("use /images/edits"))},
+    {**_LIMITS_OF_IMAGES, "strength": "1"},
+)
+IMAGE_EDITS: Final = KnownFields(
+    _IMAGE_OPTIONS | _PROMPTS | _PARTIAL_IMAGES | {"image", "mask"},
+    _IGNORED_OF_IMAGES,
+    {**_REFUSED_OF_IMAGES, "input_fidelity": _Refused("use strength"), "markup": _Refused("send a mask")},
+    _LIMITS_OF_IMAGES,
+)
+IMAGE_VARIATIONS: Final = KnownFields(
+    _IMAGE_OPTIONS | {"image"},
+    _IGNORED_OF_IMAGES,
+    {
+        **_REFUSED_OF_IMAGES,
+        **dict.fromkeys(("prompt", "mask"), _Refused("use /images/edits")),
+        "stream": _Refused("variations do not stream; use /images/edits"),
+    },
+    _LIMITS_OF_IMAGES,
+)
+
 ENDPOINT_FIELDS: Final[Mapping[str, KnownFields]] = {
     "/chat/completions": CHAT,
     "/completions": COMPLETIONS,
     "/responses": RESPONSES,
     "/embeddings": EMBEDDINGS,
+    "/pooling": POOLING,
     "/rerank": RERANK,
+    "/score": SCORE,
     "/tokenize": TOKENIZE,
+    "/detokenize": DETOKENIZE,
     "/audio/transcriptions": TRANSCRIPTION,
     "/audio/translations": TRANSCRIPTION,
     "/audio/speech": SPEECH,
+    "/images/generations": IMAGE_GENERATIONS,
+    "/images/edits": IMAGE_EDITS,
+    "/images/variations": IMAGE_VARIATIONS,
 }
 """Fields by endpoint."""

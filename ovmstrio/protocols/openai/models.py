@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.core.errors import ServerError
 from ovmstrio.core.generation import Task
-from ovmstrio.serving.kind import CallType
+from ovmstrio.protocols.openai.api import tasks_of
 from ovmstrio.transport.http.responses import json_response
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ovmstrio.core.generation import GenerativeService
     from ovmstrio.core.http_messages import HttpAnswer, HttpRequest
     from ovmstrio.protocols.openai.api import OpenAIApi
     from ovmstrio.serving.data_plane import DataPlane
@@ -79,12 +78,3 @@ def loaded_names(plane: DataPlane) -> list[str]:
 def _rank(tasks: frozenset[Task]) -> int:
     """Return the sort key: text generation, other OpenAI tasks, other services."""
     return 0 if Task.TEXT_GENERATION in tasks else 1 if tasks else 2
-
-
-def tasks_of(plane: DataPlane, name: str) -> frozenset[Task]:
-    """Return the OpenAI tasks of a service; empty for most services."""
-    try:
-        call_types, service = plane.registry.call_types(name), plane.registry.peek(name)
-    except ServerError:
-        return frozenset()
-    return cast("GenerativeService", service).tasks if CallType.GENERATION in call_types else frozenset()

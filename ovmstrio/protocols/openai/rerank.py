@@ -14,7 +14,7 @@ from ovmstrio.core.generation import Task
 from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.encoding.json_output import text_pieces
 from ovmstrio.protocols.openai.api import PREFIXES
-from ovmstrio.protocols.openai.fields import Fields, shown
+from ovmstrio.protocols.openai.fields import Fields, read_truncation, shown
 from ovmstrio.protocols.openai.known_fields import RERANK
 from ovmstrio.protocols.openai.text_endpoint import parse_off_loop
 from ovmstrio.serving.generation_calls import charge_tokens
@@ -39,16 +39,19 @@ class _RerankRequest(NamedTuple):
     documents: Sequence[str]
     top_n: int | None
     returns_documents: bool
+    options: Mapping[str, int]
 
 
 def rerank_rules(api: OpenAIApi) -> list[Rule]:
     """Return the routes."""
 
     async def rerank(request: HttpRequest) -> HttpAnswer:
-        body = await api.body(request, RERANK)
+        body = await api.body(request, RERANK, needs_model=False)
         parsed = await parse_off_loop(partial(_read, body.document), body)
         with await api.call(request, body.model, Task.RERANK) as call:
-            scores, tokens = await cast("Reranker", call.service).rerank(parsed.query, parsed.documents)
+            scores, tokens = await cast("Reranker", call.service).rerank(
+                parsed.query, parsed.documents, **parsed.options
+            )
             charge_tokens(tokens)
             write = partial(_write, body.model, parsed, scores, tokens)
             returned = sum(map(len, parsed.documents)) if parsed.returns_documents else 0
@@ -57,7 +60,8 @@ def rerank_rules(api: OpenAIApi) -> list[Rule]:
         return HttpAnswer(200, JSON_TYPE, content)
 
     # Cohere's clients append the API version to the configured URL.
-    return [*api.rules("/rerank", "POST", rerank), *api.rules("/v2/rerank", "POST", rerank, prefixes=("", *PREFIXES))]
+    paths = ("/rerank", "/v2/rerank")
+    return [rule for path in paths for rule in api.rules(path, "POST", rerank, prefixes=("", *PREFIXES))]
 
 
 def _read(document: Mapping[str, Any]) -> _RerankRequest:
@@ -69,9 +73,10 @@ def _read(document: Mapping[str, Any]) -> _RerankRequest:
     documents = _read_documents(fields)
     top_n = fields.unsigned("top_n", minimum=1)
     returns = fields.flag("return_documents")
+    options = read_truncation(fields)
     RERANK.check(fields)
     errors.tell()
-    return _RerankRequest(query or "", documents, top_n, bool(returns))
+    return _RerankRequest(query or "", documents, top_n, bool(returns), options)
 
 
 def _read_documents(fields: Fields) -> list[str]:

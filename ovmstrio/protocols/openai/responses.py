@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from uuid import uuid4
 
 import orjson
@@ -22,68 +22,51 @@ from ovmstrio.protocols.openai.fields import (
     read_response_format,
     read_role,
     read_tools,
-    shown,
 )
 from ovmstrio.protocols.openai.known_fields import RESPONSES
+from ovmstrio.protocols.openai.response_tools import (
+    CUSTOM_CALL,
+    FUNCTION_CALL,
+    SHELL_CALL,
+    ClientTools,
+    MessageList,
+    custom_input,
+    read_agent_tool,
+)
 from ovmstrio.protocols.openai.text_endpoint import ParsedRequest, logprob_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from ovmstrio.core.generation import GenerationChunk, GenerationLimits, TokenLogprob
+    from ovmstrio.core.generation import GenerationChunk, GenerationLimits, TokenLogprob, ToolCallDelta
     from ovmstrio.protocols.openai.api import Body
+    from ovmstrio.protocols.openai.response_tools import ClientTool
     from ovmstrio.protocols.openai.text_endpoint import Usage
 
 # Input items
 
-_IGNORED_ITEMS: Final = frozenset({"reasoning"})
-"""Input items that are ignored: earlier reasoning is not sent to the model again."""
-
 
 def _read_input(fields: Fields) -> tuple[Mapping[str, Any], ...]:
     """Return instructions and input items as messages; tool calls join the preceding assistant message."""
-    messages: list[dict[str, Any]] = []
+    conversation = MessageList()
     instructions = fields.prompt_text("instructions")
     if instructions:
-        messages.append({"role": "system", "content": instructions})
+        conversation.add({"role": "system", "content": instructions})
     given = fields.get("input")
     if given is None:
         fields.refuse("input", "input missing in request", code="missing_required_parameter")
     elif isinstance(given, str):
-        messages.append({"role": "user", "content": fields.prompt_text("input")})
+        conversation.add({"role": "user", "content": fields.prompt_text("input")})
     else:
         if given == []:
             fields.refuse("input", "Messages array cannot be empty")
         for item in fields.objects("input", "input is not a string or array", "Input item is not a JSON object"):
-            _add_item(messages, item)
-    return tuple(messages)
-
-
-def _add_item(messages: list[dict[str, Any]], item: Fields) -> None:
-    kind = item.word("type")
-    if kind is None or kind == "message":
-        messages.append({"role": read_role(item), "content": content_text(item, "content")})
-    elif kind == "function_call":
-        _add_tool_call(messages, item)
-    elif kind == "function_call_output":
-        call_id = item.prompt_text("call_id") or ""
-        messages.append({"role": "tool", "tool_call_id": call_id, "content": content_text(item, "output")})
-    elif not isinstance(kind, str) or kind not in _IGNORED_ITEMS:
-        item.refuse("type", "Unsupported input item type", got=shown(kind))
-
-
-def _add_tool_call(messages: list[dict[str, Any]], item: Fields) -> None:
-    name, arguments = item.prompt_text("name"), item.prompt_text("arguments")
-    if not name:
-        item.refuse("name", f"{item.path('name')} is missing")
-    call = {
-        "id": item.prompt_text("call_id") or "",
-        "type": "function",
-        "function": {"name": name or "", "arguments": arguments or "{}"},
-    }
-    if not messages or messages[-1]["role"] != "assistant":
-        messages.append({"role": "assistant", "content": ""})
-    messages[-1].setdefault("tool_calls", []).append(call)
+            kind = item.word("type")
+            if kind is None or kind == "message":
+                conversation.add({"role": read_role(item), "content": content_text(item, "content")})
+            else:
+                conversation.add_item(kind, item)
+    return tuple(conversation.messages)
 
 
 # Output items
@@ -122,8 +105,8 @@ class _Item(ABC):
         return iter(())
 
     @abstractmethod
-    def grow(self, text: str) -> _Event:
-        """Append text; return the delta event."""
+    def grow(self, text: str) -> Iterator[_Event]:
+        """Append text; yield the delta event."""
 
     @abstractmethod
     def end_part(self) -> Iterator[_Event]:
@@ -144,9 +127,9 @@ class _Reasoning(_Item):
     def begin_part(self) -> Iterator[_Event]:
         yield _Event("reasoning_summary_part.added", {**self.at, "summary_index": 0, "part": self._part()})
 
-    def grow(self, text: str) -> _Event:
+    def grow(self, text: str) -> Iterator[_Event]:
         self.parts.append(text)
-        return _Event("reasoning_summary_text.delta", {**self.at, "summary_index": 0, "delta": text})
+        yield _Event("reasoning_summary_text.delta", {**self.at, "summary_index": 0, "delta": text})
 
     def end_part(self) -> Iterator[_Event]:
         yield _Event("reasoning_summary_text.done", {**self.at, "summary_index": 0, "text": self.text})
@@ -169,11 +152,11 @@ class _Message(_Item):
         self._is_started = True
         yield _Event("content_part.added", {**self.at, "content_index": 0, "part": self._part()})
 
-    def grow(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> _Event:
+    def grow(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> Iterator[_Event]:
         self.parts.append(text)
         added = [logprob_document(token) for token in logprobs]
         self.logprobs += added
-        return _Event("output_text.delta", {**self.at, "content_index": 0, "delta": text, "logprobs": added})
+        yield _Event("output_text.delta", {**self.at, "content_index": 0, "delta": text, "logprobs": added})
 
     def end_part(self) -> Iterator[_Event]:
         yield _Event("output_text.done", {**self.at, "content_index": 0, "text": self.text, "logprobs": self.logprobs})
@@ -185,34 +168,45 @@ class _Message(_Item):
 
 
 class _ToolCall(_Item):
-    def __init__(self, place: int, index: int, call_id: str, name: str) -> None:
-        super().__init__("fc", place)
-        self.index = index
-        self._call_id = call_id or f"call_{uuid4().hex}"
-        self._name = name
+    """Call of a tool, in the form of its client; only the arguments of functions are streamed as they arrive."""
 
-    def grow(self, text: str) -> _Event:
+    def __init__(self, place: int, delta: ToolCallDelta, tool: ClientTool) -> None:
+        super().__init__(tool.form.prefix, place)
+        self.index = delta.index
+        self._call_id = delta.id or f"call_{uuid4().hex}"
+        self._tool = tool
+
+    def grow(self, text: str) -> Iterator[_Event]:
         self.parts.append(text)
-        return _Event("function_call_arguments.delta", {**self.at, "delta": text})
+        if self._tool.form is FUNCTION_CALL:
+            yield _Event("function_call_arguments.delta", {**self.at, "delta": text})
 
     def end_part(self) -> Iterator[_Event]:
-        yield _Event("function_call_arguments.done", {**self.at, "name": self._name, "arguments": self.text})
+        form = self._tool.form
+        if form is FUNCTION_CALL:
+            names = {"name": self._tool.names["name"], "arguments": self.text}
+            yield _Event("function_call_arguments.done", {**self.at, **names})
+        elif form is CUSTOM_CALL:
+            given = custom_input(self.text)
+            yield _Event("custom_tool_call_input.delta", {**self.at, "delta": given})
+            yield _Event("custom_tool_call_input.done", {**self.at, "input": given})
+        elif form is SHELL_CALL:
+            for number, command in enumerate(form.fields(self.text)["action"]["commands"]):
+                at = {"output_index": self.place, "command_index": number}
+                yield _Event("shell_call_command.added", {**at, "command": command})
+                yield _Event("shell_call_command.done", {**at, "command": command})
 
     def document(self, status: str) -> Mapping[str, Any]:
-        return {
-            "id": self.id,
-            "type": "function_call",
-            "status": status,
-            "call_id": self._call_id,
-            "name": self._name,
-            "arguments": self.text,
-        }
+        form, names = self._tool.form, self._tool.names
+        head = {"id": self.id, "type": form.type, "status": status, "call_id": self._call_id}
+        return {**head, **names, **form.fields(self.text)}
 
 
 class _OutputItems:
     """Output items of a response; at most the last one is open."""
 
-    def __init__(self) -> None:
+    def __init__(self, tools: ClientTools) -> None:
+        self._tools = tools
         self._ended: list[Mapping[str, Any]] = []
         self._open: _Item | None = None
 
@@ -225,18 +219,18 @@ class _OutputItems:
         if piece.reasoning:
             if not isinstance(self._open, _Reasoning):
                 yield from self._open_item(_Reasoning(self._next_place))
-            yield self._delta(piece.reasoning)
+            yield from self._delta(piece.reasoning)
         if piece.text or (piece.logprobs and not piece.calls and not piece.reasoning):
             if not isinstance(self._open, _Message):
                 yield from self._open_item(_Message(self._next_place))
             message = self._open
             assert isinstance(message, _Message)  # noqa: S101 - opened above
-            yield message.grow(piece.text, piece.logprobs)
+            yield from message.grow(piece.text, piece.logprobs)
         for delta in piece.calls:
             if not isinstance(self._open, _ToolCall) or self._open.index != delta.index:
-                yield from self._open_item(_ToolCall(self._next_place, delta.index, delta.id, delta.name))
+                yield from self._open_item(_ToolCall(self._next_place, delta, self._tools.find(delta.name)))
             if delta.arguments:
-                yield self._delta(delta.arguments)
+                yield from self._delta(delta.arguments)
 
     def end(self, status: str) -> Iterator[_Event]:
         """Close the last item and yield its events; an empty response has an empty message."""
@@ -248,7 +242,7 @@ class _OutputItems:
     def _next_place(self) -> int:
         return len(self._ended) + (self._open is not None)
 
-    def _delta(self, text: str) -> _Event:
+    def _delta(self, text: str) -> Iterator[_Event]:
         assert self._open is not None  # noqa: S101 - opened by the caller
         return self._open.grow(text)
 
@@ -267,10 +261,30 @@ class _OutputItems:
 # Responses
 
 
+class ResponseSlot(Protocol):
+    """Place of a response in the store."""
+
+    @property
+    def head(self) -> Mapping[str, Any]:
+        """Fields of the response: its id, the previous response, and whether it is stored and in the background."""
+
+    def save(self, document: Mapping[str, Any]) -> None:
+        """Store the final document."""
+
+
+_NOT_STORED: Final = {"previous_response_id": None, "store": False, "background": False}
+
+
 class _Response:
-    def __init__(self, model: str, document: Mapping[str, Any], parsed: ParsedRequest) -> None:
+    def __init__(
+        self, model: str, document: Mapping[str, Any], parsed: ParsedRequest, slot: ResponseSlot | None
+    ) -> None:
         request = parsed.requests[0]
         prompt: Conversation = request.prompt  # type: ignore[assignment]  # the endpoint makes no other
+        tools = ClientTools(document.get("tools"))
+        self.items = _OutputItems(tools)
+        self.status = "completed"
+        self._slot = slot
         self._head = {
             "id": f"resp_{uuid4().hex}",
             "object": "response",
@@ -278,76 +292,105 @@ class _Response:
             "model": model,
             "instructions": document.get("instructions"),
             "max_output_tokens": request.sampling.max_tokens,
+            "max_tool_calls": document.get("max_tool_calls"),
             "metadata": document.get("metadata") or {},
             "parallel_tool_calls": document.get("parallel_tool_calls", True),
-            "previous_response_id": None,
             "reasoning": document.get("reasoning") or {"effort": None, "summary": None},
-            "store": False,
             "temperature": request.sampling.temperature,
             "text": document.get("text") or {"format": {"type": "text"}},
-            "tool_choice": _choice(prompt),
-            "tools": [_tool(tool) for tool in prompt.tools],
+            "tool_choice": _choice(prompt, tools),
+            "tools": tools.documents,
             "top_p": request.sampling.top_p,
             "truncation": "disabled",
-            "background": False,
+            **(_NOT_STORED if slot is None else slot.head),
         }
 
+    def take(self, piece: GenerationChunk) -> Iterator[_Event]:
+        """Add a delta and yield its events."""
+        if piece.finish is Finish.LENGTH:
+            self.status = "incomplete"
+        yield from self.items.take(piece)
+
     def document(
-        self, status: str, items: Iterable[Mapping[str, Any]], usage: Usage | None, error: Exception | None = None
+        self, status: str, usage: Usage | None = None, error: Exception | None = None, item_status: str = "in_progress"
     ) -> dict[str, Any]:
+        """Return the document; ``item_status`` applies to an open last item."""
         return {
             **self._head,
             "status": status,
             "error": None if error is None else _error(error),
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "output": list(items),
+            "output": self.items.documents(item_status),
             "usage": None if usage is None else _usage(usage),
         }
 
+    def final(self, status: str, usage: Usage | None = None, error: Exception | None = None) -> Mapping[str, Any]:
+        """Return the final document, and store it."""
+        document = self.document(status, usage, error, "incomplete")
+        if self._slot is not None:
+            self._slot.save(document)
+        return document
+
 
 class _ResponseBuilder:
-    def __init__(self, model: str, document: Mapping[str, Any], parsed: ParsedRequest) -> None:
-        self._response = _Response(model, document, parsed)
-        self._items = _OutputItems()
-        self._status = "completed"
+    def __init__(self, response: _Response) -> None:
+        self._response = response
 
     def take(self, index: int, piece: GenerationChunk) -> None:
         del index
-        for _ in self._items.take(piece):
+        for _ in self._response.take(piece):
             pass
-        self._status = _status(piece, self._status)
 
     def document(self, usage: Usage) -> Mapping[str, Any]:
-        for _ in self._items.end(self._status):
+        for _ in self._response.items.end(self._response.status):
             pass
-        return self._response.document(self._status, self._items.documents(), usage)
+        return self._response.final(self._response.status, usage)
 
 
-class _ResponseStream:
-    def __init__(self, model: str, document: Mapping[str, Any], parsed: ParsedRequest) -> None:
-        self._response = _Response(model, document, parsed)
-        self._items = _OutputItems()
-        self._status = "completed"
+class ResponseStream:
+    """Encoder of a response's events."""
+
+    def __init__(self, response: _Response) -> None:
+        self._response = response
+        self._status = "queued"
         self._number = 0
 
+    @property
+    def document(self) -> Mapping[str, Any]:
+        """The document of the response so far."""
+        return self._response.document(self._status)
+
+    def queued(self) -> bytes:
+        """Encode the first events of a response that runs in the background."""
+        document = {"response": self.document}
+        return self._encode((_Event("created", document), _Event("queued", document)))
+
     def begin(self, usage: Usage) -> bytes:
+        """Encode the first events, or the next ones of a queued response."""
         del usage
-        document = {"response": self._response.document("in_progress", (), None)}
-        return self._encode((_Event("created", document), _Event("in_progress", document)))
+        self._status = "in_progress"
+        document = {"response": self.document}
+        created = () if self._number else (_Event("created", document),)
+        return self._encode((*created, _Event("in_progress", document)))
 
     def write(self, index: int, piece: GenerationChunk, usage: Usage) -> bytes:
+        """Encode a delta."""
         del index, usage
-        self._status = _status(piece, self._status)
-        return self._encode(self._items.take(piece))
+        return self._encode(self._response.take(piece))
 
     def end(self, usage: Usage) -> bytes:
-        ended = self._encode(self._items.end(self._status))
-        document = self._response.document(self._status, self._items.documents(), usage)
-        return ended + self._encode((_Event(self._status, {"response": document}),)) + DONE
+        """Encode the last events."""
+        status = self._response.status
+        ended = self._encode(self._response.items.end(status))
+        return ended + self._encode((_Event(status, {"response": self._response.final(status, usage)}),)) + DONE
 
     def fail(self, error: Exception) -> bytes:
-        document = self._response.document("failed", self._items.documents("incomplete"), None, error)
-        return self._encode((_Event("failed", {"response": document}),)) + DONE
+        """Encode a failure, which ends the events."""
+        return self._encode((_Event("failed", {"response": self._response.final("failed", error=error)}),)) + DONE
+
+    def cancel(self) -> None:
+        """Store the response as cancelled."""
+        self._response.final("cancelled")
 
     def _encode(self, events: Iterable[_Event]) -> bytes:
         written = []
@@ -356,10 +399,6 @@ class _ResponseStream:
             self._number += 1
             written.append(b"event: response.%b\ndata: %b\n\n" % (kind.encode(), orjson.dumps(document)))
         return b"".join(written)
-
-
-def _status(piece: GenerationChunk, status: str) -> str:
-    return "incomplete" if piece.finish is Finish.LENGTH else status
 
 
 def _usage(usage: Usage) -> Mapping[str, Any]:
@@ -377,12 +416,13 @@ def _error(error: Exception) -> Mapping[str, Any]:
     return {"code": "server_error", "message": message}
 
 
-def _choice(prompt: Conversation) -> Any:
-    return {"type": "function", "name": prompt.tool_name} if prompt.tool_name else prompt.tool_choice
-
-
-def _tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {"type": "function", "description": None, "strict": False, **tool["function"]}
+def _choice(prompt: Conversation, tools: ClientTools) -> Any:
+    if not prompt.tool_name:
+        return prompt.tool_choice
+    form, names = tools.find(prompt.tool_name)
+    if form is FUNCTION_CALL or form is CUSTOM_CALL:
+        return {"type": "custom" if form is CUSTOM_CALL else "function", **names}
+    return {"type": prompt.tool_name}
 
 
 # Endpoint
@@ -391,9 +431,17 @@ _LOGPROBS: Final = "message.output_text.logprobs"
 
 
 class Responses:
-    """Endpoint."""
+    """Endpoint; ``slot`` stores the response of one request.
+
+    Attributes:
+        stream: event writer of the request, once its body is parsed.
+    """
 
     known_fields = RESPONSES
+
+    def __init__(self, slot: ResponseSlot | None = None) -> None:
+        self._slot = slot
+        self.stream: ResponseStream | None = None
 
     def read(
         self, document: Mapping[str, Any], limits: GenerationLimits, *, is_stream: bool, deadline: float
@@ -403,7 +451,7 @@ class Responses:
         fields = Fields(document, errors, prompt=PromptSize(limits, "input"))
         max_tokens = read_max_tokens(fields, limits, "max_output_tokens")
         messages = _read_input(fields)
-        tools = read_tools(fields)
+        tools = read_tools(fields, read_agent_tool)
         once = fields.flag("parallel_tool_calls") is False
         text = fields.within("text")
         options = _read_template_options(fields, text)
@@ -431,6 +479,11 @@ class Responses:
         if request.n > 1:
             fields.refuse("n", "n greater than 1 is not supported for Responses API", got=str(request.n))
         RESPONSES.check(fields)
+        if self._slot is None:
+            for name in ("store", "background", "previous_response_id"):
+                if fields.get(name):
+                    message = f"{name} is not supported: responses of graphs are not stored"
+                    fields.refuse(name, message, code="unsupported_parameter")
         check_ignored_responses_fields(fields)
         # The response repeats this object, so check its size.
         fields.mapping("text")
@@ -439,12 +492,13 @@ class Responses:
 
     def whole(self, body: Body, parsed: ParsedRequest) -> _ResponseBuilder:
         """Create a response builder."""
-        return _ResponseBuilder(body.model, body.document, parsed)
+        return _ResponseBuilder(_Response(body.model, body.document, parsed, self._slot))
 
-    def streamed(self, body: Body, parsed: ParsedRequest, write_error: Callable[[Exception], bytes]) -> _ResponseStream:
+    def streamed(self, body: Body, parsed: ParsedRequest, write_error: Callable[[Exception], bytes]) -> ResponseStream:
         """Create an event writer, which encodes failures itself."""
         del write_error
-        return _ResponseStream(body.model, body.document, parsed)
+        self.stream = ResponseStream(_Response(body.model, body.document, parsed, self._slot))
+        return self.stream
 
 
 def _read_template_options(fields: Fields, text: Fields | None) -> Mapping[str, Any]:

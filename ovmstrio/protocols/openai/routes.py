@@ -14,15 +14,21 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from ovmstrio.core.callers import Permission
-from ovmstrio.core.errors import InvalidField, MethodNotAllowed, NotFound, NotReady
+from ovmstrio.core.errors import MethodNotAllowed, NotFound, NotReady
 from ovmstrio.protocols.openai.api import ERROR_FORMATS, OpenAIApi, OpenAIErrors
+from ovmstrio.protocols.openai.background import BackgroundTasks
+from ovmstrio.protocols.openai.batches import BatchRunner, batch_rules, refused_rules
 from ovmstrio.protocols.openai.embeddings import embedding_rules
-from ovmstrio.protocols.openai.graph_text_api import TEXT_ENDPOINTS
+from ovmstrio.protocols.openai.files import FileLimits, FileStorage, file_rules
+from ovmstrio.protocols.openai.graph_text_api import RESPONSES_PATH, TEXT_ENDPOINTS
+from ovmstrio.protocols.openai.images import image_rules
 from ovmstrio.protocols.openai.lora_adapters import lora_adapter_rules
 from ovmstrio.protocols.openai.models import model_rules
 from ovmstrio.protocols.openai.raw_http_routes import answer_raw_request
 from ovmstrio.protocols.openai.rerank import rerank_rules
+from ovmstrio.protocols.openai.score import score_rules
 from ovmstrio.protocols.openai.speech import speech_rules
+from ovmstrio.protocols.openai.stored_responses import ResponseStore, StoreLimits, response_rules
 from ovmstrio.protocols.openai.text_endpoint import text_rules
 from ovmstrio.protocols.openai.tokenize import tokenize_rules
 from ovmstrio.protocols.openai.transcriptions import transcription_rules
@@ -53,23 +59,7 @@ def _health_rules(api: OpenAIApi) -> list[Rule]:
     return [rule("/health", "GET", health, is_hot=True, need=Permission.NOTHING)]
 
 
-# Unsupported and unknown paths
-
-_NO_IMAGES: Final = "this server does not generate images"
-_UNSUPPORTED: Final = {"/images/generations": _NO_IMAGES, "/images/edits": _NO_IMAGES, "/images/variations": _NO_IMAGES}
-
-
-def _image_rules(api: OpenAIApi) -> list[Rule]:
-    """Return the image routes, which only graphs that accept raw requests may answer."""
-
-    async def refuse(request: HttpRequest) -> HttpAnswer:
-        path = next(path for path in _UNSUPPORTED if request.path.endswith(path))
-        answered = await answer_raw_request(api, request, path.removeprefix("/"))
-        if answered is not None:
-            return answered
-        raise InvalidField(f"{request.path}: {_UNSUPPORTED[path]}", code="unsupported")
-
-    return [rule for path in _UNSUPPORTED for rule in api.rules(path, "POST", refuse, has_tasks=True)]
+# Unknown paths
 
 
 def _catch_all_rules(api: OpenAIApi, known: Sequence[Rule]) -> list[Rule]:
@@ -123,7 +113,8 @@ def route_errors(errors: str = "openai") -> OvmsRouteErrors:
 
 
 def _text_rules(api: OpenAIApi) -> list[Rule]:
-    return [rule for path, endpoint in TEXT_ENDPOINTS.items() for rule in text_rules(api, path, endpoint)]
+    endpoints = {path: endpoint for path, endpoint in TEXT_ENDPOINTS.items() if path != RESPONSES_PATH}
+    return [rule for path, endpoint in endpoints.items() for rule in text_rules(api, path, endpoint)]
 
 
 _ENDPOINTS: Final[tuple[Callable[[OpenAIApi], list[Rule]], ...]] = (
@@ -131,16 +122,44 @@ _ENDPOINTS: Final[tuple[Callable[[OpenAIApi], list[Rule]], ...]] = (
     embedding_rules,
     rerank_rules,
     tokenize_rules,
+    score_rules,
     model_rules,
     _health_rules,
     transcription_rules,
     speech_rules,
-    _image_rules,
+    image_rules,
 )
 
 
-def openai_rules(plane: DataPlane, max_body_bytes: int, changes: AdminChanges, errors: str = "openai") -> list[Rule]:
-    """Return the routes over one data plane; ``errors`` is a key of ``ERROR_FORMATS``."""
+def openai_rules(
+    plane: DataPlane,
+    max_body_bytes: int,
+    changes: AdminChanges,
+    errors: str = "openai",
+    *,
+    background: BackgroundTasks | None = None,
+    responses: StoreLimits | None = None,
+    files: FileLimits | None = None,
+) -> list[Rule]:
+    """Return the routes over one data plane.
+
+    Args:
+        plane: data plane.
+        max_body_bytes: size limit of decoded bodies.
+        changes: checks and logs administrative changes.
+        errors: a key of ``ERROR_FORMATS``.
+        background: runs tasks that outlive their requests.
+        responses: limits of stored responses.
+        files: folder of files and batches, and its limits; None for none.
+    """
     api = OpenAIApi(plane, max_body_bytes, ERROR_FORMATS[errors])
+    background = background or BackgroundTasks()
+    store = ResponseStore(responses or StoreLimits(), plane.peers)
     rules = [rule for endpoint in _ENDPOINTS for rule in endpoint(api)] + lora_adapter_rules(api, changes)
+    rules += response_rules(api, store, background)
+    if files is None:
+        rules += refused_rules(api)
+    else:
+        storage = FileStorage(files)
+        rules += [*file_rules(api, storage), *batch_rules(api, BatchRunner(api, storage, background, rules))]
     return [*rules, *_catch_all_rules(api, rules)]

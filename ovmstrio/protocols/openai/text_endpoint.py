@@ -193,6 +193,14 @@ class _ResponseStream(Protocol):
     def fail(self, error: Exception) -> bytes: ...
 
 
+class EventRecorder(Protocol):
+    """Receiver of events without a client."""
+
+    async def send(self, data: bytes) -> None:
+        """Take encoded events."""
+        ...
+
+
 class TextEndpoint(Protocol):
     """Text generation endpoint: format of bodies and responses."""
 
@@ -233,7 +241,7 @@ def text_rules(api: OpenAIApi, path: str, endpoint: TextEndpoint) -> list[Rule]:
 async def answer_text(api: OpenAIApi, endpoint: TextEndpoint, request: HttpRequest, body: Body) -> HttpAnswer:
     """Generate text and answer with one document, or with events if the body requests a stream."""
     if is_stream(body):
-        stream = _EventStream(api, endpoint, request, body)
+        stream = TextEventStream(api, endpoint, request, body)
         return await stream_events(request, stream.stream, stream.fail, api.stream_headers)
     return await _answer_complete(api, endpoint, request, body)
 
@@ -262,18 +270,27 @@ async def _answer_complete(api: OpenAIApi, endpoint: TextEndpoint, request: Http
         return answer
 
 
-class _EventStream:
+class TextEventStream:
+    """Events of one request, which :meth:`stream` generates and sends.
+
+    Attributes:
+        on_parsed: called once the body is parsed; None for nothing.
+    """
+
     def __init__(self, api: OpenAIApi, endpoint: TextEndpoint, request: HttpRequest, body: Body) -> None:
         self._api = api
         self._endpoint = endpoint
         self._request = request
         self._body = body
         self._streamed: _ResponseStream | None = None
+        self.on_parsed: Callable[[], Awaitable[None]] | None = None
 
     def fail(self, error: Exception) -> bytes:
+        """Encode a failure, which ends the events."""
         return self._api.form.event(error) if self._streamed is None else self._streamed.fail(error)
 
-    async def stream(self, events: EventSink) -> None:
+    async def stream(self, events: EventSink | EventRecorder) -> None:
+        """Generate text and send its events; raises ServerError as the model."""
         deadline = request_deadline(self._request)
         with await self._api.call(self._request, self._body.model, Task.TEXT_GENERATION, is_stream=True) as call:
             limits = _model(call).limits
@@ -281,6 +298,8 @@ class _EventStream:
             parsed = await parse_off_loop(read, self._body)
             streamed = self._endpoint.streamed(self._body, parsed, self._api.form.event)
             self._streamed = streamed
+            if self.on_parsed is not None:
+                await self.on_parsed()
             usage = Usage()
 
             async def send(data: bytes) -> None:

@@ -7,53 +7,45 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import trio
-
-from ovmstrio.core.errors import ErrorList, InvalidField
+from ovmstrio.core.errors import ErrorList
 from ovmstrio.core.generation import Task
 from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.core.speech import TranscriptionRequest
-from ovmstrio.protocols.openai.api import encode_event, model_name
+from ovmstrio.protocols.openai.api import encode_event
 from ovmstrio.protocols.openai.fields import Fields, shown
+from ovmstrio.protocols.openai.forms import FormReader
 from ovmstrio.protocols.openai.known_fields import TRANSCRIPTION
 from ovmstrio.protocols.openai.raw_http_routes import answer_raw_request
 from ovmstrio.serving.generation_calls import open_transcript
-from ovmstrio.serving.ovms_errors import decompressed_body
 from ovmstrio.transport.http.responses import json_response, request_deadline
 from ovmstrio.transport.http.sse import stream_events
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from ovmstrio.core.http_messages import HttpRequest
     from ovmstrio.core.speech import TimedText, Transcript, TranscriptPart
     from ovmstrio.protocols.openai.api import OpenAIApi
+    from ovmstrio.protocols.openai.forms import Form
     from ovmstrio.transport.http.router import Rule
     from ovmstrio.transport.http.sse import EventSink
 
 # Request form
 
-_MULTIPART: Final = "multipart/form-data"
-_MAX_PARTS: Final = 64
-_MAX_INLINE_BYTES: Final = 2**18
 _FILE: Final = "file"
-_LISTS: Final = ("timestamp_granularities", "include")
-_NUMBERS: Final = ("temperature",)
-_TEXTS: Final = frozenset({"model", "prompt", "language", "response_format", "user"})
-_FLAGS: Final = {"true": True, "false": False}
+_FORM: Final = FormReader(
+    TRANSCRIPTION,
+    _FILE,
+    "recording",
+    frozenset({"model", "prompt", "language", "response_format", "user"}),
+    {"temperature": float},
+    frozenset({"timestamp_granularities", "include"}),
+)
 _FORMATS: Final = ("json", "text", "srt", "verbose_json", "vtt")
 _STREAMED: Final = ("json", "text")
 _TIMED: Final = ("json", "verbose_json")
 _GRANULARITIES: Final = ("segment", "word")
 _MAX_PROMPT_CHARACTERS: Final = 20_000
-
-
-class _RecordingForm(NamedTuple):
-    """Parsed form: fields as a JSON document, audio file, and model."""
-
-    document: Mapping[str, Any]
-    audio: bytes
-    model: str
 
 
 class _ParsedRequest(NamedTuple):
@@ -65,54 +57,7 @@ class _ParsedRequest(NamedTuple):
     is_stream: bool
 
 
-async def _read_form(api: OpenAIApi, request: HttpRequest) -> _RecordingForm:
-    kind = request.header("content-type") or ""
-    if not kind.lower().startswith(_MULTIPART):
-        message = f"expected the recording as part {_FILE!r} of {_MULTIPART}"
-        raise InvalidField(message, field="content-type", got=repr(kind[:80]))
-    body = await decompressed_body(request, api.max_body_bytes)
-    read = partial(_read_parts, kind, body)
-    document, files = read() if len(body) <= _MAX_INLINE_BYTES else await trio.to_thread.run_sync(read)
-    if api.form.ignores_unknown_fields:
-        document = TRANSCRIPTION.without_unknown(document)
-    model = model_name(document)
-    if _FILE not in files:
-        message = f"{_FILE} is missing in request: send the recording as a part of this name, with a filename"
-        raise InvalidField(message, field=_FILE, code="missing_required_parameter")
-    return _RecordingForm(document, files[_FILE], model)
-
-
-def _read_parts(kind: str, body: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
-    from ovmstrio.encoding.multipart import form_parts  # noqa: PLC0415 - loads a framework, only for forms
-
-    document: dict[str, Any] = {}
-    files: dict[str, bytes] = {}
-    for part in form_parts(kind, body, limit=_MAX_PARTS):
-        name = part.name.removesuffix("[]")
-        if part.filename is not None:
-            files[name] = part.content
-            if name not in TRANSCRIPTION.used:
-                document[name] = "a file"  # refused later
-        elif name in _LISTS:
-            document.setdefault(name, []).append(part.text)
-        elif part.text:
-            document[name] = _value(name, part.text)
-    return document, files
-
-
-def _value(name: str, text: str) -> Any:
-    """Return a form field as a JSON value; invalid text is kept and refused later."""
-    if len(text) > _MAX_PROMPT_CHARACTERS:
-        return text
-    if name in _NUMBERS:
-        try:
-            return float(text)
-        except ValueError:
-            return text
-    return text if name in _TEXTS else _FLAGS.get(text.lower(), text)
-
-
-def _read_request(form: _RecordingForm, *, translates: bool, deadline: float) -> _ParsedRequest:
+def _read_request(form: Form, *, translates: bool, deadline: float) -> _ParsedRequest:
     errors = ErrorList()
     fields = Fields(form.document, errors)
     is_stream = bool(fields.flag("stream", "stream field is not a boolean"))
@@ -138,7 +83,7 @@ def _read_request(form: _RecordingForm, *, translates: bool, deadline: float) ->
     TRANSCRIPTION.check(fields)
     errors.tell()
     request = TranscriptionRequest(
-        audio=form.audio,
+        audio=form.files[_FILE],
         translates=translates,
         language=language.lower(),
         prompt=prompt,
@@ -151,7 +96,7 @@ def _read_request(form: _RecordingForm, *, translates: bool, deadline: float) ->
 
 
 def _granularities(fields: Fields, answer: str) -> frozenset[str]:
-    name = _LISTS[0]
+    name = "timestamp_granularities"
     given = fields.get(name) or ()
     for each in given:
         if each not in _GRANULARITIES:
@@ -256,7 +201,7 @@ def transcription_rules(api: OpenAIApi) -> list[Rule]:
         answered = await answer_raw_request(api, request, path.removeprefix("/"))
         if answered is not None:
             return answered
-        form = await _read_form(api, request)
+        form = await _FORM.read(api, request)
         parsed = _read_request(form, translates=translates, deadline=request_deadline(request))
         if parsed.is_stream:
             return await stream_events(request, partial(_stream, api, request, form, parsed), api.form.event)
@@ -274,9 +219,7 @@ def transcription_rules(api: OpenAIApi) -> list[Rule]:
     ]
 
 
-async def _answer_complete(
-    api: OpenAIApi, request: HttpRequest, form: _RecordingForm, parsed: _ParsedRequest
-) -> HttpAnswer:
+async def _answer_complete(api: OpenAIApi, request: HttpRequest, form: Form, parsed: _ParsedRequest) -> HttpAnswer:
     complete = _CompleteTranscript()
     with await api.call(request, form.model, Task.SPEECH_TO_TEXT) as call:
         async with open_transcript(call, parsed.request) as transcript:
@@ -293,9 +236,7 @@ async def _answer_complete(
         return answer
 
 
-async def _stream(
-    api: OpenAIApi, request: HttpRequest, form: _RecordingForm, parsed: _ParsedRequest, events: EventSink
-) -> None:
+async def _stream(api: OpenAIApi, request: HttpRequest, form: Form, parsed: _ParsedRequest, events: EventSink) -> None:
     complete = _CompleteTranscript()
     with await api.call(request, form.model, Task.SPEECH_TO_TEXT, is_stream=True) as call:
 

@@ -106,6 +106,7 @@ _EXAMPLES: Final[Mapping[Task, Mapping[str, Mapping[str, Any]]]] = {
     },
     Task.EMBEDDINGS: {"/v3/embeddings": {"input": [_HELLO]}, "/api/embed": {"input": [_HELLO]}},
     Task.TEXT_TO_SPEECH: {"/v3/audio/speech": {"input": _HELLO}},
+    Task.IMAGE_GENERATION: {"/v3/images/generations": {"prompt": "a cat"}},
     Task.RERANK: {"/v3/rerank": {"query": _HELLO, "documents": ["hello", "goodbye"]}},
 }
 

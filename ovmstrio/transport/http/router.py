@@ -391,7 +391,7 @@ class Router:
             found = self._find_mounted(method, path)
             if found is not None:
                 return found
-        if method not in _METHODS:
+        if method not in _METHODS and not isinstance(self._match(method, merged), Route):
             return self._refusals.no_method(method, path)
         if ".." in re.split("[/:]|%2F", merged):
             return self._refusals.no_path(method, path)

@@ -125,6 +125,23 @@ async def test_tokens_of_the_caller_are_embedded_unchanged(embedder: Any) -> Non
     assert made.tokens == 4 + 3 + LONGEST
 
 
+async def test_inputs_are_truncated_on_request(embedder: Any, reranker: Any) -> None:
+    texts = ["the cat sat on the mat", "the"]
+    made = await embedder.embed(texts, max_tokens=4)
+    cut_rows = [[*ids_of(text)[:-1][:3], 3] for text in texts]
+    assert np.allclose(made.vectors, [pooled(row) for row in cut_rows], atol=1e-5)
+    assert made.tokens == sum(map(len, cut_rows))
+    whole = await embedder.embed(["the " * 2 * LONGEST], max_tokens=-1)
+    assert whole.tokens == LONGEST
+    query, document = "the cat", "cat the cat the"
+    scores, tokens = await reranker.rerank(query, [document, "the"], max_tokens=7)
+    expected, _ = await reranker.rerank(query, ["cat the", "the"])
+    assert scores == pytest.approx(expected)
+    assert tokens == 7 + 6
+    with pytest.raises(InvalidField, match="truncate_prompt_tokens"):
+        await reranker.rerank(query, [document], max_tokens=5)
+
+
 @pytest.mark.parametrize(
     ("config", "pooling_config", "expected"),
     [

@@ -196,7 +196,7 @@ sys.stdin.readline()
 most = taken = 0
 for _ in range(20_000):
     try:
-        limit.take()
+        limit.acquire()
     except TooManyRequests:
         continue
     taken += 1

@@ -147,6 +147,17 @@ def test_arguments_of_calls_are_objects_and_null_content_is_empty() -> None:
     assert made.endswith("<tool_response>\nrain\n</tool_response><|im_end|>\n<|im_start|>assistant\n")
 
 
+def test_template_that_reads_parts_of_contents_gets_parts() -> None:
+    source = (
+        "{% for m in messages %}{{ m.role }}: "
+        "{% for part in m.content | selectattr('type', 'equalto', 'text') %}{{ part.text }} {% endfor %}{% endfor %}"
+    )
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "<mark>\nWhat?"}, {"role": "assistant", "content": None}]
+    assert ChatTemplate(source).render(messages) == "user: <mark>\nWhat? assistant:  "
+    both = "{% for m in messages %}{{ m.content if m.content is string else 'parts' }}{% endfor %}"
+    assert ChatTemplate(both).render(messages) == "<mark>\nWhat?"
+
+
 def test_tools_are_json_with_unescaped_letters() -> None:
     tool = {"type": "function", "function": {"name": "f", "description": "<gr\u00f6\u00dfer> & 'kleiner'"}}
     assert f"\n{json.dumps(tool, ensure_ascii=False)}\n</tools>" in ChatTemplate(_QWEN).render(_MESSAGES, (tool,))

@@ -33,7 +33,7 @@ async def main():
     async with trio.open_nursery() as nursery:
         await nursery.start(first.run, echo)
         await nursery.start(second.run, echo)
-        await first.ask(1, 1)
+        await first.call(1, 1)
         child = fork()
         nursery.cancel_scope.cancel()
     try:

@@ -209,6 +209,8 @@ def found(tiny_folder: Path) -> dict[str, Any]:
         "of_a_prompt_given_up",
         "that_go_on_from_beams",
         "that_begin_like_beams",
+        "in_chunks",
+        "that_are_equal",
     ],
 )
 def test_texts_of_a_batch_are_those_made_alone(found: dict[str, Any], case: str) -> None:
@@ -219,5 +221,15 @@ def test_only_new_texts_of_a_common_prefix_wait_for_each_other(found: dict[str, 
     assert found["that_start_together"] == [4, 1, 4]
 
 
-def test_cancelled_text_reads_its_prompt_to_the_end(found: dict[str, Any]) -> None:
-    assert found["given_up"] == [1, 0, 0]
+def test_equal_prompts_start_together_once_their_beginning_is_cached(found: dict[str, Any]) -> None:
+    assert found["equal_starts"] == [1, 3, 3]
+
+
+def test_short_prompts_overtake_a_long_one(found: dict[str, Any]) -> None:
+    assert found["overtaken"] == [0, 1, 1, 1, 4, 0]
+
+
+def test_cancelled_text_leaves_the_batch_in_the_midst_of_its_prompt(found: dict[str, Any]) -> None:
+    running, steps, tokens = found["given_up"]
+    assert (running, tokens) == (0, 0)
+    assert steps <= 2

@@ -130,7 +130,7 @@ async def test_unsupported_architecture_is_named(serve_tiny: ServeTiny, tmp_path
     ("files", "path", "message"),
     [
         (["openvino_language_model.xml"], ".", r"without openvino_text_embeddings_model\.xml, openvino_tokenizer\.xml"),
-        (["model_index.json"], ".", "image generation models are not supported"),
+        (["model_index.json"], ".", "an image model cannot generate text"),
         (["openvino_encoder_model.xml"], ".", "set the task to speech2text or text2speech"),
         ([], ".", r"without openvino_model\.xml"),
         ([], "none", "does not exist"),

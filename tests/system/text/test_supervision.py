@@ -111,7 +111,9 @@ async def test_idle_model_has_no_process_until_the_next_request(serve_tiny: Serv
 
 async def test_shared_engine_is_identified_by_its_load_settings_and_its_failure_is_reported() -> None:
     shown, refused = list[str](), list[str]()
-    sharing: Any = SimpleNamespace(row=0, rows=1, owner=lambda _: None, refuse=lambda key, _: refused.append(key))
+    sharing: Any = SimpleNamespace(
+        row=0, rows=1, owner=lambda _: None, set_load_error=lambda key, _: refused.append(key)
+    )
 
     def show(key: str, _: Any) -> nullcontext[None]:
         shown.append(key)

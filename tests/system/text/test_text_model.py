@@ -128,6 +128,30 @@ def test_answer_continues_the_final_message(host_of: HostOf, content: str, mode:
     host.run(check)
 
 
+@pytest.mark.parametrize("mode", ["JINJA", "MINJA"])
+def test_tokens_of_a_conversation_are_those_of_its_prompt_and_have_texts(host_of: HostOf, mode: str) -> None:
+    host = host_of(chat_template_mode=mode)
+
+    async def check() -> None:
+        prompt = "<|im_start|>user\nthe \u4e2d<|im_end|>\n<|im_start|>assistant\n"
+        conversation = Conversation(({"role": "user", "content": "the \u4e2d"},))
+        row = tuple(map(int, await host.model.tokenize_conversation(conversation)))
+        (expected,) = await host.model.tokenize([prompt], add_special_tokens=False)
+        assert row == tuple(map(int, expected))
+        assert await host.model.detokenize(row) == prompt
+        assert await host.model.detokenize(()) == ""
+        texts = await host.model.token_texts(row)
+        assert (texts[0], texts[-1], len(texts)) == ("<|im_start|>", "\n", len(row))
+        # The character is three tokens, of which none is text.
+        assert texts.count("\ufffd") == 3
+        assert "".join(texts).replace("\ufffd" * 3, "\u4e2d") == prompt
+        for refused in (host.model.detokenize, host.model.token_texts):
+            with pytest.raises(InvalidRequest, match=f"unknown token: {len(VOCABULARY)}"):
+                await refused((len(VOCABULARY),))
+
+    host.run(check)
+
+
 @on_model_loop
 async def test_tokens_of_many_texts_are_those_of_each_alone(model: TextModel) -> None:
     texts = ["the cat", "", "a", "\u4e2d\u6587 x", "b \ud800", "the " * 1000, " "] * 40

@@ -377,7 +377,7 @@ def test_requests_of_a_caller_are_counted_over_all_workers(tmp_path: Path) -> No
     rare = run_ovms("keys", "new", "rare", "--requests_per_second", "0.001", *new).stdout.split()[-1]
     with serving(*_options(tmp_path), "--keys_file", str(keys), log=tmp_path / "log") as server:
         with each_worker(server, **{"x-api-key": busy}) as (one, other):
-            _expect_one_at_a_time(tmp_path, one, other, "'busy' has 1 concurrent requests")
+            _expect_one_at_a_time(tmp_path, one, other, "caller 'busy': limit of 1 concurrent requests")
         with each_worker(server, **{"x-api-key": busy}) as clients:
             for client in clients:
                 client.headers["x-api-key"] = rare

@@ -76,6 +76,14 @@ _WITH: dict[str, dict[str, Any]] = {
     "enable_word_timestamps": {"task": "speech2text"},
     **{key: {"task": "embeddings"} for key in ("pooling", "normalize", "truncate", "max_inputs")},
     **{key: {"task": "text2speech"} for key in ("voices", "speed_min", "speed_max")},
+    **{
+        key: {"task": "image_generation", "resolution": "512x512"}
+        for key in ("max_resolution", "default_resolution", "max_num_images_per_prompt", "default_num_inference_steps")
+    },
+    **{
+        key: {"task": "image_generation", "resolution": "512x512"}
+        for key in ("max_num_inference_steps", "resolution", "num_images_per_prompt", "guidance_scale")
+    },
 }
 """Keys that other keys need."""
 

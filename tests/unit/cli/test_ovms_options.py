@@ -51,6 +51,12 @@ SERVED = [
     "--model_path /m --model_name m --task text_generation --enable_tool_guided_generation=true --tool_parser hermes3",
     "--model_path /m --model_name m --task embeddings --pooling LAST --normalize false --truncate true",
     "--model_path /m --model_name m --task rerank --max_allowed_chunks 100",
+    "--model_path /m --model_name m --task image_generation --max_resolution 1024x1024 --default_resolution 512x512",
+    "--model_path /m --model_name m --task image_generation --resolution '64x64 96x96' --max_num_inference_steps 60",
+    "--model_path /m --model_name m --task image_generation --resolution 64x64 --num_images_per_prompt 1",
+    "--model_path /m --model_name m --task image_generation --resolution 64x64 --guidance_scale 7.5",
+    "--model_path /m --model_name m --task image_generation --max_num_images_per_prompt 4",
+    "--model_path /m --model_name m --task image_generation --default_num_inference_steps 9",
     "--model_path /m --model_name m --task embeddings --max_inputs 4096",
     "--model_path /m --model_name m --task speech2text --target_device CPU",
     """--model_path /m --model_name m --model_version_policy '{"latest": {"num_versions": 2}}'""",
@@ -74,7 +80,6 @@ WARNED = {
 }
 
 _HUB = "models are not converted when they are downloaded"
-_IMAGES = "image models are not supported"
 _FILE = "model_config_list"
 REFUSED = {
     "--pull --model_repository_path /models --task rerank": ["--model-repository-path, --pull: needs --source-model"],
@@ -83,7 +88,6 @@ REFUSED = {
     "--pull --source_model Org/Model --model_repository_path /models --weight-format int8": [_HUB],
     "--configure --model_path /models/m --task text_generation --max_num_seqs 128 --cache_size 8": [_FILE],
     "--rest_port 8000 --model_path /m --model_name m --max_prompt_len 8000 --task text_generation": ["--plugin-config"],
-    "--model_path /m --model_name m --task image_generation --resolution 512x512": [_IMAGES],
     "--model_path /m --model_name m --task text_generation --pipeline_type OMNI": ["--pipeline-type: sound"],
     "--model_path /m --model_name m --enable_prefix_caching true": ["--task"],
     "--model_name r --model_path r --trace_path trace.json --port 9178": ["/metrics"],

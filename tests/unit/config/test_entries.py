@@ -492,6 +492,7 @@ _SPEECH_FILES: Final = ("openvino_encoder_model.xml", "openvino_decoder_model.xm
         (_TEXT_FILES, "BertForMaskedLM", Task.EMBEDDINGS),
         ((*_SPEECH_FILES, "openvino_detokenizer.xml"), "WhisperForConditionalGeneration", Task.SPEECH_TO_TEXT),
         ((*_SPEECH_FILES, "openvino_postnet.xml"), "SpeechT5ForTextToSpeech", Task.TEXT_TO_SPEECH),
+        (("model_index.json",), "", Task.IMAGE_GENERATION),
         (_IMAGE_MODEL_FILES, "LlavaForConditionalGeneration", Task.TEXT_GENERATION),
         (_IMAGE_MODEL_FILES, None, Task.TEXT_GENERATION),
     ],
@@ -608,6 +609,24 @@ def test_voices_and_speeds_of_speech_models() -> None:
     assert "models for text2speech" in str(_text_problem(voices={"anna": "anna.bin"}))
 
 
+def test_limits_of_image_models() -> None:
+    images = {"task": "image_generation"}
+    spec = _text_model(**images, max_resolution="1024x768", default_resolution="512x512", max_num_inference_steps=60)
+    assert spec.problems == ()
+    assert (spec.max_resolution, spec.default_resolution) == ("1024x768", "512x512")
+    assert (spec.default_num_inference_steps, spec.max_num_inference_steps) == (50, 60)
+    for options, message in (
+        ({"max_resolution": "1024"}, "WIDTHxHEIGHT such as 512x512"),
+        ({"resolution": ""}, "WIDTHxHEIGHT such as 512x512"),
+        ({"max_num_inference_steps": 9}, "default_num_inference_steps (50) must be <= max_num_inference_steps (9)"),
+        ({"default_resolution": "512x8192"}, "exceeds max_resolution (4096x4096)"),
+        ({"resolution": "64x64 96x96", "default_resolution": "32x32"}, "is not one of resolution"),
+        ({"num_images_per_prompt": 2}, "requires a single resolution"),
+        ({"resolution": "64x64 96x96", "guidance_scale": 2}, "requires a single resolution"),
+    ):
+        assert message in str(_text_problem(**images, **options)), options
+
+
 @pytest.mark.parametrize(
     ("options", "key", "message"),
     [
@@ -620,7 +639,7 @@ def test_voices_and_speeds_of_speech_models() -> None:
         (
             {"task": "embeddings", "idle_unload_seconds": 9},
             "idle_unload_seconds",
-            "of models for speech2text, text2speech, text_generation",
+            "of models for image_generation, speech2text, text2speech, text_generation",
         ),
         ({"lora_adapters": [{"name": "a/..", "path": "a"}]}, "lora_adapters[0].name", "cannot be used"),
         ({"task": "embeddings", "lora_adapters": []}, "lora_adapters", "of models for text_generation"),

@@ -157,11 +157,37 @@ def test_unsupported_option_is_an_error_with_its_line(tmp_path: Path, option: st
     assert problem.line == _line_of(text, option)
 
 
-def test_image_model_is_refused(tmp_path: Path) -> None:
-    text = _other("ImageGenCalculator", "IMAGE_GEN_NODE_RESOURCES")
+def test_limits_of_an_image_graph(tmp_path: Path) -> None:
+    graph = ("ImageGenCalculator", "IMAGE_GEN_NODE_RESOURCES")
+    plain = _read_model(tmp_path, _other(*graph))
+    assert (plain.problems, plain.task, plain.max_resolution) == ((), Task.IMAGE_GENERATION, "4096x4096")
+    options = (
+        'device: "CPU GPU NPU", plugin_config: \'{ "NUM_STREAMS": "1" }\', resolution: "512x512", guidance_scale: 5.5, '
+        'default_resolution: "512x512", max_num_images_per_prompt: 4, default_num_inference_steps: 20, '
+        "max_num_inference_steps: 30, num_images_per_prompt: 2"
+    )
+    spec = _read_model(tmp_path, _other(*graph, options))
+    assert (spec.problems, spec.device, spec.plugin_config) == ((), "CPU GPU NPU", {"NUM_STREAMS": "1"})
+    assert (spec.resolution, spec.default_resolution) == ("512x512", "512x512")
+    assert (spec.max_num_images_per_prompt, spec.num_images_per_prompt, spec.guidance_scale) == (4, 2, 5.5)
+    assert (spec.default_num_inference_steps, spec.max_num_inference_steps) == (20, 30)
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ('max_resolution: "wide"', "WIDTHxHEIGHT"),
+        ('lora_adapters { alias: "a" path: "a.safetensors" mode: FUSE }', "an option of models for text_generation"),
+        ('composite_lora_adapters { alias: "b" components { adapter_alias: "a" alpha: 0.5 } }', "LoRA adapters"),
+    ],
+)
+def test_unsupported_option_of_an_image_graph_is_an_error_with_its_line(
+    tmp_path: Path, option: str, words: str
+) -> None:
+    text = _other("ImageGenCalculator", "IMAGE_GEN_NODE_RESOURCES", option)
     problem = _problem(tmp_path, text)
-    assert "image generation is not supported" in problem.message
-    assert problem.line == 3
+    assert words in str(problem)
+    assert problem.line == _line_of(text, option)
 
 
 @pytest.mark.parametrize(

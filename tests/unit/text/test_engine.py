@@ -372,6 +372,7 @@ class _Library:
     batched_tokens = 256
     blocks = 100
     block_tokens = 32
+    proposes = False
 
     def __init__(self, *, caches_prefixes: bool) -> None:
         self.caches_prefixes = caches_prefixes

@@ -307,7 +307,8 @@ async def test_text_models_are_listed_and_described(serving: Serving) -> None:
     for body in ({"model": CHAT}, {"name": f"{CHAT}:latest", "verbose": True}):
         document = (await serving.post("/api/show", json=body)).json()
         assert document["capabilities"] == ["completion", "tools", "thinking"]
-        assert document["model_info"] == {"general.architecture": "qwen3", "qwen3.context_length": 1000}
+        info = {"general.architecture": "qwen3", "general.basename": CHAT, "qwen3.context_length": 1000}
+        assert document["model_info"] == info
         assert document["template"] == "{{ messages }}"
     assert (await serving.post("/api/show", json={"model": WORDS})).json()["capabilities"] == ["embedding"]
     missing = await serving.post("/api/show", json={"model": "nothing"})
@@ -334,7 +335,7 @@ async def test_text_models_are_listed_and_described(serving: Serving) -> None:
         (CHATS, {"options": {"top_n": 2}}, "Unknown parameter: 'top_n'; did you mean 'top_"),
         (CHATS, {"format": 5}, 'format is neither "json" nor a JSON schema; got 5'),
         (CHATS, {"think": 5}, "think is neither a boolean nor low, medium or high"),
-        (CHATS, {"truncate": True}, "truncate is not supported: the server does not shorten prompts"),
+        (CHATS, {"truncate": 5}, "truncate accepts values true or false; got 5"),
         (CHATS, {"keep_alive": []}, "keep_alive is neither a number nor a string"),
         (CHATS, {"stream": "x"}, "stream field is not a boolean"),
         (TEXTS, {"suffix": "a"}, "suffix is not supported: the model only appends text"),

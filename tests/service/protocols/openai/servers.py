@@ -14,6 +14,7 @@ from ovmstrio.core.generation import Task
 from tests.support.scripted_services import (
     LetterEncoder,
     ScriptedGenerator,
+    ScriptedImageGenerator,
     ScriptedSpeaker,
     ScriptedTranscriber,
     text_spec,
@@ -21,13 +22,14 @@ from tests.support.scripted_services import (
 from tests.support.stub_registry import load_pass_through
 from tests.unit.protocols.servers import Serving, serving_rest
 
-CHAT, WORDS, VOICE, EARS = "chat", "words", "voice", "ears"
+CHAT, WORDS, VOICE, EARS, BRUSH = "chat", "words", "voice", "ears", "brush"
 PREFIXES: Final = ("/v3", "/v1", "/v3/v1")
 _SERVICES: Final[dict[str, Any]] = {
     CHAT: (ScriptedGenerator, Task.TEXT_GENERATION),
     WORDS: (LetterEncoder, Task.EMBEDDINGS),
     VOICE: (ScriptedSpeaker, Task.TEXT_TO_SPEECH),
     EARS: (ScriptedTranscriber, Task.SPEECH_TO_TEXT),
+    BRUSH: (ScriptedImageGenerator, Task.IMAGE_GENERATION),
 }
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ovmstrio.core.errors import ContextExceeded, Overloaded
-from ovmstrio.core.generation import Padding
+from ovmstrio.core.generation import Padding, Task
 from tests.service.protocols.openai.servers import CHAT, PREFIXES, WORDS, service_of
 from tests.unit.protocols.servers import Serving
 
@@ -123,6 +123,83 @@ async def test_options_of_tokenize_reach_the_tokenizer(serving: Serving, options
     assert service_of(serving, WORDS).requests == [expected]
 
 
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/tokenize", "/v3/tokenize"])
+async def test_a_prompt_is_answered_in_the_form_of_vllm(serving: Serving, path: str) -> None:
+    answer = await serving.post(path, json={"model": WORDS, "prompt": "ab", "add_special_tokens": False})
+    assert answer.json() == {"count": 2, "max_model_len": None, "tokens": [97, 98], "token_strs": None}
+    assert service_of(serving, WORDS).requests == [(["ab"], False, None, None)]
+
+
+@pytest.mark.parametrize("path", ["/detokenize", "/v1/detokenize", "/v3/detokenize"])
+async def test_tokens_are_answered_with_their_text(serving: Serving, path: str) -> None:
+    answer = await serving.post(path, json={"model": WORDS, "tokens": [97, 98]})
+    assert answer.json() == {"prompt": "ab"}
+
+
+async def test_texts_are_scored_in_pairs(serving: Serving) -> None:
+    cases: list[tuple[Any, Any, list[float], int]] = [
+        ("ab", ["a", "b", "cab"], [0.5, 0.5, 1], 1),
+        ("ab", "a", [0.5], 1),
+        (["ab", "xy", "ab"], ["a", "xyz", "ab"], [0.5, 1, 1], 2),
+    ]
+    for first, second, expected, calls in cases:
+        for names in (("text_1", "text_2"), ("queries", "documents"), ("data_1", "data_2")):
+            service_of(serving, WORDS).requests.clear()
+            body = {"model": WORDS, names[0]: first, names[1]: second}
+            document = (await serving.post("/score", json=body)).json()
+            scores = [(each["index"], each["object"], each["score"]) for each in document["data"]]
+            assert scores == [(index, "score", score) for index, score in enumerate(expected)]
+            assert (document["object"], document["model"]) == ("list", WORDS)
+            assert document["usage"]["prompt_tokens"] > 0
+            # The documents of equal queries are one call of the model.
+            assert len(service_of(serving, WORDS).requests) == calls
+
+
+async def test_the_score_of_an_embedding_model_is_the_cosine(serving: Serving) -> None:
+    service_of(serving, WORDS).tasks = frozenset({Task.EMBEDDINGS})
+    body = {"model": WORDS, "text_1": "a", "text_2": ["a", "bb", "ab"]}
+    scores = [each["score"] for each in (await serving.post("/v1/score", json=body)).json()["data"]]
+    # Embeddings are [length, number of a's]: [1, 1], [2, 0], [2, 1].
+    assert scores == pytest.approx([1, 2**-0.5, 3 / 10**0.5])
+
+
+async def test_pooling_answers_with_embeddings_in_the_form_of_vllm(serving: Serving) -> None:
+    for path in ("/pooling", "/v1/pooling"):
+        document = (await serving.post(path, json={"model": WORDS, "input": ["aba", "b"], "task": "embed"})).json()
+        assert document["data"] == [
+            {"object": "pooling", "data": [3, 2, 0, 0], "index": 0},
+            {"object": "pooling", "data": [1, 0, 0, 0], "index": 1},
+        ]
+        assert document["id"].startswith("pool-")
+        assert document["usage"] == {"prompt_tokens": 4, "total_tokens": 4}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "expected"),
+    [
+        (EMBEDDINGS, {"input": "aaaa"}, [2, 2, 0, 0]),
+        ("/v1/pooling", {"input": "aaaa"}, [2, 2, 0, 0]),
+        ("/v1/score", {"text_1": "a", "text_2": "ba"}, 0),
+        (RERANK, {"query": "a", "documents": ["ba"]}, 0),
+    ],
+)
+async def test_inputs_of_encoders_are_truncated_on_request(
+    serving: Serving, path: str, body: dict[str, Any], expected: Any
+) -> None:
+    document = (await serving.post(path, json={"model": WORDS, "truncate_prompt_tokens": 2, **body})).json()
+    (item,) = document.get("data") or document["results"]
+    assert next(item[name] for name in ("embedding", "data", "score", "relevance_score") if name in item) == expected
+
+
+async def test_a_request_of_vllm_may_leave_out_the_only_text_model(serving: Serving) -> None:
+    # The server has two text models.
+    refused = await serving.post("/tokenize", json={"prompt": "ab"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "model")
+    service_of(serving).tasks = frozenset()
+    assert (await serving.post("/tokenize", json={"prompt": "ab"})).json()["tokens"] == [97, 98]
+    assert (await serving.post("/score", json={"text_1": "a", "text_2": "a"})).json()["data"][0]["score"] == 1
+
+
 REFUSED: dict[str, list[tuple[dict[str, Any], str, str]]] = {
     EMBEDDINGS: [
         ({}, "input", "input field is required"),
@@ -153,8 +230,31 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str, str]]] = {
         ({"query": "a", "documents": ["a"], "return_documents": 1}, "return_documents", "return_documents accepts"),
         ({"query": "a", "documents": ["a"], "rank_fields": ["x"]}, "rank_fields", "rank_fields is not supported"),
     ],
+    "/v1/score": [
+        ({"text_2": "a"}, "text_1", "text_1 is missing in request"),
+        ({"text_1": "a"}, "text_2", "text_2 is missing in request"),
+        ({"text_1": 5, "text_2": "a"}, "text_1", "text_1 should be a string or an array of strings; got 5"),
+        ({"text_1": "a", "text_2": []}, "text_2", "text_2: expected 1 to 16384 texts; got 0"),
+        ({"text_1": ["a", "b"], "text_2": ["a"] * 3}, "text_1", "text_1: expected one text, or as many as text_2 has"),
+        ({"text_1": "a", "queries": "a", "text_2": "a"}, "queries", "text_1 and queries exclude each other"),
+        ({"text_1": "a", "text_2": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "truncate_prompt_tok"),
+    ],
+    "/v1/pooling": [
+        ({}, "input", "input field is required"),
+        ({"input": "a", "task": "token_embed"}, "task", "task should be one of embed; got 'token_embed'"),
+    ],
+    "/v1/detokenize": [
+        ({}, "tokens", "tokens field is required"),
+        ({"tokens": [1, -1]}, "tokens", "tokens: expected token ids; got a list"),
+    ],
     TOKENIZE: [
         ({}, "text", "text field is required"),
+        ({"prompt": "a", "text": "a"}, "prompt", "text and prompt exclude each other"),
+        ({"prompt": 5}, "prompt", "prompt is not a string; got 5"),
+        ({"prompt": "a", "max_length": 5}, "max_length", "max_length is only possible with text"),
+        ({"text": "a", "return_token_strs": True}, "return_token_strs", "return_token_strs is only possible with pr"),
+        ({"prompt": "a", "return_token_strs": True}, "return_token_strs", "return_token_strs is not supported"),
+        ({"messages": [{"role": "user", "content": "a"}]}, "messages", "messages is not supported for models without"),
         ({"text": ["a", 1]}, "text", "text should be string or array of strings; got a list"),
         ({"text": "a", "max_length": 0}, "max_length", "max_length value should be at least 1; got 0"),
         ({"text": "a", "padding_side": ["left"]}, "padding_side", "padding_side is not a string; got a list"),
@@ -180,6 +280,8 @@ async def test_a_bad_field_is_refused(serving: Serving, path: str, more: Any, pa
         (RERANK, CHAT, 400, "unsupported", "it does text_generation"),
         (TOKENIZE, CHAT, 400, "unsupported", 'the service "chat" has no tokenizer'),
         (TOKENIZE, "echo", 400, "unsupported", "echo"),
+        ("/v1/score", CHAT, 400, "unsupported", "is no rerank and no embedding model"),
+        ("/v1/detokenize", CHAT, 400, "unsupported", "has no detokenizer"),
         (EMBEDDINGS, "nothing", 404, "model_not_found", "The model `nothing` does not exist"),
     ],
 )
@@ -190,6 +292,8 @@ async def test_other_tasks_are_refused(
         EMBEDDINGS: {"input": "a"},
         RERANK: {"query": "a", "documents": ["a"]},
         TOKENIZE: {"text": "a"},
+        "/v1/score": {"text_1": "a", "text_2": "a"},
+        "/v1/detokenize": {"tokens": [1]},
     }
     answer = await serving.post(path, json={"model": model, **bodies[path]})
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)

@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pytest
-from openai.types import EmbeddingCreateParams, completion_create_params
+from openai.types import EmbeddingCreateParams, ImageCreateVariationParams, completion_create_params
 from openai.types.audio import SpeechCreateParams, TranslationCreateParams
 from openai.types.audio.transcription_create_params import TranscriptionCreateParamsStreaming
 from openai.types.chat.completion_create_params import CompletionCreateParamsStreaming
+from openai.types.image_edit_params import ImageEditParamsStreaming
+from openai.types.image_generate_params import ImageGenerateParamsStreaming
 from openai.types.responses.response_create_params import ResponseCreateParamsStreaming
 
 from ovmstrio.cli.field_reference import reference
 from ovmstrio.protocols.openai.known_fields import ENDPOINT_FIELDS
-from tests.service.protocols.openai.servers import CHAT, EARS, VOICE, WORDS, service_of
+from tests.service.protocols.openai.servers import BRUSH, CHAT, EARS, VOICE, WORDS, service_of
 from tests.unit.protocols.servers import Serving
 
 _PAGE: Final = Path(__file__).parents[4] / "docs" / "openai_fields.md"
@@ -26,11 +28,15 @@ _BODIES: Final[dict[str, dict[str, Any]]] = {
     "/responses": {"model": CHAT, "input": "a"},
     "/embeddings": {"model": WORDS, "input": "a"},
     "/rerank": {"model": WORDS, "query": "a", "documents": ["a"]},
+    "/score": {"model": WORDS, "text_1": "a", "text_2": "a"},
+    "/pooling": {"model": WORDS, "input": "a"},
     "/tokenize": {"model": WORDS, "text": "a"},
+    "/detokenize": {"model": WORDS, "tokens": [1]},
     "/audio/transcriptions": {"model": EARS},
     "/audio/speech": {"model": VOICE, "input": "a"},
+    "/images/generations": {"model": BRUSH, "prompt": "a"},
 }
-_VALUES: Final[tuple[Any, ...]] = ([[5.5]], 5.5, {"x": 5.5}, "x", 1, True, {})
+_VALUES: Final[tuple[Any, ...]] = ([[5.5]], 5.5, {"x": 5.5}, "x", "auto", 1, True, {})
 """Values of all types; of a field that the server reads or checks, at least one is invalid."""
 
 
@@ -41,6 +47,9 @@ _OPENAI: Final[dict[str, tuple[Any, ...]]] = {
     "/embeddings": (EmbeddingCreateParams,),
     "/audio/transcriptions": (TranscriptionCreateParamsStreaming, TranslationCreateParams),
     "/audio/speech": (SpeechCreateParams,),
+    "/images/generations": (ImageGenerateParamsStreaming,),
+    "/images/edits": (ImageEditParamsStreaming,),
+    "/images/variations": (ImageCreateVariationParams,),
 }
 """Types of OpenAI's client that have the fields of an endpoint."""
 _VLLM_TEXT: Final = """
@@ -76,7 +85,17 @@ _VLLM: Final = {
         {_VLLM_ENCODERS} add_special_tokens dimensions embed_dtype encoding_format endianness input normalize messages
         add_generation_prompt continue_final_message chat_template chat_template_kwargs media_io_kwargs
     """,
+    "/pooling": f"""
+        {_VLLM_ENCODERS} add_special_tokens dimensions embed_dtype encoding_format endianness input messages task
+        add_generation_prompt continue_final_message chat_template chat_template_kwargs media_io_kwargs
+    """,
     "/rerank": f"{_VLLM_ENCODERS} documents query top_n",
+    "/score": f"{_VLLM_ENCODERS} data_1 data_2 documents queries text_1 text_2",
+    "/tokenize": """
+        add_generation_prompt add_special_tokens chat_template chat_template_kwargs continue_final_message
+        media_io_kwargs messages mm_processor_kwargs model prompt return_token_strs tools
+    """,
+    "/detokenize": "model tokens",
     "/audio/transcriptions": """
         file frequency_penalty hotwords include_stop_str_in_output language length_penalty max_completion_tokens min_p
         model n presence_penalty prompt repetition_penalty response_format seed stream stream_continuous_usage_stats
@@ -101,7 +120,7 @@ def _rows() -> Iterator[_Row]:
             yield _Row(path, "refused", name, False if refused.neutral is None else refused.neutral)
 
 
-ROWS: Final = [row for row in _rows() if row.path in _BODIES]
+ROWS: Final = list(_rows())
 
 
 def test_the_page_is_up_to_date() -> None:

@@ -4,11 +4,11 @@ import pytest
 
 from ovmstrio.server.front_ends import make_rest_router
 from ovmstrio.transport.http.router import Route
-from tests.service.protocols.openai.servers import CHAT, EARS, PREFIXES, VOICE, WORDS
+from tests.service.protocols.openai.servers import BRUSH, CHAT, EARS, PREFIXES, VOICE, WORDS
 from tests.unit.protocols.servers import Serving
 
 PREFIX = pytest.mark.parametrize("prefix", PREFIXES)
-LISTED = [CHAT, EARS, VOICE, WORDS, "echo"]
+LISTED = [CHAT, BRUSH, EARS, VOICE, WORDS, "echo"]
 
 
 @PREFIX
@@ -47,7 +47,7 @@ async def test_an_unknown_model_is_refused_with_the_known_ones(serving: Serving,
     assert answer.status_code == 404
     assert answer.json() == {
         "error": {
-            "message": f"The model `{name}` does not exist; available: chat, ears, echo, voice, words",
+            "message": f"The model `{name}` does not exist; available: brush, chat, ears, echo, voice, words",
             "type": "invalid_request_error",
             "param": "model",
             "code": "model_not_found",
@@ -64,11 +64,7 @@ async def test_an_unknown_model_is_refused_in_the_form_of_ovms_on_request(ovms_s
 @pytest.mark.parametrize(
     ("path", "status", "message"),
     [
-        *(
-            (f"{prefix}{path}", 400, f"{prefix}{path}: this server does not generate images")
-            for prefix in PREFIXES
-            for path in ("/images/generations", "/images/edits")
-        ),
+        *((f"{prefix}/images/generations", 400, "does no image_generation; it") for prefix in PREFIXES),
         ("/v3/chat/completion", 404, "unknown path 'chat/completion'"),
         ("/v3/models", 405, "POST /v3/models: use GET"),
         ("/v1/chat/completion", 404, "unknown path '/v1/chat/completion'"),
@@ -111,6 +107,7 @@ async def test_examples_of_the_openapi_document_are_answered(serving: Serving) -
         **dict.fromkeys(("/v1/messages", "/api/chat", "/api/generate"), f"models: {CHAT}"),
         **dict.fromkeys(("/v3/embeddings", "/v3/rerank", "/api/embed"), f"models: {WORDS}"),
         "/v3/audio/speech": f"models: {VOICE}",
+        "/v3/images/generations": f"models: {BRUSH}",
     }
     for path, post in posts.items():
         example = post["requestBody"]["content"]["application/json"]["example"]

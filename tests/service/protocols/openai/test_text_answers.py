@@ -84,7 +84,7 @@ async def test_a_response_is_a_message_among_items(serving: Serving) -> None:
     (message,) = document["output"]
     assert message["type"] == "message"
     assert message["content"] == [{"type": "output_text", "text": "one two", "annotations": [], "logprobs": []}]
-    expected = {"object": "response", "status": "completed", "model": CHAT, "error": None, "store": False, **fields}
+    expected = {"object": "response", "status": "completed", "model": CHAT, "error": None, "store": True, **fields}
     assert document.items() >= expected.items()
     assert document["usage"] == {
         "input_tokens": 2,

@@ -1,0 +1,436 @@
+"""Stored and background responses of the Responses API: the store of one worker, and its routes.
+
+::
+
+    POST /responses ─> previous conversation + input ─> answer ─> stored by its caller
+                         └─ background: a task that outlives the request
+    GET, DELETE /responses/{id}, /input_items, /cancel ─> the worker that a hash of the id selects
+
+The store is in memory.  Each caller sees its own responses only; at the limits, the oldest response of the caller that
+uses most is dropped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, OrderedDict
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import parse_qs
+from uuid import uuid4
+
+import orjson
+import structlog
+import trio
+
+from ovmstrio.auth.revocable_streams import cancel_on_revocation
+from ovmstrio.core.errors import InvalidField, NotFound, Overloaded, ServerError
+from ovmstrio.core.http_messages import HttpAnswer
+from ovmstrio.models.sequences.requests import owner_index
+from ovmstrio.protocols.openai.api import caller_key, page_of, query_number
+from ovmstrio.protocols.openai.fields import shown, type_of
+from ovmstrio.protocols.openai.known_fields import RESPONSES
+from ovmstrio.protocols.openai.raw_http_routes import accepts_raw_requests, answer_raw_request
+from ovmstrio.protocols.openai.responses import Responses
+from ovmstrio.protocols.openai.text_endpoint import TextEventStream, answer_text, is_stream
+from ovmstrio.transport.http.responses import JSON_TYPE, json_response
+from ovmstrio.transport.http.sse import stream_events
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ovmstrio.core.http_messages import HttpRequest
+    from ovmstrio.core.worker_peers import WorkerPeers
+    from ovmstrio.protocols.openai.api import Body, OpenAIApi
+    from ovmstrio.protocols.openai.background import BackgroundTasks
+    from ovmstrio.protocols.openai.responses import ResponseStream
+    from ovmstrio.transport.http.router import Rule
+    from ovmstrio.transport.http.sse import EventSink
+
+log = structlog.get_logger(__name__)
+
+_RPC: Final = "stored response"
+_MAX_BACKGROUND: Final = 256
+_PREVIOUS: Final = "previous_response_id"
+_BACKGROUND: Final = "background"
+_POLL_SECONDS: Final = 20.0  # longest wait for events of a response of another worker
+_OVERHEAD_BYTES: Final = 1024
+_RUNNING: Final = frozenset({"queued", "in_progress"})
+
+
+# ----------------------------------------------------------------------
+# Store
+# ----------------------------------------------------------------------
+
+
+class StoreLimits(NamedTuple):
+    """Limits of the responses that one worker stores; 0 bytes for no store."""
+
+    max_bytes: int = 64 * 2**20
+    max_seconds: float = 86_400.0
+
+
+@dataclass
+class StoredResponse:
+    """One response, with its input items and the items of the conversation before them as JSON lists.
+
+    Attributes:
+        stream: writer of a response that still runs in the background.
+        events: events of a response that streams in the background; None for no events.
+        scope: cancels a running response.
+    """
+
+    id: str
+    caller: str
+    items: bytes
+    before: bytes
+    created: float
+    document: bytes = b""
+    stream: ResponseStream | None = None
+    events: list[bytes] | None = None
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    changed: trio.Event = field(default_factory=trio.Event)
+    event_bytes: int = 0
+    counted_bytes: int = 0
+    is_deleted: bool = False
+
+    @property
+    def size(self) -> int:
+        """Size in bytes."""
+        return len(self.items) + len(self.before) + len(self.document) + self.event_bytes + _OVERHEAD_BYTES
+
+    def read(self) -> bytes:
+        """Return the document, also of a running response."""
+        return self.document if self.stream is None else json_response(self.stream.document).content
+
+    async def send(self, data: bytes) -> None:
+        """Take events of a background response."""
+        if self.events is not None:
+            self.events += [block + b"\n\n" for block in data.split(b"\n\n") if block.startswith(b"event:")]
+            self.event_bytes += len(data)
+        self.notify()
+        await trio.lowlevel.checkpoint()
+
+    def notify(self) -> None:
+        """Wake the readers of events."""
+        self.changed.set()
+        self.changed = trio.Event()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the response runs in the background."""
+        return self.stream is not None
+
+
+class ResponseStore:
+    """Responses of one worker, and access to those of the other workers.
+
+    Args:
+        limits: limits of this worker.
+        peers: the other workers; None for a single one.
+    """
+
+    def __init__(self, limits: StoreLimits, peers: WorkerPeers | None = None) -> None:
+        self.limits = limits
+        self.running = 0
+        self._peers = peers
+        self._responses: dict[str, OrderedDict[str, StoredResponse]] = {}
+        self._sizes: Counter[str] = Counter()
+        if peers is not None:
+            peers.register_handler(_RPC, self._answer)
+
+    def new_id(self) -> str:
+        """Return an id whose hash selects this worker."""
+        while True:
+            made = f"resp_{uuid4().hex}"
+            if self._owner(made) is None:
+                return made
+
+    def _owner(self, identity: str) -> int | None:
+        peers = self._peers
+        if peers is None:
+            return None
+        row = owner_index(identity, len(peers.others) + 1)
+        return None if row == peers.row else row
+
+    def add(self, stored: StoredResponse) -> None:
+        """Add a response, or count the new size of a stored one; drop others at the limit."""
+        if stored.is_deleted:
+            return
+        self._responses.setdefault(stored.caller, OrderedDict())[stored.id] = stored
+        self._sizes[stored.caller] += stored.size - stored.counted_bytes
+        stored.counted_bytes = stored.size
+        if stored.size > self.limits.max_bytes and not stored.is_running:
+            self._drop(stored)
+        self._drop_expired()
+        while self._sizes.total() > self.limits.max_bytes:
+            ((caller, _),) = self._sizes.most_common(1)
+            dropped = next((each for each in self._responses[caller].values() if not each.is_running), None)
+            if dropped is None:
+                return
+            self._drop(dropped)
+
+    def _drop_expired(self) -> None:
+        oldest = time.time() - self.limits.max_seconds
+        for mine in list(self._responses.values()):
+            while mine and (first := next(iter(mine.values()))).created < oldest and not first.is_running:
+                self._drop(first)
+
+    def _drop(self, stored: StoredResponse) -> None:
+        mine = self._responses[stored.caller]
+        del mine[stored.id]
+        stored.is_deleted = True
+        self._sizes[stored.caller] -= stored.counted_bytes
+        if not mine:
+            del self._responses[stored.caller], self._sizes[stored.caller]
+
+    async def ask(self, operation: str, identity: str, *arguments: Any) -> Any:
+        """Run an operation on a response of the current caller, on the worker that stores it.
+
+        Raises:
+            NotFound: the caller has no such response.
+            WorkerRestarting: the worker is restarting.
+            ServerError: the operation is not possible.
+        """
+        caller, row = caller_key(), self._owner(identity)
+        if row is None or self._peers is None:
+            return await self._answer(operation, caller, identity, *arguments)
+        return await self._peers.call(row, _RPC, operation, caller, identity, *arguments)
+
+    async def _answer(self, operation: str, caller: str, identity: str, *arguments: Any) -> Any:
+        self._drop_expired()
+        mine = self._responses.get(caller)
+        stored = None if mine is None else mine.get(identity)
+        if stored is None:
+            raise NotFound(f"Response with id {shown(identity)} not found.")
+        await trio.lowlevel.checkpoint()
+        match operation:
+            case "read":
+                return stored.read()
+            case "items":
+                return stored.items
+            case "conversation":
+                return self._conversation(stored)
+            case "delete":
+                self._drop(stored)
+                stored.scope.cancel()
+                return None
+            case "cancel":
+                return await self._cancel(stored)
+        return await self._events(stored, *arguments)
+
+    @staticmethod
+    def _conversation(stored: StoredResponse) -> list[bytes]:
+        if stored.is_running:
+            message = f"{_PREVIOUS}: the response {shown(stored.id)} is not complete"
+            raise InvalidField(message, field=_PREVIOUS)
+        return [stored.before, stored.items, orjson.dumps(orjson.loads(stored.document)["output"])]
+
+    @staticmethod
+    async def _cancel(stored: StoredResponse) -> bytes:
+        if stored.is_running:
+            stored.scope.cancel()
+        while stored.is_running:
+            await stored.changed.wait()
+        if not orjson.loads(stored.document)[_BACKGROUND]:
+            raise InvalidField("Cannot cancel a synchronous response.")
+        return stored.document
+
+    @staticmethod
+    async def _events(stored: StoredResponse, begin: int) -> list[Any]:
+        """Return the events from a sequence number on, waiting for the first one, and whether they are the last."""
+        if stored.events is None:
+            message = "stream is only possible for responses that were created with background and stream"
+            raise InvalidField(message, field="stream")
+        with trio.move_on_after(_POLL_SECONDS):
+            while stored.is_running and len(stored.events) <= begin:
+                await stored.changed.wait()
+        return [b"".join(stored.events[begin:]), len(stored.events), not stored.is_running]
+
+
+@dataclass
+class _Slot:
+    """Place of one response; see :class:`ovmstrio.protocols.openai.responses.ResponseSlot`.
+
+    ``store`` is None if the response is not stored.
+    """
+
+    head: Mapping[str, Any]
+    stored: StoredResponse
+    store: ResponseStore | None
+
+    def save(self, document: Mapping[str, Any]) -> None:
+        stored = self.stored
+        stored.document, stored.stream = json_response(document).content, None
+        if self.store is not None:
+            self.store.add(stored)
+        stored.notify()
+
+
+def _with_id(item: Any) -> Any:
+    """Return an input item with an id, and text as a list of parts, as clients expect."""
+    if not isinstance(item, dict):
+        return item
+    made = {"type": "message", **item, "id": item.get("id") or f"item_{uuid4().hex}"}
+    content = made.get("content")
+    if isinstance(content, str):
+        kind = "output_text" if made.get("role") == "assistant" else "input_text"
+        made["content"] = [{"type": kind, "text": content}]
+    return made
+
+
+def _items_of(given: Any) -> list[Any]:
+    if isinstance(given, str):
+        return [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": given}]}]
+    return given if isinstance(given, list) else []
+
+
+# ----------------------------------------------------------------------
+# Routes
+# ----------------------------------------------------------------------
+
+
+class _ResponseRoutes:
+    def __init__(self, api: OpenAIApi, store: ResponseStore, background: BackgroundTasks) -> None:
+        self._api = api
+        self._store = store
+        self._background = background
+
+    async def create(self, request: HttpRequest) -> HttpAnswer:
+        api = self._api
+        body = await api.body(request, RESPONSES)
+        if accepts_raw_requests(api.plane, body.model):
+            answered = await answer_raw_request(api, request, "responses")
+            if answered is not None:
+                return answered
+        slot, body = await self._open_slot(body)
+        endpoint = Responses(slot)
+        if not slot.head[_BACKGROUND]:
+            return await answer_text(api, endpoint, request, body)
+        stored = slot.stored
+        if self._store.running >= _MAX_BACKGROUND:
+            raise Overloaded(f"{self._store.running} responses run in the background, as many as may; try again later")
+        run = partial(self._generate, request, body, endpoint, slot)
+        first: bytes = await self._background.start(run)
+        if is_stream(body):
+            return await stream_events(request, partial(self._send_events, stored.id, 0), api.form.event)
+        return HttpAnswer(200, JSON_TYPE, first)
+
+    async def _open_slot(self, body: Body) -> tuple[_Slot, Body]:
+        """Return the place of the response, and the body with the previous conversation."""
+        document = body.document
+        for name in ("store", _BACKGROUND):
+            if not isinstance(document.get(name), bool | None):
+                message = f"{name} accepts values true or false"
+                raise InvalidField(message, field=name, got=type_of(document[name]))
+        previous = document.get(_PREVIOUS)
+        if not isinstance(previous, str | None):
+            raise InvalidField(f"{_PREVIOUS} is not a string", field=_PREVIOUS, got=type_of(previous))
+        has_store = self._store.limits.max_bytes > 0
+        wanted = next((name for name in ("store", _BACKGROUND, _PREVIOUS) if document.get(name)), "")
+        if wanted and not has_store:
+            message = f"{wanted} is not supported: this server stores no responses (--response-store-bytes is 0)"
+            raise InvalidField(message, field=wanted, code="unsupported_parameter")
+        is_stored, is_background = has_store and document.get("store") is not False, bool(document.get(_BACKGROUND))
+        if is_background and not is_stored:
+            raise InvalidField(f"{_BACKGROUND} requires store", field=_BACKGROUND)
+        before = b"[]"
+        items = _items_of(document.get("input"))
+        if previous:
+            parts = [orjson.loads(part) for part in await self._previous(previous)]
+            earlier = [item for part in parts for item in part]
+            before = json_response(earlier).content
+            if isinstance(document.get("input"), str | list | None):
+                document = {**document, "input": [*earlier, *items]}
+            body = body._replace(document=document, size=body.size + len(before))
+        head = {_PREVIOUS: previous, "store": is_stored, _BACKGROUND: is_background}
+        identity = self._store.new_id()
+        own = json_response(list(map(_with_id, items))).content if is_stored else b""
+        stored = StoredResponse(identity, caller_key(), own, before, time.time())
+        if is_background and is_stream(body):
+            stored.events = []
+        return _Slot({"id": identity, **head}, stored, self._store if is_stored else None), body
+
+    async def _previous(self, identity: str) -> list[bytes]:
+        try:
+            parts: list[bytes] = await self._store.ask("conversation", identity)
+        except NotFound:
+            message = f"Previous response with id {shown(identity)} not found."
+            raise InvalidField(message, field=_PREVIOUS, code="previous_response_not_found") from None
+        return parts
+
+    async def _generate(
+        self,
+        request: HttpRequest,
+        body: Body,
+        endpoint: Responses,
+        slot: _Slot,
+        *,
+        task_status: trio.TaskStatus[bytes],
+    ) -> None:
+        """Generate a response in the background; reports its start once the body is parsed."""
+        stored = slot.stored
+        generating = TextEventStream(self._api, endpoint, request, body)
+
+        async def begin() -> None:
+            stream = endpoint.stream
+            assert stream is not None  # noqa: S101 - made before
+            stored.stream = stream
+            self._store.add(stored)
+            await stored.send(stream.queued())
+            task_status.started(stored.read())
+
+        generating.on_parsed = begin
+        self._store.running += 1
+        try:
+            with stored.scope, cancel_on_revocation(request.peer, request.headers):
+                await generating.stream(stored)
+        except Exception as error:
+            if not stored.is_running:
+                raise
+            if not isinstance(error, ServerError):
+                log.exception("background response failed", response=stored.id)
+            await stored.send(generating.fail(error))
+        finally:
+            self._store.running -= 1
+            if stored.stream is not None:
+                stored.stream.cancel()
+            stored.notify()
+
+    async def read(self, request: HttpRequest, response: str) -> HttpAnswer:
+        query = parse_qs(request.query)
+        if query.get("stream") != ["true"]:
+            return HttpAnswer(200, JSON_TYPE, await self._store.ask("read", response))
+        last = query_number(query, "starting_after", -1, range(-1, 2**31))
+        return await stream_events(request, partial(self._send_events, response, last + 1), self._api.form.event)
+
+    async def _send_events(self, response: str, begin: int, events: EventSink) -> None:
+        is_over = False
+        while not is_over:
+            data, begin, is_over = await self._store.ask("events", response, begin)
+            if data:
+                await events.send(data)
+
+    async def delete(self, _: HttpRequest, response: str) -> HttpAnswer:
+        await self._store.ask("delete", response)
+        return json_response({"id": response, "object": "response", "deleted": True})
+
+    async def cancel(self, _: HttpRequest, response: str) -> HttpAnswer:
+        return HttpAnswer(200, JSON_TYPE, await self._store.ask("cancel", response))
+
+    async def input_items(self, request: HttpRequest, response: str) -> HttpAnswer:
+        items = orjson.loads(await self._store.ask("items", response))
+        return json_response(page_of(items, request.query))
+
+
+def response_rules(api: OpenAIApi, store: ResponseStore, background: BackgroundTasks) -> list[Rule]:
+    """Return the routes."""
+    routes = _ResponseRoutes(api, store, background)
+    return [
+        *api.rules("/responses", "POST", routes.create, has_tasks=True),
+        *api.rules("/responses/<response>", "GET", routes.read, has_tasks=True),
+        *api.rules("/responses/<response>", "DELETE", routes.delete),
+        *api.rules("/responses/<response>/cancel", "POST", routes.cancel),
+        *api.rules("/responses/<response>/input_items", "GET", routes.input_items),
+    ]
