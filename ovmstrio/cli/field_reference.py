@@ -30,8 +30,10 @@ works, has no effect on the answer, or is refused; the server ignores no field t
 | refused | status 400 with the reason and the code `unsupported_parameter` |
 | not listed | status 400 with the closest known name and the code `unknown_parameter` |
 
-Values are described in [openai.md](openai.md#fields), [responses.md](responses.md), [embeddings.md](embeddings.md),
-[speech.md](speech.md) and [images.md](images.md). A null value always counts as absent. A refused field may have the value that the tables show, or else a value that
+[openai.md](openai.md#fields), [responses.md](responses.md), [embeddings.md](embeddings.md), [speech.md](speech.md) and
+[images.md](images.md) describe the values of fields that work.
+
+A null value always counts as absent. A refused field may have the value that the tables show, or else a value that
 means "off": `false`, 0, an empty text, list or object. `--openai-errors ovms` ignores fields that are not listed, as
 OVMS does, and so do text models among the nodes of a graph, because such fields may be meant for other nodes.
 
