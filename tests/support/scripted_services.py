@@ -159,11 +159,13 @@ class LetterEncoder(ScriptedService):
 
     name: str = WORDS
     width: int = 4
+    max_tokens: int | None = None
     tasks: frozenset[Task] = frozenset({Task.EMBEDDINGS, Task.RERANK})
 
     async def embed(self, inputs: Sequence[str | TokenIds], *, max_tokens: int | None = None) -> Embeddings:
         await self._note(inputs)
-        inputs = inputs if max_tokens is None else [each[:max_tokens] for each in inputs]
+        self.max_tokens = max_tokens
+        inputs = inputs if max_tokens in {None, -1} else [each[:max_tokens] for each in inputs]
         vectors = np.zeros((len(inputs), self.width), np.float32)
         for row, each in zip(vectors, inputs, strict=True):
             row[:2] = len(each), each.count("a") if isinstance(each, str) else each.count(97)

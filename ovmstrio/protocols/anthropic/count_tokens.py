@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from ovmstrio.core.errors import ErrorList, NotSupported
-from ovmstrio.core.generation import GenerationRequest, Sampling, Task, Tokenizer
+from ovmstrio.core.generation import GenerationRequest, PromptTokenizer, Sampling, Task
 from ovmstrio.protocols.anthropic.messages import MESSAGES, read_conversation
 from ovmstrio.protocols.openai.fields import Fields
 from ovmstrio.protocols.openai.text_endpoint import parse_off_loop
@@ -16,7 +16,7 @@ from ovmstrio.util.truncation import cut
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ovmstrio.core.generation import GenerationLimits, TextGenerator
+    from ovmstrio.core.generation import Conversation, GenerationLimits, TextGenerator
     from ovmstrio.core.http_messages import HttpAnswer, HttpRequest
     from ovmstrio.protocols.openai.api import OpenAIApi
     from ovmstrio.transport.http.router import Rule
@@ -31,23 +31,28 @@ def count_tokens_rules(api: OpenAIApi) -> list[Rule]:
         body = await api.body(request, COUNT_TOKENS)
         deadline = request_deadline(request)
         with await api.call(request, body.model, Task.TEXT_GENERATION) as call:
-            if not isinstance(call.service, Tokenizer):
+            service = call.service
+            if not isinstance(service, PromptTokenizer):
                 raise NotSupported(f'the service "{cut(body.model, 80)}" has no tokenizer')
-            model = cast("TextGenerator", call.service)
-            asked = await parse_off_loop(partial(_read, body.document, model.limits, deadline), body)
-            async with model.generate(asked) as generation:
-                answer = json_response({"input_tokens": generation.prompt_tokens})
+            conversation = await parse_off_loop(partial(_read, body.document, service.limits), body)
+            if conversation.images:
+                # The number of an image's tokens is known once the engine has read it.
+                empty = GenerationRequest(conversation, Sampling(max_tokens=0), deadline=deadline)
+                async with cast("TextGenerator", service).generate(empty) as generation:
+                    count = generation.prompt_tokens
+            else:
+                count = len(await service.tokenize_conversation(conversation))
+            answer = json_response({"input_tokens": count})
             call.event.sent = len(answer.content)
         return answer
 
     return api.rules("/messages/count_tokens", "POST", count)
 
 
-def _read(document: Mapping[str, Any], limits: GenerationLimits, deadline: float) -> GenerationRequest:
-    """Return the request for the prompt alone: the engine tokenizes it and generates nothing."""
+def _read(document: Mapping[str, Any], limits: GenerationLimits) -> Conversation:
     errors = ErrorList()
     fields = Fields(document, errors)
     conversation = read_conversation(fields, limits)
     COUNT_TOKENS.check(fields)
     errors.tell()
-    return GenerationRequest(conversation, Sampling(max_tokens=0), deadline=deadline)
+    return conversation

@@ -29,11 +29,9 @@ if TYPE_CHECKING:
     from ovmstrio.transport.http.router import Rule
 
 _ONE: Final = "prompt"  # Field of the older endpoint
-_IGNORED: Final[Mapping[str, Callable[[Fields, str], object]]] = {
-    "keep_alive": check_keep_alive,
-    "truncate": Fields.flag,  # The option truncate of the model decides
-}
-EMBED: Final = KnownFields(frozenset({"model", "input", "dimensions", "options"}), _IGNORED, {})
+_IGNORED: Final = {"keep_alive": check_keep_alive}
+_WHOLE: Final = -1  # As many tokens as the model takes
+EMBED: Final = KnownFields(frozenset({"model", "input", "dimensions", "truncate", "options"}), _IGNORED, {})
 EMBEDDINGS: Final = KnownFields(frozenset({"model", _ONE, "options"}), _IGNORED, {})
 
 
@@ -45,9 +43,9 @@ def embed_rules(api: OpenAIApi) -> list[Rule]:
     ) -> HttpAnswer:
         body = await read_body(api, request, known)
         began = perf_counter_ns()
-        inputs, dimensions = await parse_off_loop(partial(_read, body.document, known, name), body)
+        inputs, dimensions, max_tokens = await parse_off_loop(partial(_read, body.document, known, name), body)
         with await api.call(request, body.model, Task.EMBEDDINGS) as call:
-            embeddings = await cast("Embedder", call.service).embed(inputs)
+            embeddings = await cast("Embedder", call.service).embed(inputs, max_tokens=max_tokens)
             charge_tokens(embeddings.tokens)
             check_dimensions(embeddings, dimensions)
             content = await write_vectors(embeddings, partial(write, embeddings, body.document["model"], began))
@@ -60,10 +58,14 @@ def embed_rules(api: OpenAIApi) -> list[Rule]:
     ]
 
 
-def _read(document: Mapping[str, Any], known: KnownFields, name: str) -> tuple[Sequence[str | TokenIds], int | None]:
+def _read(
+    document: Mapping[str, Any], known: KnownFields, name: str
+) -> tuple[Sequence[str | TokenIds], int | None, int | None]:
+    """Return the inputs, the dimensions, and the limit of tokens, beyond which Ollama truncates by default."""
     errors = ErrorList()
     fields = Fields(document, errors)
     dimensions = fields.unsigned("dimensions", minimum=1)
+    max_tokens = None if fields.flag("truncate") is False else _WHOLE
     inputs = read_inputs(fields, name)
     if name == _ONE and not isinstance(fields.get(name), str | None):
         fields.refuse(name, f"{name} is not a string")
@@ -71,7 +73,7 @@ def _read(document: Mapping[str, Any], known: KnownFields, name: str) -> tuple[S
     OPTIONS.check(fields.within("options") or fields.translated({}, PromptSize()))
     known.check(fields)
     errors.tell()
-    return inputs, dimensions
+    return inputs, dimensions, max_tokens
 
 
 def _write_all(embeddings: Embeddings, model: str, began: int) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from ovmstrio.core.errors import NotSupported
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.transport.http.router import Rule
 
-_CHANGES: Final = ("/pull", "/push", "/create", "/copy")
+_CHANGES: Final = {"/pull": "POST", "/push": "POST", "/create": "POST", "/copy": "POST", "/delete": "DELETE"}
 
 
 def ollama_rules(plane: DataPlane, max_body_bytes: int) -> list[Rule]:
@@ -28,6 +29,7 @@ def ollama_rules(plane: DataPlane, max_body_bytes: int) -> list[Rule]:
     async def refuse_change(request: HttpRequest) -> HttpAnswer:
         raise NotSupported(f"{request.path}: models come from the server's configuration; see docs/ollama.md")
 
-    changes = [rule for path in _CHANGES for rule in api.rules(path, "POST", refuse_change, prefixes=("/api",))]
+    create = partial(api.rules, view=refuse_change, prefixes=("/api",))
+    changes = [rule for path, method in _CHANGES.items() for rule in create(path, method)]
     rules = [*chat_rules(api), *generate_rules(api), *embed_rules(api), *model_rules(api), *changes]
     return [rule._replace(first="") for rule in rules]

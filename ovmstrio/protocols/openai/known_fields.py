@@ -100,7 +100,7 @@ IGNORED_REASONS: Final[Mapping[str, str]] = {
 """Why fields have no effect on the answer."""
 
 _NO_TOKEN_IDS: Final = _Refused("answers have no token ids; use /tokenize")
-_NO_MEDIA: Final = _Refused("this model accepts text only")
+_NO_MEDIA: Final = _Refused("the settings in the folder of the model apply")
 _ONE_ENGINE: Final = _Refused("a model has one engine")
 _ONE_QUEUE: Final = _Refused("requests are served in order of arrival; omit it, or send 0")
 _ONE_CHOICE: Final = "only the probability of the chosen token is known"
@@ -109,10 +109,10 @@ _SHARED_CACHE: Final = _Refused("all callers share cached prefixes; serve the mo
 _REFUSED: Final[Mapping[str, _Refused]] = {
     **dict.fromkeys(("return_token_ids", "return_token_offsets"), _NO_TOKEN_IDS),
     "allowed_token_ids": _Refused("the generation library has no token filter; use response_format"),
-    **dict.fromkeys(("mm_processor_kwargs", "media_io_kwargs"), _Refused("the model decides how images are read")),
+    **dict.fromkeys(("mm_processor_kwargs", "media_io_kwargs"), _NO_MEDIA),
     **dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "routed_experts_prompt_start"), _ONE_ENGINE),
     **dict.fromkeys(("adapter_id", "lora", "lora_adapters", "lora_path", "lora_request"), _NAME_OF_ADAPTER),
-    "return_mm_kwargs": _Refused("answers have no processed media", neutral=True),
+    "return_mm_kwargs": _Refused("answers have no inputs of the model", neutral=True),
     "cache_salt": _SHARED_CACHE,
     "guided_whitespace_pattern": _Refused("JSON has no optional white space; use response_format with a grammar"),
     "logit_bias": _Refused("the generation library has no logit bias"),

@@ -19,11 +19,11 @@ from ovmstrio.core.generation import (
     Grammar,
     GrammarKind,
     Sampling,
+    TokenIds,
     ToolCallDelta,
 )
 from tests.service.protocols.openai.servers import CHAT, PREFIXES, post_of, serve_openai, service_of
 from tests.support.callers import gate_of
-from tests.support.scripted_services import LetterEncoder
 from tests.support.waits import WAIT_SECONDS
 from tests.unit.protocols.servers import Serving
 
@@ -455,10 +455,18 @@ async def test_tokens_are_counted_without_generating_any(serving: Serving) -> No
     body = {"model": CHAT, "messages": BODY["messages"], "tools": [TOOL], "tool_choice": {"type": "any"}}
     answer = await serving.post(f"{MESSAGES}/count_tokens", json=body)
     assert (answer.status_code, answer.json()["error"]["message"]) == (400, 'the service "chat" has no tokenizer')
-    service.tokenize = LetterEncoder("letters").tokenize
+    counted = []
+
+    async def tokenize_conversation(conversation: Conversation) -> TokenIds:
+        await trio.lowlevel.checkpoint()
+        counted.append(conversation)
+        return (1, 2, 3)
+
+    for name in ("tokenize", "detokenize", "token_texts", "tokenize_conversation"):
+        setattr(service, name, tokenize_conversation)
     answer = await serving.post(f"{MESSAGES}/count_tokens", json=body)
-    assert (answer.status_code, answer.json()) == (200, {"input_tokens": 2})
-    (request,) = service.requests
-    assert request.sampling == Sampling(max_tokens=0)
-    assert request.prompt.tool_choice == "required"
-    assert [tool["function"]["name"] for tool in request.prompt.tools] == ["city"]
+    assert (answer.status_code, answer.json()) == (200, {"input_tokens": 3})
+    (conversation,) = counted
+    assert conversation.messages == tuple(BODY["messages"])
+    assert [tool["function"]["name"] for tool in conversation.tools] == ["city"]
+    assert not service.requests

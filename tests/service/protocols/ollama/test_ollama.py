@@ -290,6 +290,11 @@ async def test_texts_are_embedded(serving: Serving) -> None:
     assert document == {**expected, "load_duration": 0, "prompt_eval_count": 4}
     one = await serving.post("/api/embed", json={"model": WORDS, "input": "aba", "options": {"num_ctx": 9}})
     assert one.json()["embeddings"] == [[3.0, 2.0, 0.0, 0.0]]
+    limits = []
+    for truncate in (None, True, False):
+        await serving.post("/api/embed", json={"model": WORDS, "input": "aba", "truncate": truncate})
+        limits.append(service_of(serving, WORDS).max_tokens)
+    assert limits == [-1, -1, None]
     old = await serving.post("/api/embeddings", json={"model": WORDS, "prompt": "aba"})
     assert old.json() == {"embedding": [3.0, 2.0, 0.0, 0.0]}
     wrong = await serving.post("/api/embed", json={"model": WORDS, "input": "a", "dimensions": 3})
@@ -372,9 +377,12 @@ async def test_a_failure_of_a_started_stream_is_its_last_line(serving: Serving) 
     assert lines[-1] == {"error": "the engine has exited"}
 
 
-@pytest.mark.parametrize("path", ["/api/pull", "/api/push", "/api/create", "/api/copy"])
-async def test_changes_of_models_are_refused(serving: Serving, path: str) -> None:
-    answer = await serving.post(path, json={"model": "a"})
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [*(("POST", f"/api/{name}") for name in ("pull", "push", "create", "copy")), ("DELETE", "/api/delete")],
+)
+async def test_changes_of_models_are_refused(serving: Serving, method: str, path: str) -> None:
+    answer = await serving.with_http(lambda client: client.request(method, path, json={"model": "a"}))
     assert answer.status_code == 400
     assert "models come from the server's configuration" in answer.json()["error"]
 
