@@ -101,6 +101,7 @@ def served(repository: Path, *, sleeps: bool = True) -> tuple[Path, Path]:
     prepare = [sys.executable, "-m", "ovmstrio.cli", "prepare", "--sample", "chat", "--repository", str(repository)]
     subprocess.run(prepare, check=True, capture_output=True)
     folder = repository / "chat"
+    (folder / "generation_config.json").unlink()  # a repetition penalty would be work that other servers lack
     config = write_repository(repository, {"trivial": trivial()}, {})
     document = json.loads(config.read_text())
     model = {"base_path": str(folder), "task": "text_generation", "plugin_config": _THREADS, "cache_size": 1}

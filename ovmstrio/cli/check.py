@@ -131,7 +131,10 @@ def _print_json(report: CheckReport) -> None:
 def _print_csv(report: CheckReport) -> None:
     """Print a row for each problem and each loaded version."""
     header, *rows = problem_rows(report.problems)
-    loads = [["loads", "", "", "", f"{each.model} version {each.version}", "", "", ""] for each in report.loaded]
+    loads: list[list[Any]] = []
+    for each in report.loaded:
+        loads.append(["loads", "", "", "", f"{each.model} version {each.version}", "", "", ""])
+        loads += [["detected", one.source, "", one.setting, f"{one.value}", "", "", ""] for one in each.detected]
     print_csv([header, *rows, *loads])
 
 
@@ -139,6 +142,9 @@ def _show(report: CheckReport) -> None:
     show_problems(report.problems)
     for loaded in report.loaded:
         stdout().print(f"[green]loads[/]  {safe(loaded.model)} version {loaded.version}", highlight=False)
+        for each in loaded.detected:
+            facts = f"       [dim]{each.setting:20}[/] {safe(f'{each.value!s:20}')} [dim]{safe(each.source)}[/]"
+            stdout().print(facts, highlight=False, soft_wrap=True)
     stdout().print(_summary(report), highlight=False)
 
 

@@ -35,7 +35,8 @@ _METAVARS: Final = {
     "access_log": "", "allowed_headers": "NAMES", "allowed_local_media_path": "DIR",
     "allowed_media_domains": "HOSTS", "allowed_methods": "METHODS", "allowed_origins": "ORIGINS",
     "batch_size": "SIZE", "batching": "JSON", "cache_size": "GB", "chat_template_mode": "JINJA|MINJA",
-    "color_format": "FORMAT", "draft_device": "DEVICE", "draft_models_path": "PATH", "grpc_bind_address": "HOSTS",
+    "color_format": "FORMAT", "default_prompt_name": "NAME", "draft_device": "DEVICE", "draft_models_path": "PATH",
+    "grpc_bind_address": "HOSTS",
     "jwt_audience": "AUDIENCE", "kv_cache_precision": "u8|f16|bf16", "kv_overcommit": "FACTOR", "layout": "LAYOUT",
     "load_model": "NAMES", "log_levels": "LOGGER=LEVEL,...", "log_path": "FILE", "lora_adapters": "NAME=PATH,...",
     "mean": "VALUES",
@@ -49,8 +50,8 @@ _METAVARS: Final = {
 """Metavars that neither type nor name of a setting suggest."""
 _BY_NAME: Final = {
     "port": "PORT", "seconds": "SECONDS", "minutes": "MINUTES", "timeout": "SECONDS", "time": "SECONDS",
-    "delay": "SECONDS", "bytes": "BYTES", "size": "BYTES", "quota": "BYTES", "limit": "BYTES", "gb": "GB",
-    "dir": "DIR", "store": "DIR", "file": "FILE", "cert": "FILE", "key": "FILE", "ca": "FILE",
+    "delay": "SECONDS", "interval": "SECONDS", "bytes": "BYTES", "size": "BYTES", "quota": "BYTES", "limit": "BYTES",
+    "gb": "GB", "dir": "DIR", "store": "DIR", "file": "FILE", "cert": "FILE", "key": "FILE", "ca": "FILE",
 }  # fmt: skip
 """Metavars by the last word of a setting's name."""
 _COUNTS: Final = frozenset({"best_of_limit", "max_tokens_limit"})

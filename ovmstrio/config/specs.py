@@ -467,8 +467,11 @@ class TextModelSpec(ServableSpec):
         reasoning_parser: reasoning parser; empty for detection, ``none`` for none.
         enable_tool_guided_generation: whether tool calls are constrained to their parameter schemas.
         chat_template_mode: chat-template renderer, Jinja or openvino-genai's ``MINJA``.
+        max_model_len: maximum tokens of prompt and answer, or of a text; None for detection from the model's files.
         pooling: pooling of token vectors; None for detection from the model's files.
-        normalize: whether embeddings have unit length.
+        normalize: whether embeddings have unit length; None for detection from the model's files.
+        default_prompt_name: prompt that precedes texts to embed, by its name in the model's files; empty for none,
+            None for the one that the files name.
         truncate: whether long embedding inputs are truncated instead of rejected.
         max_inputs: maximum texts of an embedding request, or documents of a rerank request.
         max_allowed_chunks: maximum document chunks of a rerank request.
@@ -512,8 +515,10 @@ class TextModelSpec(ServableSpec):
     reasoning_parser: str = ""
     enable_tool_guided_generation: bool = False
     chat_template_mode: Literal["JINJA", "MINJA"] = "JINJA"
+    max_model_len: Count | None = None
     pooling: Literal["CLS", "LAST", "MEAN"] | None = None
-    normalize: bool = True
+    normalize: bool | None = None
+    default_prompt_name: str | None = None
     truncate: bool = False
     max_inputs: Annotated[int, Field(ge=1, le=MAX_ITEMS)] = 2048
     max_allowed_chunks: Count = 10_000

@@ -77,7 +77,9 @@ _OPTIONS: Final[Mapping[str, _Option]] = {
     "draft_models_path": _Option("draft_path", _GENERATION),
     "draft_device": _Option("draft_device", _GENERATION),
     _ADAPTERS: _Option(_ADAPTERS, _GENERATION),
+    "max_model_len": _Option("max_model_len", _GENERATION | _EMBEDDINGS | _RERANK),
     "pooling": _Option("pooling", _EMBEDDINGS),
+    "default_prompt_name": _Option("default_prompt_name", _EMBEDDINGS),
     "normalize": _Option("normalize", _EMBEDDINGS),
     "truncate": _Option("truncate", _EMBEDDINGS),
     "max_inputs": _Option("max_inputs", _EMBEDDINGS | _RERANK),
@@ -165,39 +167,47 @@ _ARCHITECTURES: Final = (
     ("Model", Task.EMBEDDINGS),
 )
 """Endings of the architectures in ``config.json``."""
-_POOLING_FILE: Final = "1_Pooling/config.json"  # of sentence-transformers
+_CONFIG: Final = "config.json"
+_SENTENCE_FILES: Final = ("modules.json", "1_Pooling/config.json")  # of sentence-transformers
 
 
 def detect_task(path: Path) -> Task | None:
-    """Return the task of a model by its files; None if there is no text model. Reads the disk.
+    """Return the task of a model by its files; None if there is no text model. Reads the disk."""
+    return find_task(path)[0]
+
+
+def find_task(path: Path) -> tuple[Task | None, str]:
+    """Return the task of a model, and the file that shows it; None if there is no text model. Reads the disk.
 
     The architecture takes precedence, because Optimum writes a detokenizer for models of all tasks.
     """
     if path.suffix == ".gguf":
-        return Task.TEXT_GENERATION
+        return Task.TEXT_GENERATION, path.name
     try:
         names = {each.name for each in path.iterdir()}
-        has_pooling = (path / _POOLING_FILE).is_file()
+        pooling = next((file for file in _SENTENCE_FILES if (path / file).is_file()), "")
     except (OSError, ValueError):
-        return None
+        return None, ""
     if _PIPELINE_INDEX in names:
-        return Task.IMAGE_GENERATION
+        return Task.IMAGE_GENERATION, _PIPELINE_INDEX
     if names >= _IMAGE_LANGUAGE_MODEL:
-        return Task.TEXT_GENERATION
-    by_files = next((task for task, files in _TASK_FILES if files <= names), None)
+        return Task.TEXT_GENERATION, min(_IMAGE_LANGUAGE_MODEL)
+    by_files = next(
+        ((task, max(files - _ENCODER - _ENCODER_DECODER)) for task, files in _TASK_FILES if files <= names), (None, "")
+    )
     architectures = _architectures(path)
     named = next((of for ending, of in _ARCHITECTURES if any(each.endswith(ending) for each in architectures)), None)
     if not names >= _ENCODER:
-        return by_files if named is by_files or not architectures else None
-    if has_pooling and named is not Task.RERANK:
-        return Task.EMBEDDINGS
-    return named if named in {Task.RERANK, Task.EMBEDDINGS} else by_files
+        return by_files if named is by_files[0] or not architectures else (None, "")
+    if pooling and named is not Task.RERANK:
+        return Task.EMBEDDINGS, pooling
+    return (named, _CONFIG) if named in {Task.RERANK, Task.EMBEDDINGS} else by_files
 
 
 def _architectures(path: Path) -> list[str]:
     """Return the architectures in ``config.json``; none if the file is absent or invalid."""
     try:
-        read = json.loads(read_regular_text(path / "config.json"))
+        read = json.loads(read_regular_text(path / _CONFIG))
     except (OSError, ValueError, RecursionError):
         return []
     named = read.get("architectures") if isinstance(read, dict) else None

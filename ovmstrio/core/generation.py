@@ -186,6 +186,7 @@ class GenerationRequest:
         truncates_end: whether a truncated prompt keeps its first tokens, not its last ones.
         bad_words: texts that the answer must not have.
         deadline: on trio's clock, queueing included.
+        cache_salt: cached tokens are reported only of prompts with the same salt.
     """
 
     prompt: Prompt
@@ -204,6 +205,7 @@ class GenerationRequest:
     prompt_limit: int | None = None
     truncates_end: bool = False
     bad_words: tuple[str, ...] = ()
+    cache_salt: str = ""
 
     @property
     def prompt_characters(self) -> int:
@@ -228,13 +230,14 @@ class TokenLogprob:
     """A token and its log-probability; None for the first token of a prompt.
 
     ``data`` is UTF-8, possibly a part of a character; ``offset`` the index in the text of the character that begins
-    with the token or has it.
+    with the token or has it. ``best`` has the bytes and log-probability of the most likely token, if known.
     """
 
     data: bytes
     logprob: float | None
     id: int = -1
     offset: int = 0
+    best: tuple[bytes, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +278,7 @@ class Generation(Protocol):
 
     @property
     def cached_tokens(self) -> int:
-        """Number of prompt tokens found in the prefix cache, as far as known."""
+        """Number of prompt tokens that requests of the same caller and salt have left in the prefix cache."""
 
     def __aiter__(self) -> AsyncIterator[GenerationChunk]:
         """Iterate over pieces until each completion has finished.
@@ -424,11 +427,18 @@ class Embeddings:
 class Embedder(GenerativeService, Protocol):
     """A service with ``Task.EMBEDDINGS``."""
 
-    async def embed(self, inputs: Sequence[str | TokenIds], *, max_tokens: int | None = None) -> Embeddings:
-        """Return one vector per input, in order; ``max_tokens`` truncates inputs, -1 to what the model takes.
+    async def embed(
+        self, inputs: Sequence[str | TokenIds], *, prompt_name: str | None = None, max_tokens: int | None = None
+    ) -> Embeddings:
+        """Return one vector per input, in order.
+
+        Args:
+            inputs: texts or tokens.
+            prompt_name: prompt of the model that precedes texts; empty for none, None for the default one.
+            max_tokens: truncates inputs, -1 to what the model takes.
 
         Raises:
-            InvalidRequest: an input is too long, or there are too many.
+            InvalidRequest: an input is too long, there are too many, or the prompt is unknown.
             ServerError: inference failed.
         """
 

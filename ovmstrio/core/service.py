@@ -265,6 +265,19 @@ class Introspection:
 NO_INTROSPECTION: Final = Introspection()
 
 
+OPTION: Final = "option"
+"""Source of a setting that its option decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Detection:
+    """Setting of a service that loading detected: its value, and the file from which it comes."""
+
+    setting: str
+    value: str | int | float | bool | None
+    source: str
+
+
 # Raw HTTP payloads
 
 

@@ -19,6 +19,7 @@ from ovmstrio.auth.key_file import read_key_file
 from ovmstrio.config.config_file import parse_config_leniently
 from ovmstrio.config.specs import AllVersions, ModelSpec, PipelineSpec, ServableSpec, ServerSpec
 from ovmstrio.core.errors import ConfigError, Problem, ServerError, StorageFailure
+from ovmstrio.core.service import Detection
 from ovmstrio.handlers.config.project_file import read_project
 from ovmstrio.handlers.trial import trial_load
 from ovmstrio.inference.crash_probe import open_crash_probe, verdicts_folder
@@ -36,10 +37,11 @@ from ovmstrio.stores.mirror import Mirror
 
 @dataclass(frozen=True, slots=True)
 class LoadedVersion:
-    """A version that could be loaded."""
+    """A version that could be loaded, and the settings that loading detected."""
 
     model: str
     version: int
+    detected: tuple[Detection, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +223,10 @@ class _Check:
             await registry.apply(tried)
             for service in tried:
                 versions = registry.available_versions(service.name)
-                self.loaded += [LoadedVersion(service.name, version) for version in versions]
+                self.loaded += [
+                    LoadedVersion(service.name, version, registry.detections(service.name, str(version)))
+                    for version in versions
+                ]
             self.add(*registry.findings())
             nursery.cancel_scope.cancel()
 

@@ -155,6 +155,7 @@ class RestOptions(TypedDict, total=False):
         allows_remote_admin: whether unauthenticated clients on other machines may change the server.
         root: service mounted at the root of the port, or empty.
         openai_errors: error format of the OpenAI API, ``openai`` or ``ovms``.
+        sse_keep_alive_interval: interval of comments in text streams without events, in seconds; 0 for none.
         responses: limits of stored responses.
         files: folder of files and batches, and its limits; None for none.
         console: console access: ``off``, ``local`` or ``on``.
@@ -168,6 +169,7 @@ class RestOptions(TypedDict, total=False):
     observer: RequestObserver | None
     root: str
     openai_errors: str
+    sse_keep_alive_interval: float
     responses: StoreLimits | None
     files: FileLimits | None
     console: ConsoleMode
@@ -219,6 +221,7 @@ def make_rest_router(
     observer: RequestObserver | None = None,
     root: str = "",
     openai_errors: str = "openai",
+    sse_keep_alive_interval: float = 0,
     responses: StoreLimits | None = None,
     files: FileLimits | None = None,
     background: BackgroundTasks | None = None,
@@ -237,9 +240,15 @@ def make_rest_router(
     rules = [
         *kserve_rules(plane, max_body_bytes),
         # These rules precede others on shared paths; a server with a root service has none of these APIs.
-        *(() if root else anthropic_rules(plane, max_body_bytes)),
+        *(() if root else anthropic_rules(plane, max_body_bytes, sse_keep_alive_interval)),
         *(() if root else ollama_rules(plane, max_body_bytes)),
-        *(() if root else openai_rules(plane, max_body_bytes, changes, openai_errors, **stored)),
+        *(
+            ()
+            if root
+            else openai_rules(
+                plane, max_body_bytes, changes, openai_errors, keep_alive_seconds=sse_keep_alive_interval, **stored
+            )
+        ),
         *tensorflow_rules(plane, max_body_bytes, partial(openai_status_fields, plane)),
         *generate_rules(plane, max_body_bytes),
         *observation_rules(changes),
@@ -332,6 +341,7 @@ def rest_front_end(
         trusted_proxies=TrustedProxies.parse(settings.trusted_proxies),
         root=plan.root,
         openai_errors=settings.openai_errors,
+        sse_keep_alive_interval=settings.sse_keep_alive_interval,
         responses=StoreLimits(settings.response_store_bytes, settings.response_store_seconds),
         files=_file_limits(settings),
         console=settings.console,

@@ -237,6 +237,9 @@ class ServerSettings(BaseModel):
     max_tokens_limit: int | None = _setting(
         None, TEXT, "Maximum completion tokens of a request; by default limited by the context length."
     )
+    max_model_len: int | None = _setting(
+        None, TEXT, "Maximum tokens of prompt and completion; by default detected from the model's files."
+    )
     tool_parser: str | None = _setting(
         None, TEXT, "Tool-call parser, such as hermes3, or none; by default detected from the chat template."
     )
@@ -269,7 +272,12 @@ class ServerSettings(BaseModel):
     pooling: str | None = _setting(
         None, TEXT, "Embedding pooling: CLS, LAST or MEAN; by default detected from the model's files."
     )
-    normalize: bool | None = _setting(None, TEXT, "Normalize embeddings to unit length; default on.")
+    normalize: bool | None = _setting(
+        None, TEXT, "Normalize embeddings to unit length; by default detected from the model's files."
+    )
+    default_prompt_name: str | None = _setting(
+        None, TEXT, "Prompt that precedes texts to embed, by its name in config_sentence_transformers.json."
+    )
     truncate: bool | None = _setting(None, TEXT, "Truncate over-long embedding inputs instead of rejecting them.")
     max_inputs: int | None = _setting(
         None, TEXT, "Maximum texts of an embedding request, or documents of a rerank request; default 2048."
@@ -405,6 +413,9 @@ class ServerSettings(BaseModel):
         "openai",
         SERVER,
         "Error format of the OpenAI API: openai, or the texts and statuses of ovms, which ignores unknown fields.",
+    )
+    sse_keep_alive_interval: Annotated[float, Field(ge=0, le=3600)] = _setting(
+        0, SERVER, "Seconds without an event after which a text stream sends a comment, for proxies; 0 sends none."
     )
     response_store_bytes: Annotated[int, Field(ge=0)] = _setting(
         64 * 2**20,

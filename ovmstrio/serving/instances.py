@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ovmstrio.config.specs import ServableSpec
     from ovmstrio.core.errors import Problem
     from ovmstrio.core.limits import AdmissionTicket, ConcurrencyLimit
-    from ovmstrio.core.service import Servable
+    from ovmstrio.core.service import Detection, Servable
     from ovmstrio.serving.kind import CallType
 
 
@@ -30,6 +30,7 @@ class Instance:
         files: fingerprint of the files it was loaded from.
         calls: names of its callees.
         warnings: load-time warnings.
+        detections: settings that loading detected.
         has_order: whether the order of requests matters.
         concurrency_limit: call counter of a service that limits itself.
         drained: set at the end of the last call, once a task waits to close the instance.
@@ -42,6 +43,7 @@ class Instance:
     calls: frozenset[str]
     call_types: frozenset[CallType]
     warnings: tuple[Problem, ...] = ()
+    detections: tuple[Detection, ...] = ()
     name: str = field(init=False)
     kind: str = field(init=False)
     has_order: bool = field(init=False)

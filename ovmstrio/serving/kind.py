@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.errors import Problem
     from ovmstrio.core.hooks import Meters
     from ovmstrio.core.payloads import TextApiAdapter
-    from ovmstrio.core.service import Introspection, ServableLookup, Service
+    from ovmstrio.core.service import Detection, Introspection, ServableLookup, Service
     from ovmstrio.core.tracing import StartRootSpan
     from ovmstrio.core.worker_peers import EngineDirectory, SequenceOwners
     from ovmstrio.serving.model_versions import Listing
@@ -71,6 +71,10 @@ def ignore_warning(_: Problem) -> None:
     """Ignore a load-time warning."""
 
 
+def ignore_detection(_: Detection) -> None:
+    """Ignore a detected setting."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoadContext:
     """Services of the server for loading code.
@@ -89,6 +93,7 @@ class LoadContext:
         make_limit: creates the concurrency limit of a service from a maximum and its name.
         names: all configured names, for suggestions.
         warn: receives load-time warnings.
+        detect: receives settings that loading detected.
         sequence_owners: sequences of other workers; None with a single worker.
         engines: text engines shared between workers; None with a single worker.
         text_api: creates the HTTP request parser for text nodes of graphs; None where there is no HTTP.
@@ -110,6 +115,7 @@ class LoadContext:
     make_limit: Callable[[int, str], ConcurrencyLimit | None] = make_local_limit
     names: Collection[str] = ()
     warn: Callable[[Problem], None] = ignore_warning
+    detect: Callable[[Detection], None] = ignore_detection
     sequence_owners: SequenceOwners | None = None
     engines: EngineDirectory | None = None
     text_api: Callable[[], TextApiAdapter] | None = None

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
     from pathlib import Path
 
-    from ovmstrio.core.service import GrpcDeclaration, GrpcServices, Servable, Service
+    from ovmstrio.core.service import Detection, GrpcDeclaration, GrpcServices, Servable, Service
     from ovmstrio.serving.kind import Dependency, Kind, LoadContext
     from ovmstrio.serving.model_versions import Listing
     from ovmstrio.serving.records import ServiceRecord, VersionRecord
@@ -247,13 +247,15 @@ class VersionLoader:
         async with self._limiter:
             files = await self._marks.of(service, spec, directory)
             reported: list[Problem] = []
+            detections: list[Detection] = []
             log.info("service loading", kind=spec.kind, name=service.name, version=version, path=str(directory))
             started = perf_counter()
             try:
                 if spec.errors and not self._finds_all_problems(service):
                     raise ConfigError(spec.errors)  # noqa: TRY301 - a failure of the version like any other
                 # Callers check `call_types` before they use the service as a servable.
-                servable = cast("Servable", await self._load(service, spec, version, directory, reported))
+                receive = {"warn": reported.append, "detect": detections.append}
+                servable = cast("Servable", await self._load(service, spec, version, directory, receive))
                 await self._check_grpc_names(service, servable)
             except Exception as error:  # noqa: BLE001 - user code and OpenVINO may raise anything
                 problems = load_problems(service.kind, spec, error, directory)
@@ -266,9 +268,12 @@ class VersionLoader:
             log.info(
                 "service available", kind=spec.kind, name=service.name, version=version, load_seconds=round(seconds, 3)
             )
+            if detections:
+                shown = {each.setting: f"{each.value} ({each.source})" for each in detections}
+                log.info("settings detected", name=service.name, **shown)
             calls, call_types = frozenset(call.name for call in service.calls), service.kind.call_types
             warnings = tuple(service.kind.place(spec, each, directory) for each in reported)
-            instance = Instance(spec, str(version), servable, files, calls, call_types, warnings)
+            instance = Instance(spec, str(version), servable, files, calls, call_types, warnings, tuple(detections))
             return service.finish_load(record, instance, seconds)
 
     def _finds_all_problems(self, service: ServiceRecord) -> bool:
@@ -277,12 +282,12 @@ class VersionLoader:
         return service.kind.reports_all_problems and service.circle is None and context is not None and context.is_trial
 
     async def _load(
-        self, service: ServiceRecord, spec: ServableSpec, version: int, directory: Path, reported: list[Problem]
+        self, service: ServiceRecord, spec: ServableSpec, version: int, directory: Path, receive: dict[str, Any]
     ) -> Service:
         context = self._context()
         if context is None:
             raise NotReady("the server is not running")
-        load_context = replace(context, warn=reported.append, names=tuple(self._marks.services))
+        load_context = replace(context, **receive, names=tuple(self._marks.services))
         with owned_by(service.name), self._memory_growth.watching() as grown:
             loaded = await service.kind.load(spec, version, directory, load_context)
             size = grown()

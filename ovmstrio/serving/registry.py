@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ovmstrio.config.specs import ServableSpec
     from ovmstrio.core.errors import Problem
     from ovmstrio.core.limits import ConcurrencyLimit
-    from ovmstrio.core.service import Introspection, Servable, ServableLookup
+    from ovmstrio.core.service import Detection, Introspection, Servable, ServableLookup
     from ovmstrio.serving.kind import CallType, Kind
 
 # ----------------------------------------------------------------------
@@ -422,6 +422,10 @@ class Registry:
         instance = self._find(name, parse_version(version))
         kind = self.kinds[instance.spec.kind]
         return kind.look_inside(instance.spec, instance.servable)
+
+    def detections(self, name: str, version: str = "") -> tuple[Detection, ...]:
+        """Return the settings that loading a version detected, or the default one; raises as :meth:`peek`."""
+        return self._find(name, parse_version(version)).detections
 
     def findings(self) -> list[Problem]:
         """Return all problems of the configuration with their places."""

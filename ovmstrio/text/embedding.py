@@ -31,9 +31,10 @@ from ovmstrio.core.errors import (
     QueueTimeExceeded,
     QueueTimeout,
 )
-from ovmstrio.core.generation import Embeddings, Padding, Task, TokenIds
+from ovmstrio.core.generation import Embeddings, GenerationLimits, Padding, Task, TokenIds
 from ovmstrio.core.hooks import NULL_BATCH_HOOKS, BatchHooks
 from ovmstrio.core.request import ServableMetadata
+from ovmstrio.core.service import OPTION, Detection
 from ovmstrio.core.tensor import Array
 from ovmstrio.inference.compile import ModelFile
 from ovmstrio.inference.compiled import Compiled
@@ -49,7 +50,7 @@ from ovmstrio.inference.text_models import (
 )
 from ovmstrio.serving.batching import Batcher, BatchOptions
 from ovmstrio.util.load_limit import run_load
-from ovmstrio.util.regular_files import read_regular_text
+from ovmstrio.util.regular_files import read_regular_bytes, read_regular_text
 from ovmstrio.util.truncation import (
     AT_ONCE,
     MAX_TOKENIZED_CHARACTERS,
@@ -531,7 +532,12 @@ MODEL: Final = "openvino_model.xml"
 TOKENIZER: Final = "openvino_tokenizer.xml"
 _CONFIG: Final = "config.json"
 _TOKENIZER_CONFIG: Final = "tokenizer_config.json"
-_POOLING_FILE: Final = "1_Pooling/config.json"
+_MODULES: Final = "modules.json"
+_POOLING_FOLDER: Final = "1_Pooling"
+_LENGTH_FILE: Final = "sentence_bert_config.json"
+_PROMPTS_FILE: Final = "config_sentence_transformers.json"
+_APPLIED_MODULES: Final = frozenset({"Transformer", "Pooling", "Normalize"})
+_DEFAULT: Final = "default"
 _POOLING_MODES: Final = {
     "pooling_mode_cls_token": "CLS",
     "pooling_mode_lasttoken": "LAST",
@@ -542,6 +548,7 @@ _POOLING_MODES: Final = {
     "mean": "MEAN",
 }
 """Modes of sentence-transformers: keys that are true, or values of ``pooling_mode`` in later versions."""
+_POOLED: Final = b"sentence_embedding"
 _DECODERS: Final = ("Llama", "Mistral", "Qwen2", "Qwen3")
 _EXPORT_HINT: Final = (
     "export the model with optimum-intel, which writes it, or convert the tokenizer with openvino_tokenizers"
@@ -558,21 +565,33 @@ class TextFolder:
 
     Attributes:
         max_length: maximum tokens of a text, with special tokens; None if unknown.
+        positions: number of positions of the model; None if unknown.
         vocabulary_size: None if unknown.
         cuts_left: truncate at the start instead of the end.
         pooling: pooling of token vectors; a mode without support has sentence-transformers' name.
+        normalize: whether embeddings have unit length.
+        further_modules: modules of sentence-transformers that only a model with pooled output contains.
+        prompts: texts before texts to embed, by name.
+        default_prompt: name of the prompt that is used by default; empty for none.
+        sources: file of each value, by its name in this class.
     """
 
     model: Path
     tokenizer: Path
     max_length: int | None
+    positions: int | None
     vocabulary_size: int | None
     cuts_left: bool
     pooling: str
+    normalize: bool
+    further_modules: Sequence[str]
+    prompts: Mapping[str, str]
+    default_prompt: str
+    sources: Mapping[str, str]
 
 
 def read_text_folder(folder: Path) -> TextFolder:
-    """Read a model folder written by Optimum; blocking.
+    """Read a model folder written by Optimum or sentence-transformers; blocking.
 
     Raises:
         ConfigError: files are missing or invalid; all problems are listed.
@@ -584,51 +603,88 @@ def read_text_folder(folder: Path) -> TextFolder:
     ]
     config = _read(folder / _CONFIG, problems)
     tokenizer = _read(folder / _TOKENIZER_CONFIG, problems)
-    pooling = _read(folder / _POOLING_FILE, problems)
+    modules = _modules(_read(folder / _MODULES, problems, of=list))
+    pooling_file = f"{modules.get('Pooling', _POOLING_FOLDER)}/{_CONFIG}"
+    pooling, pooling_source = _pooling(_read(folder / pooling_file, problems), config, pooling_file)
+    lengths = _read(folder / _LENGTH_FILE, problems)
+    prompts = _read(folder / _PROMPTS_FILE, problems)
     if problems:
         raise ConfigError(problems)
-    return TextFolder(
-        folder / MODEL,
-        folder / TOKENIZER,
-        _max_length(config, tokenizer),
-        _positive_int(config.get("vocab_size")),
-        tokenizer.get("truncation_side") == "left",
-        _pooling(pooling, config),
-    )
-
-
-def _read(path: Path, problems: list[Problem]) -> Mapping[str, Any]:
-    """Read an optional JSON file."""
-    try:
-        read = json.loads(read_regular_text(path))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        problems.append(Problem(f"the file cannot be read: {error}", file=str(path)))
-        return {}
-    if isinstance(read, dict):
-        return read
-    problems.append(Problem("the file holds something else", file=str(path), expected="a JSON object"))
-    return {}
-
-
-def _pooling(pooling: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """Return the pooling of the model's files; without it the last token of decoders, and the first one as in OVMS."""
-    mode = pooling.get("pooling_mode")
-    modes = [mode] if isinstance(mode, str) else [key for key in _POOLING_MODES if pooling.get(key) is True]
-    if modes:
-        return " and ".join(_POOLING_MODES.get(each, each) for each in modes)
-    architectures = config.get("architectures")
-    named = [str(each) for each in architectures] if isinstance(architectures, list) else []
-    return "LAST" if any(each.endswith("ForCausalLM") or each.startswith(_DECODERS) for each in named) else "CLS"
-
-
-def _max_length(config: Mapping[str, Any], tokenizer: Mapping[str, Any]) -> int | None:
     positions = _positive_int(config.get("max_position_embeddings"))
     if positions is not None and config.get("model_type") in _RESERVES_PADDING_POSITIONS:
         positions = max(1, positions - 2)
-    known = [each for each in (positions, _positive_int(tokenizer.get("model_max_length"))) if each is not None]
-    return min(known, default=None)
+    known = [
+        (length, file)
+        for length, file in (
+            (positions, _CONFIG),
+            (_positive_int(tokenizer.get("model_max_length")), _TOKENIZER_CONFIG),
+            (_positive_int(lengths.get("max_seq_length")), _LENGTH_FILE),
+        )
+        if length is not None
+    ]
+    max_length, length_source = min(known, default=(None, _DEFAULT))
+    if _POOLED in read_regular_bytes(folder / MODEL, max_bytes=None):
+        pooling, pooling_source = _POOLED.decode(), MODEL
+    written = prompts.get("prompts")
+    return TextFolder(
+        folder / MODEL,
+        folder / TOKENIZER,
+        max_length,
+        positions,
+        _positive_int(config.get("vocab_size")),
+        tokenizer.get("truncation_side") == "left",
+        pooling,
+        not modules or "Normalize" in modules,
+        sorted(modules.keys() - _APPLIED_MODULES),
+        {name: each for name, each in written.items() if isinstance(each, str)} if isinstance(written, dict) else {},
+        str(prompts.get("default_prompt_name") or ""),
+        {
+            "max_length": length_source,
+            "pooling": pooling_source,
+            "normalize": _MODULES if modules else _DEFAULT,
+            "default_prompt": _PROMPTS_FILE,
+        },
+    )
+
+
+def _read(path: Path, problems: list[Problem], of: type = dict) -> Any:
+    """Read an optional JSON file of an object, or of a list."""
+    try:
+        read = json.loads(read_regular_text(path))
+    except FileNotFoundError:
+        return of()
+    except (OSError, ValueError) as error:
+        problems.append(Problem(f"the file cannot be read: {error}", file=str(path)))
+        return of()
+    if isinstance(read, of):
+        return read
+    expected = "a JSON object" if of is dict else "a JSON array"
+    problems.append(Problem("the file holds something else", file=str(path), expected=expected))
+    return of()
+
+
+def _modules(written: Sequence[Any]) -> dict[str, str]:
+    """Return the folders of sentence-transformers' modules by the names of their classes."""
+    objects = [each for each in written if isinstance(each, dict)]
+    paths = [Path(str(each.get("path", ""))) for each in objects]
+    return {
+        str(each.get("type", "")).rpartition(".")[2]: str(path)
+        for each, path in zip(objects, paths, strict=True)
+        if not path.is_absolute() and ".." not in path.parts
+    }
+
+
+def _pooling(pooling: Mapping[str, Any], config: Mapping[str, Any], file: str) -> tuple[str, str]:
+    """Return the pooling and its file; by default the last token of decoders, and the first one as in OVMS."""
+    mode = pooling.get("pooling_mode")
+    modes = [mode] if isinstance(mode, str) else [key for key in _POOLING_MODES if pooling.get(key) is True]
+    if modes:
+        return " and ".join(_POOLING_MODES.get(each, each) for each in modes), file
+    architectures = config.get("architectures")
+    named = [str(each) for each in architectures] if isinstance(architectures, list) else []
+    if any(each.endswith("ForCausalLM") or each.startswith(_DECODERS) for each in named):
+        return "LAST", _CONFIG
+    return "CLS", _DEFAULT
 
 
 def _positive_int(value: Any) -> int | None:
@@ -647,6 +703,7 @@ class TextEncoderService:
     def __init__(self, spec: TextModelSpec, texts: RowBuilder, rows: RowEncoder) -> None:
         self.tasks: frozenset[Task] = frozenset({spec.task})
         self.metadata = ServableMetadata(spec.name, "OpenVINO", (), ())
+        self.limits = GenerationLimits(context_length=texts.max_length)
         self._texts = texts
         self._rows = rows
         self._max_inputs = spec.max_inputs
@@ -677,10 +734,22 @@ class TextEncoderService:
 class EmbeddingModel(TextEncoderService):
     """An :class:`ovmstrio.core.generation.Embedder`."""
 
-    async def embed(self, inputs: Sequence[str | TokenIds], *, max_tokens: int | None = None) -> Embeddings:
+    def __init__(
+        self, spec: TextModelSpec, texts: RowBuilder, rows: RowEncoder, prompts: Mapping[str, str], default_prompt: str
+    ) -> None:
+        super().__init__(spec, texts, rows)
+        self._prompts = {**prompts, "": ""}
+        self._default_prompt = default_prompt
+
+    async def embed(
+        self, inputs: Sequence[str | TokenIds], *, prompt_name: str | None = None, max_tokens: int | None = None
+    ) -> Embeddings:
         """Return one vector per input, and the number of tokens including special tokens.
 
-        ``max_tokens`` truncates inputs, -1 to what the model takes.
+        Args:
+            inputs: texts, which the prompt precedes, or tokens.
+            prompt_name: prompt of the model's files; empty for none, None for the default one.
+            max_tokens: truncates inputs, -1 to what the model takes.
 
         Raises:
             InvalidRequest: there are no or too many inputs, or one is too long, empty, or has unknown token ids.
@@ -688,6 +757,13 @@ class EmbeddingModel(TextEncoderService):
             ModelFailure: OpenVINO failed.
         """
         self._check_count(inputs, "input")
+        name = self._default_prompt if prompt_name is None else prompt_name
+        prompt = self._prompts.get(name)
+        if prompt is None:
+            known = ", ".join(filter(None, self._prompts)) or "no prompt"
+            raise InvalidField(f"prompt_name: expected {known}", field="prompt_name", got=name)
+        if prompt:
+            inputs = [prompt + each if isinstance(each, str) else each for each in inputs]
         texts = self._texts if max_tokens is None else self._texts.truncating(max_tokens)
         rows = await texts.rows_of(inputs)
         return Embeddings(await self._rows.encode(rows), sum(len(row.ids) for row in rows))
@@ -858,12 +934,18 @@ async def load_embedding_model(spec: TextModelSpec, context: LoadContext) -> Emb
     started = perf_counter()
 
     def compile_rows(source: ModelFile, folder: TextFolder) -> Compiled:
-        return compile_embedder(source, spec.pooling or folder.pooling, normalize=spec.normalize)
+        return compile_embedder(source, folder.pooling, normalize=folder.normalize)
 
     parts = await _load(spec, compile_rows, context)
+    folder = parts.folder
+    context.detect(Detection("pooling", folder.pooling, folder.sources["pooling"]))
+    context.detect(Detection("normalize", folder.normalize, folder.sources["normalize"]))
+    if folder.prompts:
+        context.detect(Detection("default_prompt_name", folder.default_prompt, folder.sources["default_prompt"]))
     hooks = context.meters.servable(spec.name, _VERSION)
     texts = _texts(spec, parts)
-    service = EmbeddingModel(spec, texts, await _serve_rows(spec, parts, hooks, context))
+    rows = await _serve_rows(spec, parts, hooks, context)
+    service = EmbeddingModel(spec, texts, rows, folder.prompts, folder.default_prompt)
     hooks.set_load_seconds(perf_counter() - started)
     return service
 
@@ -891,7 +973,8 @@ async def load_rerank_model(spec: TextModelSpec, context: LoadContext) -> Rerank
 async def _load(
     spec: TextModelSpec, compile_rows: Callable[[ModelFile, TextFolder], Compiled], context: LoadContext
 ) -> _LoadedParts:
-    folder = await run_load(partial(read_text_folder, spec.path))
+    folder = _apply_options(spec, await run_load(partial(read_text_folder, spec.path)))
+    context.detect(Detection("max_model_len", folder.max_length, folder.sources["max_length"]))
     model = ModelSpec(
         name=spec.name,
         base_path=spec.path,
@@ -905,6 +988,38 @@ async def _load(
         await probe.try_model(probe_model_of(source, spec.path))
     tokenizer = await run_load(partial(compile_tokenizer, folder.tokenizer, spec.name))
     return _LoadedParts(folder, await run_load(partial(compile_rows, source, folder)), tokenizer)
+
+
+def _apply_options(spec: TextModelSpec, folder: TextFolder) -> TextFolder:
+    """Return what the files say, with the options of the entry in place of it.
+
+    Raises:
+        ConfigError: an option contradicts the model, or the vectors would lack a module.
+    """
+    given = {
+        "max_length": spec.max_model_len,
+        "pooling": None if folder.pooling == _POOLED.decode() else spec.pooling,
+        "normalize": spec.normalize,
+        "default_prompt": spec.default_prompt_name,
+    }
+    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    folder = replace(folder, **chosen, sources={**folder.sources, **dict.fromkeys(chosen, OPTION)})
+    problems = []
+    if spec.task is Task.EMBEDDINGS and folder.further_modules and folder.sources["pooling"] not in {OPTION, MODEL}:
+        message = f"modules of the model are not supported: {', '.join(folder.further_modules)}"
+        hint = "export the model with an output sentence_embedding, or set pooling to serve it without them"
+        problems.append(Problem(message, file=str(spec.path / _MODULES), suggestion=hint))
+    if folder.max_length is not None and folder.positions is not None and folder.max_length > folder.positions:
+        expected = f"at most {folder.positions}, the positions of the model"
+        found = str(folder.max_length)
+        problems.append(spec.placed(Problem("too long", path="max_model_len", expected=expected, found=found)))
+    if folder.default_prompt and folder.default_prompt not in folder.prompts:
+        expected = ", ".join(folder.prompts) or "no name, as the model has no prompts"
+        prompt = Problem("unknown prompt", path="default_prompt_name", expected=expected, found=folder.default_prompt)
+        problems.append(spec.placed(prompt))
+    if problems:
+        raise ConfigError(problems)
+    return folder
 
 
 def _texts(spec: TextModelSpec, parts: _LoadedParts) -> RowBuilder:

@@ -98,7 +98,10 @@ class OutputBuffer:
         made.tokens += tokens
         self.tokens += tokens
         if logprobs:
-            made.logprobs += [TokenLogprob(bytes(data), *rest) for data, *rest in logprobs]
+            made.logprobs += [
+                TokenLogprob(bytes(data), value, token, offset, None if best is None else (bytes(best[0]), best[1]))
+                for data, value, token, offset, best in logprobs
+            ]
         if finish is not None:
             if isinstance(finish, str):
                 made.stop = finish
@@ -217,13 +220,16 @@ _SEND_TIMEOUT_SECONDS: Final = 5.0
 class AcceptedRequest:
     """An accepted request with the figures of its prompt; see :data:`ACCEPTED`."""
 
-    __slots__ = ("answer", "cached_tokens", "prompt_end", "prompt_tokens")
+    __slots__ = ("answer", "cached_tokens", "own_cached_tokens", "prompt_end", "prompt_tokens")
 
-    def __init__(self, answer: OutputBuffer, prompt_tokens: int, prompt_end: str, cached_tokens: int) -> None:
+    def __init__(
+        self, answer: OutputBuffer, prompt_tokens: int, prompt_end: str, cached_tokens: int, own_cached_tokens: int
+    ) -> None:
         self.answer = answer
         self.prompt_tokens = prompt_tokens
         self.prompt_end = prompt_end
         self.cached_tokens = cached_tokens
+        self.own_cached_tokens = own_cached_tokens
 
 
 class EngineClient:

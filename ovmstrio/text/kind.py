@@ -7,10 +7,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.config.specs import TextModelSpec
-from ovmstrio.config.text_entries import TEXT_MODELS, read_text_models
+from ovmstrio.config.text_entries import TEXT_MODELS, find_task, read_text_models
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.generation import Task
-from ovmstrio.core.service import Introspection
+from ovmstrio.core.service import OPTION, Detection, Introspection
 from ovmstrio.serving.fingerprints import tree_fingerprint
 from ovmstrio.serving.kind import CallType, Kind
 from ovmstrio.serving.model_versions import ONLY_VERSION, Listing, check_regular_files
@@ -97,6 +97,8 @@ async def load_task(spec: TextModelSpec, context: LoadContext) -> GenerativeServ
         raise ConfigError([spec.placed(problem)])
     for path in _paths(spec):
         await run_load(partial(check_regular_files, path))
+    task, file = await run_load(partial(find_task, spec.path))
+    context.detect(Detection("task", spec.task.value, file if task is spec.task else OPTION))
     module, _, name = LOADERS[spec.task].partition(":")
     load: Any = getattr(import_module(module), name)
     if spec.max_queue_time is None:

@@ -243,6 +243,7 @@ async def _open(
             else:
                 await nursery.start(process.run)
                 model = TextModel(spec, process, link, swap, media)
+            model.report_detections(context)
             running.begins(spec.name, swap)
             if spec.idle_unload_seconds and isinstance(process, EngineProcess):
                 nursery.start_soon(sleep_when_idle, process, link, spec)
@@ -298,6 +299,7 @@ def _options(spec: TextModelSpec, folder: Path, draft: Path | None) -> dict[str,
             "adapter_alpha": 1.0 if spec.adapter is None else spec.adapter.alpha,
         },
         "template_mode": spec.chat_template_mode,
+        "max_model_len": spec.max_model_len,
         "limits": {
             "answer": spec.max_tokens_limit,
             "texts": spec.max_num_seqs,

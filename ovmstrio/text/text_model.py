@@ -9,9 +9,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+import structlog
 import trio
 
-from ovmstrio.core.errors import InvalidField
+from ovmstrio.core.callers import current_caller
+from ovmstrio.core.errors import InvalidField, Problem
 from ovmstrio.core.generation import (
     Conversation,
     Finish,
@@ -23,11 +25,12 @@ from ovmstrio.core.generation import (
     prompt_too_long,
 )
 from ovmstrio.core.request import ServableMetadata
-from ovmstrio.inference.engine.messages import GRAMMAR_FIELD, PROMPT_FIELD
+from ovmstrio.core.service import OPTION, Detection
+from ovmstrio.inference.engine.messages import CONFIG, CONTEXT_FILE, GRAMMAR_FIELD, PROMPT_FIELD, TOKENIZER_FILE
 from ovmstrio.serving.hosted_service import HostedService
 from ovmstrio.text.engine_client import AcceptedRequest, EngineClient
 from ovmstrio.text.grammars import check_grammar, check_tools, to_compact_json, tool_call_grammar
-from ovmstrio.text.parsing import Delta, StreamingParser, make_parser, opens_reasoning, select_parsers
+from ovmstrio.text.parsing import Delta, StreamingParser, detect_parsers, make_parser, opens_reasoning
 from ovmstrio.util.truncation import size_of
 
 if TYPE_CHECKING:
@@ -36,11 +39,14 @@ if TYPE_CHECKING:
 
     from ovmstrio.config.specs import TextModelSpec
     from ovmstrio.core.generation import GenerationRequest, Padding, TokenIds, TokenRow
+    from ovmstrio.serving.kind import LoadContext
     from ovmstrio.text.engine_client import OutputChunk
     from ovmstrio.text.engine_sharing import Engine
     from ovmstrio.text.grammars import ForcedCalls
     from ovmstrio.text.media import MediaLoader
     from ovmstrio.text.model_swap import ModelSwap
+
+log = structlog.get_logger(__name__)
 
 # ----------------------------------------------------------------------
 # Output parsing
@@ -49,41 +55,24 @@ if TYPE_CHECKING:
 _FAST_CHECK_SIZE: Final = 8192
 """Size of a grammar or of tools that is checked within a few milliseconds."""
 _AUTO: Final = "auto"
-_GENERIC: Final = "generic"
-_PARSERS: Final = (
-    ("Gemma4", "gemma4"),
-    ("Qwen", "hermes3"),
-    ("Mistral", "mistral"),
-    ("Ministral", "mistral"),
-    ("Lfm2", "lfm2"),
-    ("Phi3", "phi4"),
-    ("Phi4", "phi4"),
-    ("Deepseek", "deepseek"),
-    ("MiniCPM", "minicpm5"),
-)
-"""Tool parsers by the beginnings of architectures."""
 _NONE: Final = "none"
 
 
 class OutputParsing:
-    """Selects the output parsers and grammars of a model's requests.
+    """Output parsers and grammars of a model's requests.
 
     Args:
-        spec: names the parsers.
-        template: chat template, from which ``auto`` parsers are detected.
-        architectures: names in ``config.json``, which decide if the template has tools without a known format.
+        spec: names the parsers, otherwise they are detected.
+        facts: chat template and architectures of the model.
 
     Raises:
         ConfigError: a parser is unknown, or two are incompatible.
     """
 
-    def __init__(self, spec: TextModelSpec, template: str, architectures: Sequence[str] = ()) -> None:
+    def __init__(self, spec: TextModelSpec, facts: Mapping[str, Any]) -> None:
         tools, reasoning = spec.tool_parser or _AUTO, spec.reasoning_parser or _AUTO
-        self._tools, self._reasoning = select_parsers(tools, reasoning, template)
-        # A template without tools gets a message that asks for the generic format.
-        if tools == _AUTO and self._tools == _GENERIC and "tools" in template:
-            known = (parser for prefix, parser in _PARSERS if any(each.startswith(prefix) for each in architectures))
-            self._tools, self._reasoning = select_parsers(next(known, _AUTO), reasoning, template)
+        self.parsers = detect_parsers(tools, reasoning, facts["chat_template"], facts["architectures"])
+        self._tools, self._reasoning = self.parsers.tools, self.parsers.reasoning
         self._guided = spec.enable_tool_guided_generation
         self.has_reasoning = self._reasoning != _NONE
 
@@ -315,7 +304,7 @@ class RunningGeneration:
         self._reading = reading
         reading.begin(opened.prompt_end)
         self.prompt_tokens = opened.prompt_tokens
-        self.cached_tokens = opened.cached_tokens
+        self.cached_tokens = opened.own_cached_tokens
 
     # Not a generator: callers that break out of a loop would have to close it.
     def __aiter__(self) -> Self:
@@ -375,7 +364,7 @@ class TextModel(HostedService):
             longest_token=process.facts["longest_token"],
             takes_images=process.facts["takes_images"],
         )
-        self._reading = OutputParsing(spec, process.facts["chat_template"], process.facts["architectures"])
+        self._reading = OutputParsing(spec, process.facts)
         self._metadata = ServableMetadata(spec.name, PLATFORM, (), ())
 
     @property
@@ -397,6 +386,36 @@ class TextModel(HostedService):
     def limits(self) -> GenerationLimits:
         """Request limits."""
         return self._limits
+
+    def report_detections(self, context: LoadContext) -> None:
+        """Report the settings that loading detected, and what is wrong with them."""
+        spec, facts, parsers = self._spec, self._process.facts, self._reading.parsers
+        template, length = facts["chat_template_file"], facts["context_source"]
+        if spec.path.suffix == ".gguf":  # the other files are derived from it
+            converted = {TOKENIZER_FILE: spec.path.name, CONTEXT_FILE: spec.path.name}
+            template, length = converted.get(template, template), converted.get(length, length)
+        mode = spec.chat_template_mode if template else None
+        template = template or "default"
+        tools = CONFIG if parsers.is_by_architecture else template
+        for detection in (
+            Detection("max_model_len", self._limits.context_length, length),
+            Detection("chat_template", mode, template),
+            Detection("tool_parser", parsers.tools, OPTION if spec.tool_parser else tools),
+            Detection("reasoning_parser", parsers.reasoning, OPTION if spec.reasoning_parser else template),
+        ):
+            context.detect(detection)
+        if parsers.is_unknown:
+            message = "the chat template has tools in a format without a parser"
+            hint = "set tool_parser; calls are read as JSON until then"
+            self._warn(context, Problem(message, path="tool_parser", found=template, suggestion=hint))
+        if facts["token_bound"] is not None:
+            message = f"the tokenizer keeps {facts['token_bound']} tokens of longer texts"
+            hint = "convert the tokenizer with openvino_tokenizers; longer prompts are refused until then"
+            self._warn(context, Problem(message, file=str(spec.path), suggestion=hint))
+
+    def _warn(self, context: LoadContext, problem: Problem) -> None:
+        log.warning("model limited", model=self._spec.name, reason=problem.message, hint=problem.suggestion)
+        context.warn(replace(problem, severity="warning"))
 
     @property
     def chat_template(self) -> str:
@@ -443,6 +462,8 @@ class TextModel(HostedService):
                     yield generation
                 return
             self._check(asked)
+            if (caller := current_caller.get()) is not None:
+                asked = replace(asked, cache_salt=json.dumps([caller.proof, caller.name, asked.cache_salt]))
             if isinstance(asked.prompt, Conversation) and asked.prompt.images:
                 asked = replace(asked, prompt=await self._media.load(asked.prompt))
             prepare = partial(self._reading.prepare, asked)

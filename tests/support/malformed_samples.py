@@ -42,6 +42,71 @@ _ATEM: Final = '<atem:function_calls>\n<atem:invoke name="write">\n{}\n</atem:fu
 _Row = tuple[str, str, list[tuple[str, dict[str, Any]]]]
 
 _CALLS_BY_FAMILY: Final[dict[str, list[_Row]]] = {
+    "granite": [
+        ("single quotes", "<|tool_call|>[{'name': 'write', 'arguments': {'text': 'a'}}]", _write(_A)),
+        ("an end that is missing", '<|tool_call|>[{"name": "write", "arguments": {"text": "a"}', _write(_A)),
+        (
+            "a marker for each call",
+            '<|tool_call|>[{"name": "write", "arguments": {"text": "a"}}]\n<tool_call>{"name": "now"}</tool_call>',
+            _write(_A, _NOW),
+        ),
+    ],
+    "kimi_k2": [
+        (
+            "no section",
+            '<|tool_call_begin|>functions.write:0<|tool_call_argument_begin|>{"text": "a"}<|tool_call_end|>',
+            _write(_A),
+        ),
+        (
+            "the other name of a section",
+            (
+                "<|tool_call_section_begin|><|tool_call_begin|>write:0<|tool_call_argument_begin|>{'text': 'a'}"
+                "<|tool_call_end|><|tool_call_section_end|>"
+            ),
+            _write(_A),
+        ),
+        (
+            "an end that is missing",
+            (
+                "<|tool_calls_section_begin|>\n<|tool_call_begin|> functions.write:0 <|tool_call_argument_begin|>"
+                '{"text": "a"<|tool_calls_section_end|>'
+            ),
+            _write(_A),
+        ),
+    ],
+    "nemotron": [
+        ("no list", '<TOOLCALL>{"name": "write", "arguments": {"text": "a"}}</TOOLCALL>', _write(_A)),
+        ("an end that is missing", '<TOOLCALL>[{"name": "write", "arguments": {"text": "a"}}]', _write(_A)),
+        ("a bracket that is missing", '<TOOLCALL>[write(text="a")</TOOLCALL>', _write(_A)),
+    ],
+    "llama4_pythonic": [
+        ("no list", "<|python_start|>write(text='a')<|python_end|>", _write(_A)),
+        ("an end that is missing", '<|python_start|>[write(text="a")]', _write(_A)),
+        ("calls of two lists", '[write(text="a")]\n[now()]', _write(_A, _NOW)),
+        (
+            "JSON after the marker",
+            '<|python_start|>{"name": "write", "parameters": {"text": "a"}}<|python_end|>',
+            _write(_A),
+        ),
+    ],
+    "glm45": [
+        (
+            "no end of a value",
+            "<tool_call>write\n<arg_key>text</arg_key>\n<arg_value>a\n<arg_key>size</arg_key>\n<arg_value>2</arg_value>\n</tool_call>",
+            _write({"text": "a", "size": 2}),
+        ),
+        (
+            "no end of the last value",
+            "<tool_call>write\n<arg_key>text</arg_key>\n<arg_value>a\n</tool_call>",
+            _write(_A),
+        ),
+        (
+            "no end of the call",
+            "<tool_call>write\n<arg_key>text</arg_key>\n<arg_value>a</arg_value>\n<tool_call>now\n</tool_call>",
+            _write(_A, _NOW),
+        ),
+        ("arguments in JSON", '<tool_call>write\n{"text": "a"}\n</tool_call>', _write(_A)),
+    ],
     "gemma4": [
         ("double quotes in a list", _gemma('tags:["a}"]'), _write({"tags": ["a}"]})),
         ("single quotes in a list", _gemma("tags:['a', 'b']"), _write({"tags": ["a", "b"]})),

@@ -10,7 +10,10 @@ from typing import Any, Final
 
 @dataclass(frozen=True)
 class Sample:
-    """Text of a model, its parsers and the expected result; calls are names and raw arguments."""
+    """Text of a model, its parsers and the expected result.
+
+    Calls are names and raw arguments; ``ids`` are their identifiers if the model writes them.
+    """
 
     name: str
     tools: str
@@ -20,6 +23,7 @@ class Sample:
     calls: tuple[tuple[str, str], ...] = ()
     reasoning: str = "none"
     opened: bool = False
+    ids: tuple[str, ...] = ()
 
 
 def _tool(name: str, properties: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -283,5 +287,144 @@ SAMPLES: Final = (
         reasoning="deepseek",
     ),
     Sample("deepseek, newer", "deepseek", "So. " + _DEEP.format("now<｜tool▁sep｜>{}"), "So.", calls=(("now", "{}"),)),
+    Sample(
+        "granite 3",
+        "granite",
+        'Well. <|tool_call|>[{"name": "weather", "arguments": {"city": "Paris"}}, {"name": "now", "arguments": {}}]<|end_of_text|>',
+        "Well.",
+        calls=(_PARIS, ("now", "{}")),
+    ),
+    Sample(
+        "granite 4, with reasoning",
+        "granite",
+        '<think>hm</think>\n<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>\n'
+        '<tool_call>{"name": "now", "arguments": {}}</tool_call>',
+        thought="hm",
+        calls=(_PARIS, ("now", "{}")),
+        reasoning="granite",
+    ),
+    Sample(
+        "granite 20b",
+        "granite",
+        '<function_call> {"name": "weather", "arguments": {"city": "Paris"}} <function_call> {"name": "now"}',
+        calls=(_PARIS, ("now", "{}")),
+    ),
+    Sample(
+        "granite, an answer in markers",
+        "none",
+        "<think>a <response> b</think>\n<response>c <b>d</b>\n</response>",
+        "c <b>d</b>",
+        "a <response> b",
+        reasoning="granite",
+    ),
+    Sample(
+        "granite, markers without reasoning",
+        "none",
+        "<response>c</response>",
+        "<response>c</response>",
+        reasoning="granite",
+    ),
+    Sample(
+        "granite, reasoning in words",
+        "granite",
+        "Here is my thought process:\nHere we go.\n\nHere is my response:\nHello.",
+        "Hello.",
+        "Here we go.",
+        reasoning="granite",
+    ),
+    Sample(
+        "granite, reasoning in other words",
+        "granite",
+        "Here's my thought process: a. Here's my response: b.",
+        "b.",
+        "a.",
+        reasoning="granite",
+    ),
+    Sample("granite, other words", "granite", "Here is my thought: a", "Here is my thought: a", reasoning="granite"),
+    Sample(
+        "kimi_k2",
+        "kimi_k2",
+        "<think>hm</think>Well.<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
+        '{"city": "Paris"}<|tool_call_end|><|tool_call_begin|>functions.now:1<|tool_call_argument_begin|>{}<|tool_call_end|>'
+        "<|tool_calls_section_end|><|im_end|>",
+        "Well.",
+        "hm",
+        calls=(_PARIS, ("now", "{}")),
+        reasoning="qwen3",
+        ids=("functions.weather:0", "functions.now:1"),
+    ),
+    Sample(
+        "kimi_k2, a name without a number",
+        "kimi_k2",
+        "<|tool_call_begin|>now<|tool_call_argument_begin|>{}<|tool_call_end|>",
+        calls=(("now", "{}"),),
+    ),
+    Sample(
+        "kimi_k2, no name",
+        "kimi_k2",
+        "<|tool_call_begin|>two words<|tool_call_argument_begin|>{}",
+        "<|tool_call_begin|>two words<|tool_call_argument_begin|>{}",
+    ),
+    Sample(
+        "nemotron",
+        "nemotron",
+        '<think>hm</think>\n<TOOLCALL>[{"name": "weather", "arguments": {"city": "Paris"}}, {"name": "now", "arguments": {}}]</TOOLCALL>',
+        thought="hm",
+        calls=(_PARIS, ("now", "{}")),
+        reasoning="qwen3",
+    ),
+    Sample(
+        "nemotron, small",
+        "nemotron",
+        'So: <toolcall> {"name": "weather", "arguments": {"city": "Paris"}} </toolcall>',
+        "So:",
+        calls=(_PARIS,),
+    ),
+    Sample(
+        "nemotron, as in Python",
+        "nemotron",
+        '<TOOLCALL>[weather(city="Paris"), now()]</TOOLCALL>',
+        calls=(_PARIS, ("now", "{}")),
+    ),
+    Sample("nemotron, no call", "nemotron", "<TOOLCALL>[1]</TOOLCALL>", "<TOOLCALL>[1]</TOOLCALL>"),
+    Sample(
+        "llama4_pythonic",
+        "llama4_pythonic",
+        '<|python_start|>[weather(city="Paris"), write(text="a, b", tags=["x"], size=None), now()]<|python_end|><|eom|>',
+        calls=(_PARIS, ("write", '{"text": "a, b", "tags": ["x"], "size": null}'), ("now", "{}")),
+    ),
+    Sample("llama4_pythonic without its marker", "llama4_pythonic", '[weather(city="Paris")]<|eot|>', calls=(_PARIS,)),
+    Sample(
+        "llama4_pythonic after text",
+        "llama4_pythonic",
+        'I look [here](http://x).\n[weather(city="Paris"), now()]',
+        "I look [here](http://x).",
+        calls=(_PARIS, ("now", "{}")),
+    ),
+    Sample(
+        "llama4_pythonic, JSON",
+        "llama4_pythonic",
+        '{"name": "weather", "parameters": {"city": "Paris"}}',
+        calls=(_PARIS,),
+    ),
+    Sample("llama4_pythonic, no call", "llama4_pythonic", "[absent(a=1)] [1, 2]", "[absent(a=1)] [1, 2]"),
+    Sample(
+        "glm45",
+        "glm45",
+        "<think>hm</think>\nWell.\n<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n"
+        "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>now\n</tool_call><|observation|>",
+        "Well.",
+        "hm",
+        calls=(("weather", '{"city": "Paris", "days": 3}'), ("now", "{}")),
+        reasoning="qwen3",
+    ),
+    Sample(
+        "glm45, values as they are",
+        "glm45",
+        "<tool_call>write<arg_key>text</arg_key><arg_value>\n<![CDATA[ 42 ]]> </arg_value>"
+        '<arg_key>tags</arg_key><arg_value>["a", 1]</arg_value></tool_call>',
+        calls=(("write", '{"text": "\\n<![CDATA[ 42 ]]> ", "tags": ["a", 1]}'),),
+    ),
+    Sample("glm45, no call", "glm45", "<tool_call>two words</tool_call>", "<tool_call>two words</tool_call>"),
     Sample("letters of all planes", "hermes3", "é 日本 🚀 <tool_cal é", "é 日本 🚀 <tool_cal é", reasoning="qwen3"),
 )

@@ -73,6 +73,10 @@ class ScriptedService:
     def metadata(self) -> ServableMetadata:
         return ServableMetadata(self.name, "Scripted", (), ())
 
+    @property
+    def open_requests(self) -> int:
+        return self.running
+
     def note(self, request: Any) -> None:
         self.requests.append(request)
         if self.refusal is not None:
@@ -162,7 +166,9 @@ class LetterEncoder(ScriptedService):
     max_tokens: int | None = None
     tasks: frozenset[Task] = frozenset({Task.EMBEDDINGS, Task.RERANK})
 
-    async def embed(self, inputs: Sequence[str | TokenIds], *, max_tokens: int | None = None) -> Embeddings:
+    async def embed(
+        self, inputs: Sequence[str | TokenIds], *, prompt_name: str | None = None, max_tokens: int | None = None
+    ) -> Embeddings:
         await self._note(inputs)
         self.max_tokens = max_tokens
         inputs = inputs if max_tokens in {None, -1} else [each[:max_tokens] for each in inputs]

@@ -167,7 +167,8 @@ def _text_graphs(folder: Path, *, with_nodes_only: bool) -> Sequence[str]:
 def _generation_workers(folder: Path) -> Sequence[str]:
     write_tiny_folder(folder / "llm")
     texts = [{"config": {"name": "tiny", "base_path": "llm", "cache_size": 0.1}}]
-    return "--config_path", str(write_config(folder, text_model_config_list=texts)), "--workers", "2"
+    config = write_config(folder, text_model_config_list=texts)
+    return "--config_path", str(config), "--workers", "2", "--file-store", str(folder / "files")
 
 
 def worker_configuration(folder: Path, *names: str, handlers: Sequence[str] = ("who",)) -> Path:

@@ -14,7 +14,11 @@ from typing import Final
 
 import gguf
 import numpy as np
+import openvino as ov
+import openvino.opset13 as op
 
+from ovmstrio.inference.runtime import core
+from ovmstrio.inference.text_models import load_tokenizer_operations
 from tests.support.model_cache import cached_folder
 
 CONTEXT: Final = 2048
@@ -67,6 +71,27 @@ def write_tiny_folder(directory: Path, *, seed: int = 0, layers: int = 2, contex
     source.unlink()
     (directory / "config.json").write_text(json.dumps({"max_position_embeddings": context}))
     return directory
+
+
+def bound_tokenizer(folder: Path, tokens: int, *, by_minimum: bool = True) -> Path:
+    """Replace the bound of a folder's tokenizer, which keeps the last tokens of a text; return the folder.
+
+    Args:
+        folder: of a tiny model.
+        tokens: the new bound.
+        by_minimum: as converters write it; otherwise by operations that no converter writes.
+    """
+    load_tokenizer_operations()
+    file = folder / "openvino_tokenizer.xml"
+    tokenizer = core().read_model(file.read_bytes(), file.with_suffix(".bin").read_bytes())
+    (minimum,) = (node for node in tokenizer.get_ops() if node.get_type_name() == "Minimum")
+    length, bound = minimum.input_value(0), op.constant(np.int32(tokens))
+    if by_minimum:
+        minimum.input(1).replace_source_output(bound.output(0))
+    else:
+        minimum.output(0).replace(op.select(op.less(length, bound), length, bound).output(0))
+    ov.save_model(tokenizer, file)
+    return folder
 
 
 def _write_settings(writer: gguf.GGUFWriter, layers: int, context: int) -> None:

@@ -83,6 +83,7 @@ SETTINGS: Final = frozenset(
         "queue_timeout",
         "sequence_store",
         "sequence_flush_seconds",
+        "sse_keep_alive_interval",
         "server_name",
         "crash_probe",
     }

@@ -121,7 +121,12 @@ class GroupServer:
             running = await nursery.start(serve)
             self.plane = running.plane
             size = plan.settings.max_message_size
-            router = make_rest_router(running.plane, size, openai_errors=plan.settings.openai_errors)
+            router = make_rest_router(
+                running.plane,
+                size,
+                openai_errors=plan.settings.openai_errors,
+                sse_keep_alive_interval=plan.settings.sse_keep_alive_interval,
+            )
             self.http = ClusterHttpHandler(router, self.tasks, size)
             self.grpc = ClusterGrpcHandler(running.plane, size)
             task_status.started(running)

@@ -205,8 +205,8 @@ def read_node_options(
     if sources := tuple(address for path in named if (address := find_address(path)) is not None):
         fields["sources"] = sources
     if task is Task.EMBEDDINGS:
-        # A graph without the option has the vectors that it has in OVMS, whatever the model's files say.
-        fields.setdefault("pooling", "CLS")
+        # A graph without the options has the vectors that it has in OVMS, whatever the model's files say.
+        fields = {"pooling": "CLS", "normalize": True, "default_prompt_name": "", **fields}
     return fields, tuple(_placed(problem, node, message, findings) for problem in problems)
 
 

@@ -55,6 +55,7 @@ class QueuedRequest:
 
     Attributes:
         prompt_logprobs: log-probabilities of the prompt, the first one None; empty unless echoed.
+        prompt_best: most likely token at each place of the prompt with its log-probability; empty if unknown.
     """
 
     id: int  # the server's request number
@@ -67,9 +68,11 @@ class QueuedRequest:
     is_grammar_proven: bool = True  # whether its grammar, if any, is known to work
     image_prompt: ImagePrompt | None = None  # the prompt for a pipeline that takes images
     prompt_logprobs: list[float | None] = field(default_factory=list)
+    prompt_best: list[tuple[int, float] | None] = field(default_factory=list)
     left: int = 0  # number of sequences that have not ended
     generated: int = 0  # number of generated tokens
     cached: int = 0  # number of prompt tokens found in the prefix cache, as far as known
+    own_cached: int = 0  # number of them that requests with the same salt have used
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,47 +272,63 @@ def block_keys(tokens: Sequence[int], block_tokens: int) -> Iterator[tuple[int, 
         yield start + len(block), key
 
 
+_MAX_SALTS: Final = 64  # salts remembered per block; of an older one, fewer cached tokens are reported
+
+
 class PrefixCacheModel:
-    """Estimate of the prefix cache: blocks available to later prompts; ``blocks`` is the capacity, 0 for no cache."""
+    """Estimate of the prefix cache: blocks available to later prompts; ``blocks`` is the capacity, 0 for no cache.
+
+    The library shares blocks among all requests.  The model also records the salts of the requests that used a block,
+    so that usage reports reveal nothing about prompts of others.
+    """
 
     def __init__(self, blocks: int, block_tokens: int) -> None:
         self._most = blocks
         self._block = block_tokens
-        self._known: OrderedDict[int, None] = OrderedDict()
+        self._known: OrderedDict[int, tuple[str, ...]] = OrderedDict()
 
-    def find(self, tokens: Sequence[int]) -> int:
-        """Return the number of cached tokens of a new prompt; the last token is always computed."""
+    def find(self, tokens: Sequence[int], salt: str = "") -> tuple[int, int]:
+        """Return the number of cached tokens of a new prompt, and of those in blocks that ``salt`` has used.
+
+        The last token is always computed.
+        """
         if not self._most:
-            return 0
-        found, before = 0, 0
+            return 0, 0
+        found, own, before, is_own = 0, 0, 0, True
         for end, key in block_keys(tokens, self._block):
-            if key not in self._known:
-                found += self._find_part(before, tokens[found : found + self._block])
+            salts = self._known.get(key)
+            if salts is None:
+                part, salts = self._find_part(before, tokens[found : found + self._block])
+                found += part
+                own = found if is_own and salt in salts else own
                 break
             self._known.move_to_end(key)
-            found, before = end, key
-        return min(found, len(tokens) - 1)
+            found, before, is_own = end, key, is_own and salt in salts
+            own = end if is_own else own
+        return min(found, len(tokens) - 1), min(own, len(tokens) - 1)
 
     def holds(self, tokens: Sequence[int]) -> bool:
         """Return whether all blocks of a sequence are cached, the last one included."""
         return all(key in self._known for _, key in block_keys(tokens, self._block))
 
-    def _find_part(self, before: int, tokens: Sequence[int]) -> int:
-        """Find a partial block, which then belongs to the new sequence."""
+    def _find_part(self, before: int, tokens: Sequence[int]) -> tuple[int, tuple[str, ...]]:
+        """Find a partial block, which then belongs to the new sequence; return its tokens and salts."""
         for number in range(1, min(len(tokens) + 1, self._block)):
             key = hash((before, *tokens[:number]))
             if key in self._known:
-                del self._known[key]
-                return number
-        return 0
+                return number, self._known.pop(key)
+        return 0, ()
 
-    def keep(self, tokens: Sequence[int], *, is_whole: bool = True) -> None:
+    def keep(self, tokens: Sequence[int], salt: str = "", *, is_whole: bool = True) -> None:
         """Add computed blocks; of a running sequence (``is_whole`` is false) the full ones only."""
         if not self._most:
             return
         for end, key in block_keys(tokens, self._block):
-            if (is_whole or not end % self._block) and key not in self._known:
-                self._known[key] = None
+            if not is_whole and end % self._block:
+                continue
+            salts = self._known.get(key, ())
+            if salt not in salts:
+                self._known[key] = (*salts[1 - _MAX_SALTS :], salt)
                 if len(self._known) > self._most:
                     self._known.popitem(last=False)
 
@@ -393,18 +412,18 @@ class PrefillScheduler:
             (_common(tokens, each.pending_tokens, self._block) for each in texts if each.handle is not None), default=0
         )
 
-    def begin(self, tokens: Sequence[int]) -> int:
-        """Return the number of cached tokens of a prompt that starts now, as far as known."""
-        return self._prefixes.find(tokens)
+    def begin(self, tokens: Sequence[int], salt: str) -> tuple[int, int]:
+        """Return the numbers of cached tokens of a prompt that starts now; see :meth:`PrefixCacheModel.find`."""
+        return self._prefixes.find(tokens, salt)
 
-    def go_on(self, tokens: Sequence[int]) -> None:
+    def go_on(self, tokens: Sequence[int], salt: str) -> None:
         """Record the computed tokens of a running sequence."""
-        self._prefixes.keep(tokens, is_whole=False)
+        self._prefixes.keep(tokens, salt, is_whole=False)
 
-    def end(self, tokens: Sequence[int]) -> None:
+    def end(self, tokens: Sequence[int], salt: str) -> None:
         """Record the computed tokens of a sequence that has left the batch."""
         if self.caches:
-            self._prefixes.keep(tokens)
+            self._prefixes.keep(tokens, salt)
             self._ends.note(tokens)
 
     def record_beam_end(self, prompt: Sequence[int]) -> None:
@@ -574,12 +593,12 @@ class Batch:
         A chunk ends with a block, where a cancelled sequence can leave: the library would reuse a part as a full block.
         """
         text.rewind()
-        tokens, cached = text.pending_tokens, text.chunk_end
+        tokens, cached, own = text.pending_tokens, text.chunk_end, 0
         is_divisible = self._prefill.caches and text.asked.image_prompt is None
         if is_divisible and room < min(len(tokens) - cached, self._block):
             return
         if not cached:
-            cached = self._prefill.begin(tokens)
+            cached, own = self._prefill.begin(tokens, text.asked.request.cache_salt)
         end = (cached + room) // self._block * self._block
         text.planned_tokens = min(end, len(tokens)) - cached
         is_first = not text.chunk_end
@@ -589,7 +608,7 @@ class Batch:
             text.planned_tokens = len(tokens) - cached
             text.start(self._pipeline, next(self._numbers))
         if text.index == 0 and is_first and not text.is_restarted:
-            text.asked.cached = cached
+            text.asked.cached, text.asked.own_cached = cached, own
 
     def _start_queued(self, outcome: StepOutcome) -> None:
         for number, text in list(self._texts.items()):
@@ -625,7 +644,7 @@ class Batch:
         if text.has_beams:
             self._prefill.record_beam_end(text.asked.prompt)
         else:
-            self._prefill.end(text.computed)
+            self._prefill.end(text.computed, text.asked.request.cache_salt)
         return text
 
     def step(self) -> StepOutcome:
@@ -679,7 +698,7 @@ class Batch:
                 return
             room -= text.record_prefill(room)
             if not text.is_reading:
-                self._prefill.go_on(text.asked.prompt)
+                self._prefill.go_on(text.asked.prompt, text.asked.request.cache_salt)
 
     def _read(self, outcome: StepOutcome) -> None:
         over = [
@@ -700,10 +719,11 @@ class Batch:
                 self._fail(text.asked, ModelFailure(str(error)), outcome)
             return text.is_leaving
         self.suspensions += text.is_newly_suspended
+        salt = text.asked.request.cache_salt
         if text.handle is None:
-            self._prefill.go_on(text.pending_tokens[: text.chunk_end])
+            self._prefill.go_on(text.pending_tokens[: text.chunk_end], salt)
         elif text.is_first:
-            self._prefill.go_on(text.computed)
+            self._prefill.go_on(text.computed, salt)
         if text.is_leaving:
             return not text.is_reading
         outcome.news += news

@@ -42,21 +42,24 @@ class ChunkWorker(Generic[_OpenedT]):
 
     def run(self) -> None:
         """Serve until the server closes its side."""
-        answer: list[Any]
         while (message := self._waiting.popleft() if self._waiting else self.channel.receive()) is not None:
-            number, (kind, request, *rest) = message.value
-            if kind == "close":
-                self._opened.pop(request, None)
-                continue
-            try:
-                if kind == "open":
-                    self._opened[request] = self.open(*rest)
-                    answer = [ACCEPTED]
-                else:
-                    answer = self._make_part(request)
-            except ServerError as error:
-                answer = [REJECTED, encode_failure(error)]
-            self.channel.send([number, answer])
+            self._answer(message)
+
+    def _answer(self, message: Message) -> None:
+        answer: list[Any]
+        number, (kind, request, *rest) = message.value
+        if kind == "close":
+            self._opened.pop(request, None)
+            return
+        try:
+            if kind == "open":
+                self._opened[request] = self.open(*rest)
+                answer = [ACCEPTED]
+            else:
+                answer = self._make_part(request)
+        except ServerError as error:
+            answer = [REJECTED, encode_failure(error)]
+        self.channel.send([number, answer])
 
     def _make_part(self, request: int) -> list[Any]:
         opened = self._opened.get(request)
@@ -74,9 +77,14 @@ class ChunkWorker(Generic[_OpenedT]):
         """Return the next part of a request, with ``is_last`` for the last one; raise ServerError if it failed."""
 
     def is_wanted(self, number: int) -> bool:
-        """Return whether a request is still open, after reading pending messages."""
+        """Return whether a request is still open, after reading pending messages and opening further requests."""
         while self.channel.has_message() and (not self._waiting or self._waiting[-1] is not None):
-            self._waiting.append(self.channel.receive())
+            message = self.channel.receive()
+            if message is not None and message.value[1][0] == "open":
+                # An invalid request is refused at once.
+                self._answer(message)
+            else:
+                self._waiting.append(message)
         return not any(message is None or message.value[1][:2] == ["close", number] for message in self._waiting)
 
 

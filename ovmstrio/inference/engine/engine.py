@@ -44,6 +44,7 @@ from ovmstrio.inference.engine.messages import (
     LOADED,
     REJECTED,
     TEXTS,
+    TOKENIZER_FILE,
     TOKENS,
     decode_request,
     decode_texts,
@@ -59,6 +60,7 @@ from ovmstrio.inference.engine.prompts import (
     context_length,
     read_architectures,
 )
+from ovmstrio.inference.engine.tokenizer import find_token_bound
 from ovmstrio.util.truncation import encode_text
 
 if TYPE_CHECKING:
@@ -160,6 +162,10 @@ class TokenBytes:
         """Return the bytes of a learned token within a text."""
         return self._known[token][0]
 
+    def of_token(self, token: int) -> bytes:
+        """Return the bytes of a learned token within a text."""
+        return self._known[token][0]
+
     def split(self, text: str, tokens: Sequence[int]) -> Iterator[tuple[bytes, int]]:
         """Yield the bytes of each token, and the index of the character of the text that begins with it or has it.
 
@@ -201,13 +207,17 @@ def _count_characters(data: bytes) -> int:
 
 
 class _Output:
-    __slots__ = ("characters", "echoes", "stops", "window")
+    __slots__ = ("characters", "echoes", "is_greedy", "stops", "window")
 
     def __init__(self, queued: QueuedRequest) -> None:
         self.window = TokenWindow()
         self.characters = 0  # of the text so far
         self.stops = StopStrings(queued.request.stop, keeps=queued.request.includes_stop)
         self.echoes = queued.request.echo
+        sampling = queued.request.sampling
+        penalties = sampling.frequency_penalty, sampling.presence_penalty, (sampling.repetition_penalty or 1.0) - 1.0
+        # Only then is a generated token known to be the most likely one.
+        self.is_greedy = sampling.temperature == 0 and queued.request.grammar is None and not any(penalties)
 
 
 class OutputRows:
@@ -261,7 +271,7 @@ class OutputRows:
         tokens = {token for new in news if new.asked.request.logprobs for token in new.tokens}
         for new in news:
             if new.asked.prompt_logprobs and self._output(new).echoes:
-                tokens.update(new.asked.prompt)
+                tokens.update(new.asked.prompt, (best[0] for best in new.asked.prompt_best if best is not None))
         self._token_bytes.learn(tokens)
 
     def _row(self, new: SequenceOutput, decoded: str) -> list[Any]:
@@ -277,20 +287,29 @@ class OutputRows:
                 prompt = self._decode([new.asked.prompt], request.skips_special_tokens)[0]
             text = prompt + text
             if new.asked.prompt_logprobs:
-                logprobs = self._logprobs(prompt, 0, new.asked.prompt, new.asked.prompt_logprobs)
+                asked = new.asked
+                logprobs = self._logprobs(prompt, 0, asked.prompt, asked.prompt_logprobs, asked.prompt_best)
             output.characters = len(prompt)
         if request.logprobs:
-            logprobs += self._logprobs(decoded, output.characters, _output_tokens(new), new.logprobs)
+            tokens = _output_tokens(new)
+            best = list(zip(tokens, new.logprobs, strict=False)) if output.is_greedy else []
+            logprobs += self._logprobs(decoded, output.characters, tokens, new.logprobs, best)
             output.characters += len(decoded)
         end = output.stops.found or (None if finish is None else FINISH_REASONS.index(finish))
         return [new.asked.id, new.index, text, len(new.tokens), logprobs or None, end]
 
     def _logprobs(
-        self, text: str, start: int, tokens: Sequence[int], values: Sequence[float | None]
+        self,
+        text: str,
+        start: int,
+        tokens: Sequence[int],
+        values: Sequence[float | None],
+        best: Sequence[tuple[int, float] | None],
     ) -> list[list[Any]]:
-        """Return bytes, log-probability, token and offset of each token of a text that begins at ``start``."""
-        parts = zip(self._token_bytes.split(text, tokens), tokens, values, strict=False)
-        return [[list(data), value, token, start + place] for (data, place), token, value in parts]
+        """Return bytes, log-probability, token, offset and best token of each token of a text from ``start``."""
+        shown = [each and [list(self._token_bytes.of_token(each[0])), each[1]] for each in best]
+        parts = zip(self._token_bytes.split(text, tokens), tokens, values, shown or [None] * len(tokens), strict=False)
+        return [[list(data), value, token, start + place, best] for (data, place), token, value, best in parts]
 
 
 def _output_tokens(new: SequenceOutput) -> list[int]:
@@ -586,7 +605,7 @@ class Engine:
     def _accept(self, queued: QueuedRequest) -> None:
         if queued.message_number:
             end = self._prompts.rendered_end(queued.request.prompt, queued.prompt)
-            self._answer(queued.message_number, [ACCEPTED, len(queued.prompt), end, queued.cached])
+            self._answer(queued.message_number, [ACCEPTED, len(queued.prompt), end, queued.cached, queued.own_cached])
             queued.message_number = 0
 
     def cancel(self, number: int) -> None:
@@ -832,8 +851,15 @@ def _load(options: dict[str, Any], answer: Callable[[int, Any], None]) -> tuple[
     pipeline = Pipeline(PipelineOptions(**options["pipeline"]))
     folder = Path(options["pipeline"]["folder"])
     room = (pipeline.blocks - pipeline.proposes) * pipeline.block_tokens
-    context = context_length(folder)
-    limits = Limits(min(room, context or room), **options["limits"])
+    known, source = context_length(folder)
+    if options["max_model_len"] is not None:
+        known, source = options["max_model_len"], "option"
+    most, source = (room, "cache_size") if known is None or known > room else (known, source)
+    bound = find_token_bound(pipeline.tokenizer, most)
+    if bound is not None:
+        # A prompt that fills the bound may have been cut.
+        most, source = bound - 1, TOKENIZER_FILE
+    limits = Limits(most, **options["limits"])
     renderer = choose_renderer(pipeline, folder, options["template_mode"])
     prompts = PromptTokenizer(pipeline.tokenizer, renderer.render, limits.tokens)
     engine = Engine(
@@ -847,11 +873,14 @@ def _load(options: dict[str, Any], answer: Callable[[int, Any], None]) -> tuple[
     )
     facts = {
         "context_length": limits.tokens,
+        "context_source": source,
+        "token_bound": bound,
         "vocabulary_size": prompts.vocabulary_size,
         "longest_token": prompts.longest_token,
         "blocks": pipeline.blocks,
         "block_tokens": pipeline.block_tokens,
         "chat_template": renderer.source,
+        "chat_template_file": renderer.file,
         "takes_images": pipeline.takes_images,
         "architectures": read_architectures(folder),
     }

@@ -15,6 +15,7 @@ import openvino_genai as genai
 from ovmstrio.inference.engine.chunk_worker import run_process
 from ovmstrio.inference.engine.messages import FAILED, LOADED
 from ovmstrio.inference.engine.pipeline import library_error_message
+from ovmstrio.inference.engine.tokenizer import lift_token_bound
 
 if TYPE_CHECKING:
     from ovmstrio.isolation.blocking_channel import BlockingChannel
@@ -28,6 +29,7 @@ def convert(channel: BlockingChannel, number: int, value: list[str]) -> None:
         link.symlink_to(source)
         genai.LLMPipeline(str(link), "CPU", enable_save_ov_model=True)
         link.unlink()
+        lift_token_bound(folder)
     except Exception as error:  # noqa: BLE001 - the server reports any reason
         channel.send([number, [FAILED, library_error_message(error)]])
     else:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import io
 import re
-import traceback
+import sys
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -61,6 +61,7 @@ def _load(options: dict[str, Any]) -> _Pipelines:
                 return make()
             except (RuntimeError, TypeError) as error:
                 failures.append(error)
+        sys.stderr.write(f"pipeline not available: {library_error_message(failures[-1])}\n")
         return None
 
     def compiled(kind: Any) -> Any:
@@ -173,10 +174,11 @@ class _Program(ChunkWorker[_Request]):
     def make_part(self, number: int, opened: _Request) -> dict[str, Any]:
         has_stepped = False
         partial_steps: set[int] = set()
+        failure: BaseException | None = None
 
         def report_step(step: int, steps: int, latents: ov.Tensor) -> bool:
             """Return whether to stop; called in a thread of the library, while later steps may run."""
-            nonlocal has_stepped, partial_steps
+            nonlocal has_stepped, partial_steps, failure
             if not has_stepped:
                 has_stepped = True
                 parts = opened.partial_images + 1
@@ -186,20 +188,23 @@ class _Program(ChunkWorker[_Request]):
                 partial = self._files(opened.pipeline.decode(latents), opened) if done in partial_steps else None
                 self.channel.send([_UNSOLICITED, [number, done, steps, partial]])
                 return not self.is_wanted(number)
-            except Exception:  # noqa: BLE001 - an error here would abort the process
-                traceback.print_exc()
+            except BaseException as error:  # noqa: BLE001 - raised below; here it would abort the process
+                failure = error
                 return True
 
         try:
             pixels = opened.pipeline.generate(*opened.inputs, **opened.options, callback=report_step)
-            if pixels.get_size():
-                return {**self._files(pixels, opened), "is_last": True}
+            files = self._files(pixels, opened) if pixels.get_size() else None
         except Exception as error:  # the library raises builtin exception types
             reason = library_error_message(error)
             if not has_stepped and _REFUSAL.match(str(error)):
                 raise InvalidField(f"the model does not accept the request: {reason}") from error
             raise ModelFailure(f"the model failed: {reason}") from error
-        raise ModelFailure("the request is closed")
+        if failure is not None:
+            raise failure
+        if files is None:
+            raise ModelFailure("the request is closed")
+        return {**files, "is_last": True}
 
     def _files(self, pixels: ov.Tensor, opened: _Request) -> dict[str, Any]:
         images = pixels.data

@@ -31,11 +31,17 @@ from ovmstrio.core.generation import (
 )
 from ovmstrio.util.truncation import encode_text
 
+CONFIG: Final = "config.json"
+"""File in a model folder with architectures and context length."""
+
 LANGUAGE_MODEL_FILE: Final = "openvino_language_model.xml"
 """File of a model that takes images, in place of ``openvino_model.xml``."""
 
 CONTEXT_FILE: Final = "ovmstrio.json"
 """File in a converted model folder: ``{"context_length": 2048}``."""
+
+TOKENIZER_FILE: Final = "openvino_tokenizer.xml"
+"""File of the tokenizer in a model folder, which may contain a chat template."""
 
 ADAPTER_FILE: Final = "adapter_model.safetensors"
 """File of a LoRA adapter in peft's format."""
@@ -53,7 +59,7 @@ FAILED: Final = "failed"
 """Answer to the first message, with the reason."""
 
 ACCEPTED: Final = "accepted"
-"""Answer when a request runs: number of prompt tokens, end of the rendered prompt, cached prompt tokens."""
+"""Answer when a request runs: prompt tokens, end of the rendered prompt, cached prompt tokens, those of its salt."""
 
 REJECTED: Final = "refused"
 """Answer to a rejected request, with an error."""
@@ -113,6 +119,7 @@ def encode_request(request: GenerationRequest) -> dict[str, Any]:
         "adds_special_tokens": request.adds_special_tokens,
         "prompt_limit": request.prompt_limit,
         "truncates_end": request.truncates_end,
+        "cache_salt": request.cache_salt,
     }
     try:
         data = orjson.dumps(plain)
@@ -143,6 +150,7 @@ def decode_request(encoded: dict[str, Any]) -> GenerationRequest:
         adds_special_tokens=plain["adds_special_tokens"],
         prompt_limit=plain["prompt_limit"],
         truncates_end=plain["truncates_end"],
+        cache_salt=plain["cache_salt"],
         deadline=math.inf,
     )
 

@@ -15,8 +15,13 @@ from ovmstrio.core.errors import InvalidField
 from ovmstrio.core.generation import Grammar, GrammarKind, Sampling
 from ovmstrio.inference.engine.lora import read_adapter
 from ovmstrio.inference.engine.messages import LANGUAGE_MODEL_FILE
+from ovmstrio.inference.engine.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
     from ovmstrio.core.generation import Image
 
 # ----------------------------------------------------------------------
@@ -122,9 +127,9 @@ _LOOKUP: Final = "prompt_lookup"
 _ADAPTERS: Final = "adapters"
 _DRAFT_TOKENS: Final = 5  # default number of draft tokens
 _LOOKUP_NGRAM: Final = 3  # default n-gram size of prompt lookup
-_TOKENIZER: Final = {"INFERENCE_NUM_THREADS": 1}  # its work is shorter than a thread switch
 _WARMING: Final = Grammar(GrammarKind.JSON_SCHEMA, '{"type": "boolean"}')
 _WARMING_STEPS: Final = 8
+_MODEL_FILE: Final = "openvino_model.xml"
 _MEASURED_TEXT: Final = "a b c d e f g h i j k l m n o p q r s t u v w x y z "
 _UNCHANGED: Final = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 """Chat template that changes nothing: with a template, the library adds no special tokens to a prompt."""
@@ -157,6 +162,41 @@ class ImagePrompt(NamedTuple):
     adds_special_tokens: bool = False
 
 
+class PromptModel:
+    """Model without a batch: the library returns no logits, only the log-probability of each token.
+
+    Raises:
+        RuntimeError: the model cannot be loaded, or has unknown inputs.
+    """
+
+    def __init__(self, file: Path, device: str, properties: dict[str, Any]) -> None:
+        compiled = ov.Core().compile_model(file, device, properties)
+        self._inputs = {each.any_name for each in compiled.inputs}
+        unknown = self._inputs - {"input_ids", "attention_mask", "position_ids", "beam_idx"}
+        if unknown:
+            raise RuntimeError(f"prompts cannot be scored: the model has unknown inputs {', '.join(sorted(unknown))}")
+        self._request = compiled.create_infer_request()
+        self._length = 0
+
+    def begin(self) -> None:
+        """Begin a prompt."""
+        self._request.reset_state()
+        self._length = 0
+
+    def logits(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Process the next tokens of a prompt; return their logits, shape [tokens, vocabulary]."""
+        begin, self._length = self._length, self._length + len(tokens)
+        values = {
+            "input_ids": np.array([tokens], np.int64),
+            "attention_mask": np.ones((1, self._length), np.int64),
+            "position_ids": np.arange(begin, self._length, dtype=np.int64)[None],
+            "beam_idx": np.zeros(1, np.int32),
+        }
+        self._request.infer({name: values[name] for name in self._inputs})
+        found: npt.NDArray[np.float32] = self._request.get_tensor("logits").data[0].astype(np.float32)
+        return found
+
+
 class Pipeline:
     """Continuous-batching pipeline that can be rebuilt with the same settings.
 
@@ -167,14 +207,14 @@ class Pipeline:
         ValueError: the adapter does not fit the model.
     """
 
-    def __init__(self, options: PipelineOptions) -> None:
+    def __init__(self, options: PipelineOptions, tokenizer: Any = None) -> None:
         self._options = options
         self._adapter = read_adapter(Path(options.adapter), Path(options.folder)) if options.adapter else None
-        self.tokenizer: Any = None  # the library's tokenizer
+        # The library's tokenizer, which holds the compiled grammars.
+        self.tokenizer = load_tokenizer(Path(options.folder)) if tokenizer is None else tokenizer
         self.block_tokens = _GPU_BLOCK_TOKENS if "GPU" in options.device else _BLOCK_TOKENS  # tokens per block
         self.takes_images = (Path(options.folder) / LANGUAGE_MODEL_FILE).is_file()
         self._batch = self._make()
-        self.tokenizer = self._batch.get_tokenizer()
         self.chat_template: str = self.tokenizer.chat_template
         if self.takes_images:
             self.tokenizer.set_chat_template(_UNCHANGED)
@@ -220,7 +260,13 @@ class Pipeline:
         bytes_of_block = -(-self._options.cache_bytes // self.blocks)
         cache_bytes = -(-tokens // self.block_tokens) * bytes_of_block
         options = replace(self._options, caches_prefixes=False, draft_folder="", looks_up=False)
-        return Pipeline(replace(options, cache_bytes=cache_bytes))
+        return Pipeline(replace(options, cache_bytes=cache_bytes), self.tokenizer)
+
+    def prompt_model(self) -> PromptModel | None:
+        """Load the model once more for the logits of prompts; None with an adapter, which only the library applies."""
+        options = self._options
+        file = Path(options.folder) / _MODEL_FILE
+        return PromptModel(file, options.device, options.properties) if self._adapter is None else None
 
     def rebuild(self) -> None:
         """Recreate the pipeline; no handle of the old one may be in use."""
@@ -259,9 +305,6 @@ class Pipeline:
         if options.draft_folder:
             device = options.draft_device or options.device
             properties[_DRAFT] = genai.draft_model(options.draft_folder, device, **of_draft)
-        if self.tokenizer is None:
-            return genai.ContinuousBatchingPipeline(options.folder, scheduler, options.device, properties, _TOKENIZER)
-        # The tokenizer holds the compiled grammars.
         return genai.ContinuousBatchingPipeline(options.folder, self.tokenizer, scheduler, options.device, **properties)
 
     def _count_blocks(self) -> int:

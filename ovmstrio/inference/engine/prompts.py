@@ -22,7 +22,7 @@ import numpy.typing as npt
 from ovmstrio.core.errors import ContextExceeded, InvalidField, InvalidRequest, ModelFailure, ServerError
 from ovmstrio.core.generation import Conversation
 from ovmstrio.inference.engine.chat_template import TemplateFailure, read_template_source
-from ovmstrio.inference.engine.messages import CONTEXT_FILE, PROMPT_FIELD
+from ovmstrio.inference.engine.messages import CONFIG, CONTEXT_FILE, PROMPT_FIELD, TOKENIZER_FILE
 from ovmstrio.inference.engine.pipeline import library_error_message
 from ovmstrio.inference.engine.template_program import HEADER
 from ovmstrio.util.regular_files import read_regular_bytes
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.generation import Prompt
     from ovmstrio.inference.engine.batch import QueuedRequest
-    from ovmstrio.inference.engine.pipeline import Pipeline
+    from ovmstrio.inference.engine.pipeline import Pipeline, PromptModel
 
 # ----------------------------------------------------------------------
 # Process that renders a model's chat template, so that a slow template delays no other request
@@ -277,25 +277,24 @@ def _encode(value: Any) -> bytes:
 # Prompts
 # ----------------------------------------------------------------------
 
-_CONFIG: Final = "config.json"
 _CONTEXT_KEYS: Final = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "context_length")
 _DECODED_END_TOKENS: Final = 12
 _INNER_KEYS: Final = ("text_config", "llm_config", "language_config")
 
 
-def context_length(folder: Path) -> int | None:
-    """Return the context length from a model's folder; None if unknown."""
-    for file in (_CONFIG, CONTEXT_FILE):
+def context_length(folder: Path) -> tuple[int | None, str]:
+    """Return the context length from a model's folder, and its file; None if unknown."""
+    for file in (CONFIG, CONTEXT_FILE):
         settings = _read_object(folder / file)
         found = _positive(settings, *(settings.get(key) for key in _INNER_KEYS))
         if found is not None:
-            return found
-    return None
+            return found, file
+    return None, ""
 
 
 def read_architectures(folder: Path) -> list[str]:
     """Return the architectures in ``config.json``, such as ``LlamaForCausalLM``."""
-    named = _read_object(folder / _CONFIG).get("architectures")
+    named = _read_object(folder / CONFIG).get("architectures")
     return [each for each in named if isinstance(each, str)] if isinstance(named, list) else []
 
 
@@ -404,7 +403,7 @@ class PromptTokenizer:
 
     def encode(self, text: str, **options: Any) -> npt.NDArray[np.int64]:
         """Return the tokens of a text (options are the tokenizer's); raise InvalidRequest if it is rejected."""
-        return np.array(self._encoded(_without_surrogates(text), **options).input_ids.data[0], np.int64)
+        return self.encode_all([text], **options)[0]
 
     def encode_all(self, texts: Sequence[str], **options: Any) -> list[npt.NDArray[np.int64]]:
         """Return the tokens of each text; for short texts ten times faster than a call per text."""
@@ -477,11 +476,15 @@ class PromptRenderer(NamedTuple):
     """Renderer of conversations to prompts.
 
     Attributes:
+        render: renders synchronously or raises.
+        source: template source, from which output parsers are detected.
+        file: file of the template; empty if there is none.
         process: process that renders in the background; None if rendering takes almost no time.
     """
 
-    render: Callable[[Conversation], str]  # renders synchronously or raises
-    source: str  # template source, from which output parsers are detected
+    render: Callable[[Conversation], str]
+    source: str
+    file: str = ""
     process: TemplateProcess | None = None
 
 
@@ -489,7 +492,8 @@ def choose_renderer(pipeline: Pipeline, folder: Path, mode: str) -> PromptRender
     """Return the renderer of a model, with ``mode`` MINJA the library's own; without a template it rejects all."""
     tokenizer, source = pipeline.tokenizer, pipeline.chat_template
     if mode == _LIBRARY:
-        return PromptRenderer(partial(_render_with_library, tokenizer, source), source)
+        file = TOKENIZER_FILE if source else ""
+        return PromptRenderer(partial(_render_with_library, tokenizer, source), source, file)
     try:
         template = read_template_source(
             folder, source, bos_token=tokenizer.get_bos_token(), eos_token=tokenizer.get_eos_token()
@@ -500,7 +504,7 @@ def choose_renderer(pipeline: Pipeline, folder: Path, mode: str) -> PromptRender
         return PromptRenderer(partial(_reject, "the model has no chat template; send a prompt to /completions"), "")
     source = template.arguments["tool_source"] or template.arguments["source"]
     process = TemplateProcess(template.arguments, f"the chat template {template.file}".rstrip())
-    return PromptRenderer(process.render, source, process)
+    return PromptRenderer(process.render, source, template.file or TOKENIZER_FILE, process)
 
 
 def _reject(reason: str, _: Conversation) -> str:
@@ -527,16 +531,21 @@ def _render_with_library(tokenizer: Any, template: str, conversation: Conversati
     return _until_final_end(text, conversation)
 
 
+_SCORED_TOKENS: Final = 64  # tokens whose logits are in memory at once
+
+
 class PromptScorer:
     """Log-probabilities of prompt tokens, for one prompt of at most ``tokens`` tokens at a time."""
 
     def __init__(self, pipeline: Pipeline, tokens: int) -> None:
         self._model = pipeline
         self._tokens = tokens
-        self._pipeline: Pipeline | None = None
+        self._logits: PromptModel | None = None
+        self._pipeline: Pipeline | None = None  # with an adapter
         self._waiting: deque[QueuedRequest] = deque()
         self._handle: Any = None
         self._scores: list[float | None] = []
+        self._best: list[tuple[int, float] | None] = []
 
     @property
     def is_busy(self) -> bool:
@@ -550,9 +559,11 @@ class PromptScorer:
     def cancel(self, queued: QueuedRequest) -> None:
         """Cancel a queued or running prompt."""
         if queued in self._waiting:
-            if queued is self._waiting[0] and self._handle is not None:
-                self._handle.cancel()
-                self._handle = None
+            if queued is self._waiting[0]:
+                self._scores = []
+                if self._handle is not None:
+                    self._handle.cancel()
+                    self._handle = None
             self._waiting.remove(queued)
 
     def step(self) -> list[tuple[QueuedRequest, ServerError | None]]:
@@ -560,36 +571,65 @@ class PromptScorer:
         if not self.is_busy:
             return []
         try:
-            return self._step()
+            if self._logits is None and self._pipeline is None:
+                self._logits = self._model.prompt_model()
+                if self._logits is None:
+                    self._pipeline = self._model.uncached(self._tokens)
+            if self._logits is not None:
+                is_over = self._step_model(self._logits)
+            else:
+                is_over = self._pipeline is not None and self._step_library(self._pipeline)
         except RuntimeError as error:
-            self._pipeline = self._handle = None
+            self._pipeline = self._handle = self._logits = None
+            self._scores = []
             if not self._waiting:
                 return []
             failure = ModelFailure(f"the model failed on this prompt: {library_error_message(error)}")
             return [(self._waiting.popleft(), failure)]
+        if not is_over:
+            return []
+        queued, self._scores, scores = self._waiting.popleft(), [], self._scores
+        # The first token has no context; the library's value for it is meaningless.
+        queued.prompt_logprobs = [None, *scores[1 : len(queued.prompt)]]
+        queued.prompt_best = [] if self._logits is None else self._best
+        return [(queued, None)]
 
-    def _step(self) -> list[tuple[QueuedRequest, ServerError | None]]:
-        if self._pipeline is None:
-            self._pipeline = self._model.uncached(self._tokens)
+    def _step_model(self, model: PromptModel) -> bool:
+        """Score the next tokens; return whether the prompt is complete."""
+        prompt = self._waiting[0].prompt
+        if not self._scores:
+            model.begin()
+            self._scores, self._best = [None], [None]
+        begin = len(self._scores) - 1
+        tokens = prompt[begin : begin + _SCORED_TOKENS]
+        logits = model.logits(tokens)
+        targets = prompt[begin + 1 : begin + 1 + len(tokens)]
+        logits = logits[: len(targets)]
+        logits -= logits.max(1, keepdims=True)
+        logits -= np.log(np.exp(logits).sum(1, keepdims=True))
+        rows, best = np.arange(len(targets)), logits.argmax(1)
+        self._scores += logits[rows, targets].tolist()
+        self._best += zip(best.tolist(), logits[rows, best].tolist(), strict=True)
+        return len(self._scores) == len(prompt)
+
+    def _step_library(self, pipeline: Pipeline) -> bool:
+        """Process a part of the prompt with the library; return whether it is complete."""
         if self._handle is None and self._waiting:
-            config = self._pipeline.defaults()
+            config = pipeline.defaults()
             config.max_new_tokens = 0
             config.echo = True
             config.logprobs = 1
             self._scores = []
-            self._handle = self._pipeline.add(0, self._waiting[0].prompt, config)
-        self._pipeline.step()
+            self._handle = pipeline.add(0, self._waiting[0].prompt, config)
+        pipeline.step()
         if self._handle is None:
-            return []
+            return False
         while self._handle.can_read():
             for output in self._handle.read().values():
                 self._scores += output.generated_log_probs
-        queued = self._waiting[0]
-        if len(self._scores) < len(queued.prompt):
-            if self._pipeline.is_busy:
-                return []
+        if len(self._scores) < len(self._waiting[0].prompt):
+            if pipeline.is_busy:
+                return False
             raise RuntimeError("the prompt was not processed completely")
-        # The library's value for the first token, which has no context, is meaningless.
-        queued.prompt_logprobs = [None, *self._scores[1 : len(queued.prompt)]]
         self._handle = None
-        return [(self._waiting.popleft(), None)]
+        return True

@@ -56,9 +56,10 @@ class AnthropicErrors(ErrorFormat):
         return document if request_id is None else {**document, "request_id": request_id.value}
 
 
-def anthropic_rules(plane: DataPlane, max_body_bytes: int) -> list[Rule]:
+def anthropic_rules(plane: DataPlane, max_body_bytes: int, keep_alive_seconds: float = 0) -> list[Rule]:
     """Return the routes over one data plane."""
-    api = OpenAIApi(plane, max_body_bytes, AnthropicErrors(), ANTHROPIC_REST)
+    errors = AnthropicErrors()
+    api = OpenAIApi(plane, max_body_bytes, errors, ANTHROPIC_REST, keep_alive_seconds=keep_alive_seconds)
 
     async def refuse_batch(request: HttpRequest) -> HttpAnswer:
         raise NotFound(f"{request.path}: message batches are not served; send the messages one by one")

@@ -211,6 +211,7 @@ class OpenAIApi:
         form: error format.
         interface: metric label of calls.
         stream_headers: headers of streamed responses.
+        keep_alive_seconds: interval of comments in streams without events; 0 for none.
     """
 
     plane: DataPlane
@@ -218,6 +219,7 @@ class OpenAIApi:
     form: ErrorFormat
     interface: ApiInterface = OPENAI_REST
     stream_headers: Headers = EVENT_HEADERS
+    keep_alive_seconds: float = 0
 
     def rules(
         self,

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 import trio
 
 from ovmstrio.core.callers import current_caller
 from ovmstrio.core.errors import NotReady
-from ovmstrio.core.events import current_event, current_request
+from ovmstrio.core.events import current_event, current_request, current_request_id
 from ovmstrio.core.limits import current_ticket
+from ovmstrio.core.tracing import current_span
 from ovmstrio.transport.send_budget import current_connection_budget
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
 log = structlog.get_logger(__name__)
+
+
+_OF_REQUEST: Final = (
+    *(current_ticket, current_request, current_request_id, current_event, current_span, current_connection_budget),
+)
+"""Context of the request that starts a task, without its caller."""
 
 
 class BackgroundTasks:
@@ -58,7 +65,7 @@ class BackgroundTasks:
         return await self._nursery.start(self._run, run, is_counted)
 
     async def _run(self, run: Callable[..., Any], is_counted: bool, *, task_status: trio.TaskStatus[Any]) -> None:
-        for variable in (current_ticket, current_request, current_event, current_connection_budget):
+        for variable in _OF_REQUEST:
             variable.set(None)
         caller = current_caller.get() if is_counted else None
         if caller is not None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import fcntl
 import re
 import time
-from collections import Counter
+from collections import Counter, deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,18 +36,19 @@ from ovmstrio.core.errors import (
     InvalidRequest,
     NotFound,
     NotReady,
+    Overloaded,
     ServerError,
 )
 from ovmstrio.core.http_messages import HttpAnswer, HttpRequest
 from ovmstrio.protocols.openai.api import PREFIXES, caller_key, page_of, read_document
 from ovmstrio.protocols.openai.fields import Fields, shown
-from ovmstrio.protocols.openai.files import in_storage
+from ovmstrio.protocols.openai.files import in_storage, open_file
 from ovmstrio.protocols.openai.raw_http_routes import answer_raw_request
 from ovmstrio.serving.ovms_errors import decompressed_body
 from ovmstrio.transport.http.responses import json_response
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
     from pathlib import Path
 
     from ovmstrio.protocols.openai.api import OpenAIApi
@@ -64,7 +65,11 @@ _MAX_REQUESTS: Final = 50_000
 _MAX_METADATA: Final = 16
 _MAX_ERRORS: Final = 100
 _CONCURRENT_REQUESTS: Final = 8
+_CONCURRENT_BATCHES: Final = 4  # whose requests are in memory
+_MAX_UNFINISHED: Final = 100
+_RETRY_BATCH_SECONDS: Final = 60.0
 _SAVE_SECONDS: Final = 1.0
+_CHECK_SECONDS: Final = 30.0  # interval of checks of the storage's limits, which visit all files
 _BUSY_SECONDS: Final = 0.1  # pause of all but one request of a batch while a model has other requests
 _RETRIED: Final = frozenset({429, 503})
 _RETRY_SECONDS: Final = 1.0
@@ -93,6 +98,7 @@ class _Batch:
     counts: Counter[str] = field(default_factory=Counter)
     cancel: trio.CancelScope = field(default_factory=trio.CancelScope)
     saved: float = 0.0
+    checked: float = 0.0
 
     @property
     def id(self) -> str:
@@ -172,14 +178,16 @@ def _read_line(text: bytes, endpoint: str) -> _Line:
 
 def _answered(path: Path) -> set[str]:
     """Return the custom ids of the answers so far; an incomplete last line is removed."""
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return set()
-    whole = data[: data.rfind(b"\n") + 1]
-    if whole != data:
-        path.write_bytes(whole)
-    return {orjson.loads(line)["custom_id"] for line in whole.splitlines()}
+    found = set()
+    with path.open("a+b") as file:
+        file.seek(0)
+        end = 0
+        for line in file:
+            if line.endswith(b"\n"):
+                end += len(line)
+                found.add(orjson.loads(line)["custom_id"])
+        file.truncate(end)
+    return found
 
 
 def _write_result(line: _Line, answer: HttpAnswer) -> bytes:
@@ -220,6 +228,7 @@ class BatchRunner:
         self._routes = _routes_of(rules)
         self._running: dict[str, _Batch | None] = {}
         self._requests = trio.CapacityLimiter(_CONCURRENT_REQUESTS)
+        self._turns = trio.CapacityLimiter(_CONCURRENT_BATCHES)
         self._own: Counter[str] = Counter()
         background.on_open(self._resume_open)
 
@@ -236,11 +245,12 @@ class BatchRunner:
 
     async def resume(self, owner: str, request: HttpRequest) -> None:
         """Start the batches of a caller that no worker runs."""
-        for identity in await in_storage(self._unfinished, owner):
+        for identity in await in_storage(self.unfinished, owner):
             if identity not in self._running:
                 await self.start(owner, identity, request)
 
-    def _unfinished(self, owner: str) -> list[str]:
+    def unfinished(self, owner: str) -> list[str]:
+        """Return the ids of a caller's batches that have not ended; blocks."""
         return [path.stem for path in self.storage.folder(owner, "batch").glob("*.lock")]
 
     async def start(self, owner: str, identity: str, request: HttpRequest) -> None:
@@ -264,7 +274,7 @@ class BatchRunner:
         task_status.started()
         path = self.storage.path(owner, identity, ".lock")
         try:
-            with await in_storage(path.open, "ab") as lock:
+            with await in_storage(open_file, path, "ab") as lock:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
@@ -283,11 +293,29 @@ class BatchRunner:
         if document["status"] not in _ENDED:
             paths = [self.storage.path(owner, identity, suffix) for suffix in _RESULTS]
             done = [await in_storage(_answered, path) for path in paths]
-            with await in_storage(_opened, paths[0]) as answers, await in_storage(_opened, paths[1]) as failures:
+            with (
+                await in_storage(open_file, paths[0], "ab") as answers,
+                await in_storage(open_file, paths[1], "ab") as failures,
+            ):
                 batch = self._running[identity] = _Batch(owner, document, answers, failures)
                 batch.counts.update(completed=len(done[0]), failed=len(done[1]))
-                await self._answer_all(batch, done[0] | done[1], request)
+                if not await self._takes_turn(batch):
+                    await self._end(batch, "cancelled")
+                else:
+                    try:
+                        await self._answer_all(batch, done[0] | done[1], request)
+                    finally:
+                        self._turns.release_on_behalf_of(identity)
         await in_storage(self._clean, owner, identity)
+
+    async def _takes_turn(self, batch: _Batch) -> bool:
+        """Wait until the batch may run; return False if it is cancelled before."""
+        path = self.storage.path(batch.owner, batch.id, ".cancel")
+        while not await in_storage(path.exists):
+            with trio.move_on_after(_SAVE_SECONDS):
+                await self._turns.acquire_on_behalf_of(batch.id)
+                return True
+        return False
 
     def _clean(self, owner: str, identity: str) -> None:
         for suffix in (*_RESULTS, ".cancel", ".lock"):
@@ -319,7 +347,7 @@ class BatchRunner:
         await self._end(batch, status, problems)
 
     async def _answer_lines(self, batch: _Batch) -> None:
-        pending = iter(list(batch.left.values()))
+        pending = deque(batch.left.values())
         failures: list[ServerError] = []
         async with trio.open_nursery() as nursery:
 
@@ -346,11 +374,13 @@ class BatchRunner:
             await trio.sleep(_SAVE_SECONDS)
         batch.cancel.cancel()
 
-    async def _answer_some(self, batch: _Batch, pending: Iterator[_Line], tasks: trio.Nursery, *, waits: bool) -> None:
-        for line in pending:
-            model = str(line.body.get("model"))
-            while waits and self._is_busy(model):  # noqa: ASYNC110 - engines report no ends of requests
+    async def _answer_some(self, batch: _Batch, pending: deque[_Line], tasks: trio.Nursery, *, waits: bool) -> None:
+        while pending:
+            model = str(pending[0].body.get("model"))
+            if waits and self._is_busy(model):
                 await trio.sleep(_BUSY_SECONDS)
+                continue
+            line = pending.popleft()
             async with self._requests:
                 self._own[model] += 1
                 try:
@@ -363,9 +393,12 @@ class BatchRunner:
                 await in_storage(_append, batch.output if is_good else batch.errors, _write_result(line, answer))
                 del batch.left[line.custom_id]
                 batch.counts["completed" if is_good else "failed"] += 1
-                if time.monotonic() - batch.saved > _SAVE_SECONDS:
+                now = time.monotonic()
+                if now - batch.saved > _SAVE_SECONDS:
                     await self._save(batch)
-                    await in_storage(self.storage.check_room)
+                if now - batch.checked > _CHECK_SECONDS:
+                    batch.checked = now
+                    await in_storage(self.storage.check_room, 0, 0)
 
     def _is_busy(self, model: str) -> bool:
         """Return whether a model has requests of others in this worker."""
@@ -436,10 +469,6 @@ def _write_expired(batch: _Batch) -> None:
     for line in batch.left.values():
         _append(batch.errors, _write(line.custom_id, None, error))
         batch.counts["failed"] += 1
-
-
-def _opened(path: Path) -> IO[bytes]:
-    return path.open("ab")
 
 
 def _append(file: IO[bytes], data: bytes) -> None:
@@ -544,6 +573,10 @@ class _BatchRoutes:
         return json_response(document)
 
     def _add(self, owner: str, document: Mapping[str, Any]) -> None:
+        unfinished = len(self._runner.unfinished(owner))
+        if unfinished >= _MAX_UNFINISHED:
+            message = f"{unfinished} batches are unfinished, as many as may; try again later"
+            raise Overloaded(message, retry_after_seconds=_RETRY_BATCH_SECONDS)
         self._storage.check_room()
         self._storage.write(owner, document, document["created_at"] + self._storage.limits.max_seconds)
         self._storage.path(owner, document["id"], ".lock").touch()

@@ -23,6 +23,7 @@ from ovmstrio.protocols.openai.text_endpoint import (
     ResponseBuilder,
     response_head,
     token_text,
+    top_logprobs,
 )
 
 if TYPE_CHECKING:
@@ -71,12 +72,10 @@ def _choice(index: int, text: str, logprobs: Any, finish: Finish | None) -> dict
 
 def _logprobs(tokens: Sequence[TokenLogprob]) -> Mapping[str, Any]:
     """Return token log probabilities and text offsets; the first token of a prompt has no probability."""
-    texts = [token_text(token) for token in tokens]
-    pairs = zip(texts, tokens, strict=True)
     return {
-        "tokens": texts,
+        "tokens": [token_text(token) for token in tokens],
         "token_logprobs": [token.logprob for token in tokens],
-        "top_logprobs": [None if token.logprob is None else {text: token.logprob} for text, token in pairs],
+        "top_logprobs": [top_logprobs(token) for token in tokens],
         "text_offset": [token.offset for token in tokens],
     }
 

@@ -77,7 +77,7 @@ class _ParsedRequest(NamedTuple):
     inputs: Sequence[str | TokenIds]
     is_base64: bool
     dimensions: int | None
-    options: Mapping[str, int]
+    options: Mapping[str, Any]
 
 
 def _read(document: Mapping[str, Any], known: KnownFields) -> _ParsedRequest:
@@ -87,13 +87,14 @@ def _read(document: Mapping[str, Any], known: KnownFields) -> _ParsedRequest:
     if form is not None and form not in _FORMATS:
         fields.refuse("encoding_format", _INVALID_FORMAT, got=shown(form))
     dimensions = fields.unsigned("dimensions", minimum=1)
+    prompt_name = fields.text("prompt_name")
     inputs = read_inputs(fields)
     options = read_truncation(fields)
     if known is POOLING:
         fields.choice("task", ("embed",))
     known.check(fields)
     errors.tell()
-    return _ParsedRequest(inputs, form == "base64", dimensions, options)
+    return _ParsedRequest(inputs, form == "base64", dimensions, {**options, "prompt_name": prompt_name})
 
 
 def check_dimensions(embeddings: Embeddings, dimensions: int | None) -> None:

@@ -267,6 +267,12 @@ class Fields:
             return None
         return value
 
+    def check_levels(self) -> None:
+        """Record an error if this object, which is passed on unparsed, has too many levels."""
+        if _is_too_deep(self._document):
+            message = f"{self._at}: expected at most {_MAX_LEVELS} nested lists and objects"
+            self._errors.add(InvalidField(message, field=self._at))
+
     def translated(self, document: Mapping[str, Any], prompt: PromptSize) -> Fields:
         """Return the reader of an object that has the meaning of this one in another API; its path is the same."""
         return Fields(document, self._errors, self._at, prompt)
@@ -1046,4 +1052,12 @@ def make_request(
         prompt_limit=_read_prompt_limit(fields),
         truncates_end=fields.choice("truncation_side", _TRUNCATION_SIDES) == _TRUNCATION_SIDES[1],
         bad_words=_read_bad_words(fields),
+        cache_salt=_read_cache_salt(fields),
     )
+
+
+def _read_cache_salt(fields: Fields) -> str:
+    salt = fields.name_text("cache_salt")
+    if salt == "":
+        fields.refuse("cache_salt", "cache_salt: expected a string that is not empty")
+    return salt or ""

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from urllib.parse import parse_qs
 from uuid import uuid4
 
@@ -35,7 +35,7 @@ from ovmstrio.transport.http.responses import json_response
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from typing import TypeVar
+    from typing import Self, TypeVar
 
     from ovmstrio.core.http_messages import HttpRequest
     from ovmstrio.protocols.openai.api import OpenAIApi
@@ -51,6 +51,7 @@ _OPEN: Final = "all"  # folder of callers without authentication
 _ID: Final = re.compile(r"(file|batch)[-_][0-9a-f]{32}")
 _FOLDERS: Final = {"file": "files", "batch": "batches"}
 _PRIVATE: Final = 0o700
+_CHUNK_BYTES: Final = 256 * 1024
 
 
 class FileLimits(NamedTuple):
@@ -141,15 +142,18 @@ class FileStorage:
             self.write(owner, document, expires)
         return document
 
-    def check_room(self, size: int = 0) -> None:
-        """Remove what has expired; raise InvalidRequest if there is no room for one more object of ``size`` bytes."""
-        now, used, count = time.time(), size, 0
+    def check_room(self, size: int = 0, count: int = 1) -> None:
+        """Remove what has expired; raise InvalidRequest if there is no room for ``count`` more files or batches.
+
+        ``size`` is the number of their bytes.
+        """
+        now, used = time.time(), size
         for owner in os.scandir(self.limits.folder):
             for folder in _FOLDERS.values() if owner.is_dir() else ():
                 used_here, count_here = _remove_expired(Path(owner.path, folder), now)
                 used, count = used + used_here, count + count_here
         limits = self.limits
-        for name, value, most in (("bytes", used, limits.max_bytes), ("files", count + 1, limits.max_files)):
+        for name, value, most in (("bytes", used, limits.max_bytes), ("files", count, limits.max_files)):
             if value > most:
                 message = f"the file storage is full (--file-store-{name} {most:g}); delete files"
                 raise InvalidRequest(message)
@@ -202,6 +206,31 @@ async def in_storage(function: Callable[..., T], *arguments: Any, **options: Any
         return await trio.to_thread.run_sync(partial(function, *arguments, **options))
     except OSError as error:
         raise StorageFailure(f"the file storage failed: {error.strerror or error}") from error
+
+
+def open_file(path: Path, mode: Literal["rb", "ab"]) -> IO[bytes]:
+    """Open a file of the storage."""
+    return path.open(mode)
+
+
+class _FileStream:
+    """Body with the content of an open file."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        data = await trio.to_thread.run_sync(self._file.read, _CHUNK_BYTES)
+        if not data:
+            raise StopAsyncIteration
+        return data
+
+    async def aclose(self) -> None:
+        self._file.close()
+        await trio.lowlevel.checkpoint()
 
 
 # ----------------------------------------------------------------------
@@ -273,8 +302,8 @@ def file_rules(api: OpenAIApi, storage: FileStorage) -> list[Rule]:
     async def content(_: HttpRequest, file: str) -> HttpAnswer:
         owner = caller_key()
         await in_storage(storage.read, owner, file)
-        data = await in_storage(storage.path(owner, file, ".data").read_bytes)
-        return HttpAnswer(200, (("content-type", "application/octet-stream"),), data)
+        opened = await in_storage(open_file, storage.path(owner, file, ".data"), "rb")
+        return HttpAnswer(200, (("content-type", "application/octet-stream"),), _FileStream(opened))
 
     return [
         *api.rules("/files", "POST", upload),

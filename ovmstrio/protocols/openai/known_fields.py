@@ -105,7 +105,6 @@ _ONE_ENGINE: Final = _Refused("a model has one engine")
 _ONE_QUEUE: Final = _Refused("requests are served in order of arrival; omit it, or send 0")
 _ONE_CHOICE: Final = "only the probability of the chosen token is known"
 _NAME_OF_ADAPTER: Final = _Refused("an adapter is fixed when its model is loaded; set model to the adapter's name")
-_SHARED_CACHE: Final = _Refused("all callers share cached prefixes; serve the model with enable_prefix_caching false")
 _REFUSED: Final[Mapping[str, _Refused]] = {
     **dict.fromkeys(("return_token_ids", "return_token_offsets"), _NO_TOKEN_IDS),
     "allowed_token_ids": _Refused("the generation library has no token filter; use response_format"),
@@ -113,7 +112,6 @@ _REFUSED: Final[Mapping[str, _Refused]] = {
     **dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "routed_experts_prompt_start"), _ONE_ENGINE),
     **dict.fromkeys(("adapter_id", "lora", "lora_adapters", "lora_path", "lora_request"), _NAME_OF_ADAPTER),
     "return_mm_kwargs": _Refused("answers have no inputs of the model", neutral=True),
-    "cache_salt": _SHARED_CACHE,
     "guided_whitespace_pattern": _Refused("JSON has no optional white space; use response_format with a grammar"),
     "logit_bias": _Refused("the generation library has no logit bias"),
     "logits_processors": _Refused("the server runs no code of requests"),
@@ -135,7 +133,7 @@ _SAMPLING: Final = frozenset(
         *("model", "stream", "stream_options", "response_format", "n", "stop", "seed", "temperature", "top_p", "top_k"),
         *("min_p", "min_tokens", "frequency_penalty", "presence_penalty", "repetition_penalty", "length_penalty"),
         *("ignore_eos", "best_of", "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens"),
-        *("num_assistant_tokens", "assistant_confidence_threshold", "max_ngram_size"),
+        *("num_assistant_tokens", "assistant_confidence_threshold", "max_ngram_size", "cache_salt"),
         *("add_special_tokens", "bad_words", "truncate_prompt_tokens", "truncation_side", "use_beam_search"),
         *("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structural_tag"),
     }
@@ -211,14 +209,14 @@ _ENCODERS: Final[Mapping[str, _Refused]] = {
     "use_activation": _Refused("the options of the model decide"),
 }
 EMBEDDINGS: Final = KnownFields(
-    frozenset({"model", "input", "encoding_format", "dimensions", "truncate_prompt_tokens"}),
+    frozenset({"model", "input", "encoding_format", "dimensions", "truncate_prompt_tokens", "prompt_name"}),
     _IDENTITY,
     {
         **_ENCODERS,
         "add_special_tokens": _Refused("send tokens instead of a text", neutral=True),
         "embed_dtype": _Refused("numbers have 32 bits", neutral="float32"),
         "endianness": _Refused("numbers are little-endian", neutral="little"),
-        "input_type": _Refused("write the model's prefix into the texts"),
+        "input_type": _Refused("use prompt_name, or write the model's prefix into the texts"),
         **dict.fromkeys(
             ("messages", "add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs"),
             _Refused("send texts as input"),
@@ -226,7 +224,7 @@ EMBEDDINGS: Final = KnownFields(
         "media_io_kwargs": _NO_MEDIA,
         "normalize": _Refused("the option normalize of the model decides"),
         "stream": _Refused("embeddings do not stream"),
-        "task": _Refused("write the model's prefix into the texts"),
+        "task": _Refused("use prompt_name, or write the model's prefix into the texts"),
     },
     {"dimensions": "the model's own"},
 )

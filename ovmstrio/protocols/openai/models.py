@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.core.errors import ServerError
-from ovmstrio.core.generation import Task
+from ovmstrio.core.generation import GenerationLimits, Task
 from ovmstrio.protocols.openai.api import tasks_of
 from ovmstrio.transport.http.responses import json_response
 
@@ -45,9 +45,13 @@ def model_rules(api: OpenAIApi) -> list[Rule]:
 def model_document(plane: DataPlane, name: str) -> dict[str, Any]:
     """Return the document of a loaded service; ``created`` is the server's start time.
 
-    A model that generates text has a ``parent`` as in vLLM: the model that it is a LoRA adapter of, or null.
+    As in vLLM, a text model has its token limit, and one that generates text has a ``parent``: the model that it is a
+    LoRA adapter of, or null.
     """
     document = {"id": name, "object": "model", "created": STARTED, "owned_by": _OWNER}
+    limits = getattr(plane.registry.peek(name), "limits", None) if tasks_of(plane, name) else None
+    if isinstance(limits, GenerationLimits) and limits.context_length is not None:
+        document["max_model_len"] = limits.context_length
     parent = parent_of(plane, name)
     return document if parent is None else {**document, "parent": parent or None}
 

@@ -13,6 +13,7 @@ refused.
 from __future__ import annotations
 
 import json
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
@@ -96,6 +97,9 @@ def read_agent_tool(fields: Fields) -> list[Mapping[str, Any]]:
         return [] if isinstance(kind, str) else [read_function_tool(fields)]
     if kind in IGNORED_TOOLS:
         return []
+    if kind != "function":
+        # The response repeats the tool.
+        fields.check_levels()
     if kind in _BUILT_IN:
         return [_BUILT_IN[kind]]
     if kind == _CUSTOM:
@@ -222,17 +226,24 @@ class ClientTool(NamedTuple):
     names: Mapping[str, str]
 
 
+ADDITIONAL_TOOLS: Final = "additional_tools"
+"""Type of an input item with further tools."""
+
+
 class ClientTools:
-    """Tools of one valid body, by the names of their functions.
+    """Tools of one valid body and of its input items, by the names of their functions.
 
     Attributes:
         documents: tools as the response repeats them, without ignored ones.
     """
 
-    def __init__(self, tools: Any) -> None:
+    def __init__(self, document: Mapping[str, Any]) -> None:
         self.documents: list[Mapping[str, Any]] = []
         self._tools: dict[str, ClientTool] = {}
-        for tool in tools or ():
+        given = document.get("input")
+        items = given if isinstance(given, list) else ()
+        further = (item["tools"] for item in items if item.get("type") == ADDITIONAL_TOOLS and item.get("tools"))
+        for tool in chain(document.get("tools") or (), *further):
             self._add(tool)
 
     def find(self, function: str) -> ClientTool:

@@ -25,6 +25,7 @@ from ovmstrio.protocols.openai.fields import (
 )
 from ovmstrio.protocols.openai.known_fields import RESPONSES
 from ovmstrio.protocols.openai.response_tools import (
+    ADDITIONAL_TOOLS,
     CUSTOM_CALL,
     FUNCTION_CALL,
     SHELL_CALL,
@@ -46,8 +47,16 @@ if TYPE_CHECKING:
 # Input items
 
 
-def _read_input(fields: Fields) -> tuple[Mapping[str, Any], ...]:
+class _Input(NamedTuple):
+    """Messages, and the tools of input items."""
+
+    messages: tuple[Mapping[str, Any], ...]
+    tools: tuple[Mapping[str, Any], ...]
+
+
+def _read_input(fields: Fields) -> _Input:
     """Return instructions and input items as messages; tool calls join the preceding assistant message."""
+    tools: list[Mapping[str, Any]] = []
     conversation = MessageList()
     instructions = fields.prompt_text("instructions")
     if instructions:
@@ -62,11 +71,13 @@ def _read_input(fields: Fields) -> tuple[Mapping[str, Any], ...]:
             fields.refuse("input", "Messages array cannot be empty")
         for item in fields.objects("input", "input is not a string or array", "Input item is not a JSON object"):
             kind = item.word("type")
-            if kind is None or kind == "message":
+            if kind == ADDITIONAL_TOOLS:
+                tools += [function for tool in item.objects("tools") for function in read_agent_tool(tool)]
+            elif kind is None or kind == "message":
                 conversation.add({"role": read_role(item), "content": content_text(item, "content")})
             else:
                 conversation.add_item(kind, item)
-    return tuple(conversation.messages)
+    return _Input(tuple(conversation.messages), tuple(tools))
 
 
 # Output items
@@ -281,7 +292,7 @@ class _Response:
     ) -> None:
         request = parsed.requests[0]
         prompt: Conversation = request.prompt  # type: ignore[assignment]  # the endpoint makes no other
-        tools = ClientTools(document.get("tools"))
+        tools = ClientTools(document)
         self.items = _OutputItems(tools)
         self.status = "completed"
         self._slot = slot
@@ -450,14 +461,14 @@ class Responses:
         errors = ErrorList()
         fields = Fields(document, errors, prompt=PromptSize(limits, "input"))
         max_tokens = read_max_tokens(fields, limits, "max_output_tokens")
-        messages = _read_input(fields)
+        given = _read_input(fields)
         tools = read_tools(fields, read_agent_tool)
         once = fields.flag("parallel_tool_calls") is False
         text = fields.within("text")
         options = _read_template_options(fields, text)
         prompt = Conversation(
-            messages,
-            tools.tools,
+            given.messages,
+            tools.tools if tools.choice == "none" else tools.tools + given.tools,
             tools.choice,
             tools.name,
             options,

@@ -137,6 +137,7 @@ def openai_rules(
     changes: AdminChanges,
     errors: str = "openai",
     *,
+    keep_alive_seconds: float = 0,
     background: BackgroundTasks | None = None,
     responses: StoreLimits | None = None,
     files: FileLimits | None = None,
@@ -148,11 +149,12 @@ def openai_rules(
         max_body_bytes: size limit of decoded bodies.
         changes: checks and logs administrative changes.
         errors: a key of ``ERROR_FORMATS``.
+        keep_alive_seconds: interval of comments in text streams without events; 0 for none.
         background: runs tasks that outlive their requests.
         responses: limits of stored responses.
         files: folder of files and batches, and its limits; None for none.
     """
-    api = OpenAIApi(plane, max_body_bytes, ERROR_FORMATS[errors])
+    api = OpenAIApi(plane, max_body_bytes, ERROR_FORMATS[errors], keep_alive_seconds=keep_alive_seconds)
     background = background or BackgroundTasks()
     store = ResponseStore(responses or StoreLimits(), plane.peers)
     rules = [rule for endpoint in _ENDPOINTS for rule in endpoint(api)] + lora_adapter_rules(api, changes)

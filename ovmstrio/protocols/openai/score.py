@@ -41,7 +41,7 @@ class _ScoreRequest(NamedTuple):
     """Pairs of texts; ``options`` are those of encoders."""
 
     pairs: Sequence[tuple[str, str]]
-    options: Mapping[str, int]
+    options: Mapping[str, Any]
 
 
 def score_rules(api: OpenAIApi) -> list[Rule]:

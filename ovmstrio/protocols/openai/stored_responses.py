@@ -25,20 +25,22 @@ import structlog
 import trio
 
 from ovmstrio.auth.revocable_streams import cancel_on_revocation
-from ovmstrio.core.errors import InvalidField, NotFound, Overloaded, ServerError
+from ovmstrio.core.errors import InvalidField, NotFound, NotSupported, Overloaded, ServerError
+from ovmstrio.core.generation import PromptTokenizer, Task
 from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.models.sequences.requests import owner_index
-from ovmstrio.protocols.openai.api import caller_key, page_of, query_number
+from ovmstrio.protocols.openai.api import DONE, caller_key, page_of, query_number
 from ovmstrio.protocols.openai.fields import shown, type_of
 from ovmstrio.protocols.openai.known_fields import RESPONSES
 from ovmstrio.protocols.openai.raw_http_routes import accepts_raw_requests, answer_raw_request
 from ovmstrio.protocols.openai.responses import Responses
-from ovmstrio.protocols.openai.text_endpoint import TextEventStream, answer_text, is_stream
-from ovmstrio.transport.http.responses import JSON_TYPE, json_response
+from ovmstrio.protocols.openai.text_endpoint import TextEventStream, answer_text, is_stream, parse_off_loop
+from ovmstrio.transport.http.responses import JSON_TYPE, json_response, request_deadline
 from ovmstrio.transport.http.sse import stream_events
+from ovmstrio.util.truncation import cut
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from ovmstrio.core.http_messages import HttpRequest
     from ovmstrio.core.worker_peers import WorkerPeers
@@ -262,10 +264,34 @@ class _Slot:
 
     def save(self, document: Mapping[str, Any]) -> None:
         stored = self.stored
+        # Readers of events run after the last events are added, because no task runs between.
         stored.document, stored.stream = json_response(document).content, None
         if self.store is not None:
             self.store.add(stored)
         stored.notify()
+
+
+class _JoinedInput(NamedTuple):
+    """Body with the conversation before its input; that conversation and the own input as JSON lists to be stored."""
+
+    document: dict[str, Any]
+    before: bytes
+    items: bytes
+
+
+def _join_input(document: dict[str, Any], parts: Sequence[bytes], *, is_stored: bool) -> _JoinedInput:
+    """Put the conversation in ``parts`` before the input of a body."""
+    given = document.get("input")
+    earlier = [item for part in parts for item in orjson.loads(part)]
+    items = _items_of(given)
+    if earlier and isinstance(given, str | list | None):
+        document = {**document, "input": [*earlier, *items]}
+    if not is_stored:
+        return _JoinedInput(document, b"", b"")
+    try:
+        return _JoinedInput(document, json_response(earlier).content, json_response(list(map(_with_id, items))).content)
+    except RecursionError:
+        raise InvalidField("input is nested too deeply", field="input") from None
 
 
 def _with_id(item: Any) -> Any:
@@ -314,7 +340,7 @@ class _ResponseRoutes:
         run = partial(self._generate, request, body, endpoint, slot)
         first: bytes = await self._background.start(run)
         if is_stream(body):
-            return await stream_events(request, partial(self._send_events, stored.id, 0), api.form.event)
+            return await self._stream(request, stored.id, 0)
         return HttpAnswer(200, JSON_TYPE, first)
 
     async def _open_slot(self, body: Body) -> tuple[_Slot, Body]:
@@ -335,22 +361,16 @@ class _ResponseRoutes:
         is_stored, is_background = has_store and document.get("store") is not False, bool(document.get(_BACKGROUND))
         if is_background and not is_stored:
             raise InvalidField(f"{_BACKGROUND} requires store", field=_BACKGROUND)
-        before = b"[]"
-        items = _items_of(document.get("input"))
-        if previous:
-            parts = [orjson.loads(part) for part in await self._previous(previous)]
-            earlier = [item for part in parts for item in part]
-            before = json_response(earlier).content
-            if isinstance(document.get("input"), str | list | None):
-                document = {**document, "input": [*earlier, *items]}
-            body = body._replace(document=document, size=body.size + len(before))
-        head = {_PREVIOUS: previous, "store": is_stored, _BACKGROUND: is_background}
+        parts = await self._previous(previous) if previous else []
+        body = body._replace(size=body.size + sum(map(len, parts)))
+        joined = await parse_off_loop(partial(_join_input, document, parts, is_stored=is_stored), body)
         identity = self._store.new_id()
-        own = json_response(list(map(_with_id, items))).content if is_stored else b""
-        stored = StoredResponse(identity, caller_key(), own, before, time.time())
+        stored = StoredResponse(identity, caller_key(), joined.items, joined.before, time.time())
         if is_background and is_stream(body):
             stored.events = []
-        return _Slot({"id": identity, **head}, stored, self._store if is_stored else None), body
+        head = {"id": identity, _PREVIOUS: previous, "store": is_stored, _BACKGROUND: is_background}
+        slot = _Slot(head, stored, self._store if is_stored else None)
+        return slot, body._replace(document=joined.document)
 
     async def _previous(self, identity: str) -> list[bytes]:
         try:
@@ -403,7 +423,11 @@ class _ResponseRoutes:
         if query.get("stream") != ["true"]:
             return HttpAnswer(200, JSON_TYPE, await self._store.ask("read", response))
         last = query_number(query, "starting_after", -1, range(-1, 2**31))
-        return await stream_events(request, partial(self._send_events, response, last + 1), self._api.form.event)
+        return await self._stream(request, response, last + 1)
+
+    async def _stream(self, request: HttpRequest, response: str, begin: int) -> HttpAnswer:
+        send, seconds = partial(self._send_events, response, begin), self._api.keep_alive_seconds
+        return await stream_events(request, send, self._api.form.event, keep_alive_seconds=seconds)
 
     async def _send_events(self, response: str, begin: int, events: EventSink) -> None:
         is_over = False
@@ -411,6 +435,7 @@ class _ResponseRoutes:
             data, begin, is_over = await self._store.ask("events", response, begin)
             if data:
                 await events.send(data)
+        await events.send(DONE)
 
     async def delete(self, _: HttpRequest, response: str) -> HttpAnswer:
         await self._store.ask("delete", response)
@@ -418,6 +443,24 @@ class _ResponseRoutes:
 
     async def cancel(self, _: HttpRequest, response: str) -> HttpAnswer:
         return HttpAnswer(200, JSON_TYPE, await self._store.ask("cancel", response))
+
+    async def count_tokens(self, request: HttpRequest) -> HttpAnswer:
+        """Return the number of prompt tokens of a body, without an answer."""
+        body = await self._api.body(request, RESPONSES)
+        slot, body = await self._open_slot(body)
+        deadline = request_deadline(request)
+        with await self._api.call(request, body.model, Task.TEXT_GENERATION) as call:
+            service: Any = call.service
+            if not isinstance(service, PromptTokenizer):
+                raise NotSupported(f'the service "{cut(body.model, 80)}" has no tokenizer')
+            read = partial(Responses(slot).read, body.document, service.limits, is_stream=False, deadline=deadline)
+            parsed = await parse_off_loop(read, body)
+            # The endpoint makes no other prompts.
+            conversation: Any = parsed.requests[0].prompt
+            count = len(await service.tokenize_conversation(conversation))
+            answer = json_response({"object": "response.input_tokens", "input_tokens": count})
+            call.event.sent = len(answer.content)
+        return answer
 
     async def input_items(self, request: HttpRequest, response: str) -> HttpAnswer:
         items = orjson.loads(await self._store.ask("items", response))
@@ -429,6 +472,7 @@ def response_rules(api: OpenAIApi, store: ResponseStore, background: BackgroundT
     routes = _ResponseRoutes(api, store, background)
     return [
         *api.rules("/responses", "POST", routes.create, has_tasks=True),
+        *api.rules("/responses/input_tokens", "POST", routes.count_tokens),
         *api.rules("/responses/<response>", "GET", routes.read, has_tasks=True),
         *api.rules("/responses/<response>", "DELETE", routes.delete),
         *api.rules("/responses/<response>/cancel", "POST", routes.cancel),

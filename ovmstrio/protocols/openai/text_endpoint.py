@@ -51,10 +51,22 @@ _MAX_CONCURRENT_PROMPTS: Final = 32  # Maximum number of concurrent prompts of o
 
 def token_text(token: TokenLogprob) -> str:
     r"""Return the text of a token; a part of a character is written as ``bytes:\xe6\x97``, as by OpenAI."""
+    return _shown_bytes(token.data)
+
+
+def _shown_bytes(data: bytes) -> str:
     try:
-        return token.data.decode()
+        return data.decode()
     except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.data)
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def top_logprobs(token: TokenLogprob) -> dict[str, float] | None:
+    """Return the most likely token and the token itself, by text; None if the most likely one is unknown."""
+    if token.logprob is None or token.best is None:
+        return None
+    data, logprob = token.best
+    return {_shown_bytes(data): logprob, token_text(token): token.logprob}
 
 
 def logprob_document(token: TokenLogprob) -> dict[str, Any]:
@@ -242,7 +254,9 @@ async def answer_text(api: OpenAIApi, endpoint: TextEndpoint, request: HttpReque
     """Generate text and answer with one document, or with events if the body requests a stream."""
     if is_stream(body):
         stream = TextEventStream(api, endpoint, request, body)
-        return await stream_events(request, stream.stream, stream.fail, api.stream_headers)
+        return await stream_events(
+            request, stream.stream, stream.fail, api.stream_headers, keep_alive_seconds=api.keep_alive_seconds
+        )
     return await _answer_complete(api, endpoint, request, body)
 
 

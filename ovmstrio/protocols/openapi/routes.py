@@ -104,10 +104,13 @@ _EXAMPLES: Final[Mapping[Task, Mapping[str, Mapping[str, Any]]]] = {
         "/api/chat": {"messages": [{"role": "user", "content": _HELLO}], "options": {"num_predict": 16}},
         "/api/generate": {"prompt": _HELLO, "options": {"num_predict": 16}},
     },
-    Task.EMBEDDINGS: {"/v3/embeddings": {"input": [_HELLO]}, "/api/embed": {"input": [_HELLO]}},
+    Task.EMBEDDINGS: {path: {"input": [_HELLO]} for path in ("/v3/embeddings", "/v3/pooling", "/api/embed")},
     Task.TEXT_TO_SPEECH: {"/v3/audio/speech": {"input": _HELLO}},
     Task.IMAGE_GENERATION: {"/v3/images/generations": {"prompt": "a cat"}},
-    Task.RERANK: {"/v3/rerank": {"query": _HELLO, "documents": ["hello", "goodbye"]}},
+    Task.RERANK: {
+        "/v3/rerank": {"query": _HELLO, "documents": ["hello", "goodbye"]},
+        "/v3/score": {"text_1": _HELLO, "text_2": ["hello", "goodbye"]},
+    },
 }
 
 

@@ -12,16 +12,19 @@ __all__ = ["ENTRIES", "write"]
 
 _CONTEXT: Final = 8192
 """Context length in the GGUF file, which the conversion drops."""
+_SAMPLING: Final = {"do_sample": True, "temperature": 0.2, "top_p": 0.9, "repetition_penalty": 1.1}
+"""Defaults of requests: so small a model rambles at the usual temperature of 1, and repeats itself below it."""
 
 
 def write(files: Path, directory: Path) -> None:
-    """Write the model, tokenizer and detokenizer as OpenVINO IR, and the context length.
+    """Write the model, tokenizer and detokenizer as OpenVINO IR, the context length and sampling defaults.
 
     Raises:
         WheelUnavailable: OpenVINO GenAI is not installed, or it failed.
     """
     convert_gguf(files / SMOLLM2, directory, "chat")
-    (directory / "config.json").write_text(json.dumps({"max_position_embeddings": _CONTEXT}) + "\n", encoding="utf-8")
+    for name, content in (("config", {"max_position_embeddings": _CONTEXT}), ("generation_config", _SAMPLING)):
+        (directory / f"{name}.json").write_text(json.dumps(content) + "\n", encoding="utf-8")
 
 
 ENTRIES = {"chat": write}

@@ -65,6 +65,13 @@ _CALL_FORMATS: Final[Mapping[str, _CallFormat]] = {
     "qwen3coder": _CallFormat(
         "<tool_call>\n<function={}>\n", "\n</function>\n</tool_call>", "<tool_call>", content="qwen_xml_parameter"
     ),
+    "granite": _CallFormat('<tool_call>\n{{"name": "{}", "arguments": ', "}\n</tool_call>", "<tool_call>"),
+    "nemotron": _CallFormat('<TOOLCALL>[{{"name": "{}", "arguments": ', "}]</TOOLCALL>", "<TOOLCALL>"),
+    "kimi_k2": _CallFormat(
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.{}:0<|tool_call_argument_begin|>",
+        "<|tool_call_end|><|tool_calls_section_end|>",
+        "<|tool_calls_section_begin|>",
+    ),
     "generic": _CallFormat('{{"tool_calls": [{{"name": "{}", "arguments": ', "}]}", '{"tool_calls"'),
 }
 

@@ -7,13 +7,23 @@
 """
 
 from ovmstrio.text.parsing.parser import Delta, StreamingParser
-from ovmstrio.text.parsing.registry import REASONING_PARSERS, TOOL_PARSERS, make_parser, opens_reasoning, select_parsers
+from ovmstrio.text.parsing.registry import (
+    REASONING_PARSERS,
+    TOOL_PARSERS,
+    DetectedParsers,
+    detect_parsers,
+    make_parser,
+    opens_reasoning,
+    select_parsers,
+)
 
 __all__ = [
     "REASONING_PARSERS",
     "TOOL_PARSERS",
     "Delta",
+    "DetectedParsers",
     "StreamingParser",
+    "detect_parsers",
     "make_parser",
     "opens_reasoning",
     "select_parsers",

@@ -1,4 +1,7 @@
-"""Output formats with call syntax of a programming language (LFM, Gemma); a call is emitted when it is complete."""
+"""Output formats with calls as in a programming language (LFM, Llama 4, Nemotron, Gemma).
+
+A call is emitted when it is complete.
+"""
 
 from __future__ import annotations
 
@@ -72,6 +75,26 @@ class LiquidParser(_CompleteCallParser):
                 return
             yield from tape.accept(",")
             yield from tape.blanks()
+
+
+class Llama4Parser(LiquidParser):
+    """``<|python_start|>[name(key="value"), ...]<|python_end|>``, mostly without the markers: Llama 3.2 and 4."""
+
+    begins: ClassVar[tuple[str, ...]] = ("<|python_start|>", "<|python_tag|>", "[")
+    closes: ClassVar[tuple[str, ...]] = ("<|python_end|>",)
+    dropped: ClassVar[tuple[str, ...]] = ("<|eom|>", "<|eot|>", "<|eom_id|>", "<|eot_id|>")
+
+    def call(self) -> Steps[None]:
+        """Parse calls; without the marker, calls of known functions."""
+        yield from self._calls(named=self.marker == "[")
+
+
+class NemotronParser(LiquidParser):
+    """``<TOOLCALL>[{"name": ..., "arguments": {...}}]</TOOLCALL>``, or with calls as in Python: Nemotron."""
+
+    begins: ClassVar[tuple[str, ...]] = ("<TOOLCALL>", "<toolcall>")
+    closes: ClassVar[tuple[str, ...]] = ("</TOOLCALL>", "</toolcall>")
+    dropped: ClassVar[tuple[str, ...]] = ("<SPECIAL_12>", "<|eot_id|>", "<|im_end|>", "</s>")
 
 
 class GemmaParser(_CompleteCallParser):

@@ -1,4 +1,4 @@
-"""Output formats with JSON tool calls: Hermes, Llama, Phi, Mistral, DeepSeek and a generic one."""
+"""Output formats with JSON tool calls: Hermes, Granite, Llama, Phi, Mistral, DeepSeek, Kimi and a generic one."""
 
 from __future__ import annotations
 
@@ -208,6 +208,15 @@ class HermesParser(JsonCallParser):
         yield from self.objects()
 
 
+class GraniteParser(HermesParser):
+    """``<|tool_call|>[{"name": ..., "arguments": {...}}]`` (Granite 3), or between ``<tool_call>`` tags (Granite 4)."""
+
+    special: ClassVar[bool] = True
+    begins: ClassVar[tuple[str, ...]] = ("<|tool_call|>", "<tool_call>", "<function_call>")
+    closes: ClassVar[tuple[str, ...]] = ("</tool_call>", "</function_call>")
+    dropped: ClassVar[tuple[str, ...]] = ("<|end_of_text|>",)
+
+
 class LlamaParser(JsonCallParser):
     """``<|python_tag|>{"name": ..., "parameters": {...}}; {...}``, or ``<function=name>{...}</function>``.
 
@@ -337,3 +346,43 @@ class DeepSeekParser(JsonCallParser):
 
 _SEPARATOR: Final = Markers(("<｜tool▁sep｜>",))  # noqa: RUF001 -- the letters of the format
 _NAME_STOP: Final = re.compile(r"[\s{`<]")
+
+
+class KimiParser(JsonCallParser):
+    """``<|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{...}<|tool_call_end|>``: Kimi K2.
+
+    The model expects its identifiers again in the next prompt.
+    """
+
+    special: ClassVar[bool] = True
+    begins: ClassVar[tuple[str, ...]] = (
+        "<|tool_call_begin|>",
+        "<|tool_calls_section_begin|>",
+        "<|tool_call_section_begin|>",
+    )
+    closes: ClassVar[tuple[str, ...]] = ("<|tool_call_end|>",)
+    dropped: ClassVar[tuple[str, ...]] = (
+        *begins[1:],
+        "<|tool_calls_section_end|>",
+        "<|tool_call_section_end|>",
+        "<|im_end|>",
+    )
+
+    def call(self) -> Steps[None]:
+        """Parse an identifier and the arguments."""
+        tape = self.tape
+        yield from tape.blanks()
+        if (yield from tape.accept(self.begins[0])):
+            yield from tape.blanks()
+        text, _ = yield from tape.short(_KIMI_SEPARATOR)
+        identifier = _KIMI_IDENTIFIER.fullmatch(text.strip())
+        yield from tape.blanks()
+        if identifier is None or (yield from tape.peek()) != "{":
+            raise MalformedText
+        self.begin_call(self.function_name(identifier["name"]), identifier[0] if identifier["number"] else "")
+        if (yield from self.rewriter(self.out.arguments).value()):
+            self.end_call()
+
+
+_KIMI_SEPARATOR: Final = Markers(("<|tool_call_argument_begin|>",))
+_KIMI_IDENTIFIER: Final = re.compile(r"(?:functions\.)?(?P<name>[\w./-]+)(?::(?P<number>\d+))?")

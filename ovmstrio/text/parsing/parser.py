@@ -269,10 +269,10 @@ class DeltaCollector:
         """Begin another part, dropping the whitespace around the boundary."""
         self._blanks, self._leading = "", True
 
-    def begin_call(self, name: str) -> None:
-        """Begin a tool call."""
+    def begin_call(self, name: str, identifier: str = "") -> None:
+        """Begin a tool call; without an identifier of the model it gets a random one."""
         self.part()
-        identifier = "".join(secrets.choice(_ID_LETTERS) for _ in range(_ID_LENGTH))
+        identifier = identifier or "".join(secrets.choice(_ID_LETTERS) for _ in range(_ID_LENGTH))
         self._deltas.append(Delta(calls=(ToolCallDelta(self.calls, id=identifier, name=name),)))
         self.calls += 1
 
@@ -340,12 +340,16 @@ class ReasoningMarkers:
     Attributes:
         opened: the prompt ended with the begin marker.
         special: the markers are special tokens.
+        others: further begin markers with their end markers.
+        answer: markers around an answer after reasoning; None if there are none.
     """
 
     begin: str
     end: str
     opened: bool = False
     special: bool = False
+    others: tuple[tuple[str, str], ...] = ()
+    answer: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,10 +429,10 @@ class StreamingParser:
         raise MalformedText
 
     # Used by formats
-    def begin_call(self, name: str) -> None:
+    def begin_call(self, name: str, identifier: str = "") -> None:
         """Emit the begin of a call; no backtracking after this."""
         self.tape.release()
-        self.out.begin_call(name)
+        self.out.begin_call(name, identifier)
 
     def function_name(self, written: str) -> str:
         """Return the function of the request that ``written`` names with a namespace; ``written`` if there is none."""
@@ -479,14 +483,20 @@ class StreamingParser:
     def _read_reasoning(self, thinking: ReasoningMarkers) -> Steps[None]:
         self.tape.hold()
         yield from self.tape.blanks()
-        if not (yield from self.tape.accept(thinking.begin)) and not thinking.opened:
-            self.tape.rewind()
-            return
+        last = thinking.end
+        for begin, following in ((thinking.begin, thinking.end), *thinking.others):
+            if (yield from self.tape.accept(begin)):
+                last = following
+                break
+        else:
+            if not thinking.opened:
+                self.tape.rewind()
+                return
         self.tape.release()
         self.out.part()
-        end, has_end = Markers((thinking.end,)), None
-        markers = Markers((thinking.end, *(marker for marker in self.begins if marker in self.ends.all)))
-        while (marker := (yield from self.tape.until(markers, self.out.reasoning))) not in {thinking.end, ""}:
+        end, has_end = Markers((last,)), None
+        markers = Markers((last, *(marker for marker in self.begins if marker in self.ends.all)))
+        while (marker := (yield from self.tape.until(markers, self.out.reasoning))) not in {last, ""}:
             if has_end is None:
                 self.tape.hold()
                 has_end = bool((yield from self.tape.until(end, lambda _: None)))
@@ -499,3 +509,7 @@ class StreamingParser:
             if has_end or not self._markers.all:
                 markers = end
         self.out.part()
+        if thinking.answer is not None:
+            yield from self.tape.blanks()
+            if (yield from self.tape.accept(thinking.answer[0])):
+                self._markers = Markers((*self._markers.all, thinking.answer[1]))

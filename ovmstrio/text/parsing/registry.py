@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
 
 from ovmstrio.config.documents import did_you_mean, invalid_value_error
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.text.parsing.bracket_formats import GemmaParser, LiquidParser
+from ovmstrio.text.parsing.bracket_formats import GemmaParser, LiquidParser, Llama4Parser, NemotronParser
 from ovmstrio.text.parsing.json_formats import (
     DeepSeekParser,
     GenericParser,
+    GraniteParser,
     HermesParser,
+    KimiParser,
     LlamaParser,
     MistralParser,
     PhiParser,
 )
 from ovmstrio.text.parsing.message_formats import HarmonyParser, OnyxParser
 from ovmstrio.text.parsing.parser import ParserInputs, ReasoningMarkers, StreamingParser
-from ovmstrio.text.parsing.tagged_formats import MiniCpmParser, QwenCoderParser
+from ovmstrio.text.parsing.tagged_formats import GlmParser, MiniCpmParser, QwenCoderParser
 
 _TOOLS: Final[Mapping[str, type[StreamingParser]]] = {
     "none": StreamingParser,
@@ -35,7 +38,27 @@ _TOOLS: Final[Mapping[str, type[StreamingParser]]] = {
     "onyx": OnyxParser,
     "minicpm5": MiniCpmParser,
     "deepseek": DeepSeekParser,
+    "granite": GraniteParser,
+    "kimi_k2": KimiParser,
+    "nemotron": NemotronParser,
+    "llama4_pythonic": Llama4Parser,
+    "glm45": GlmParser,
 }
+_TOOL_ALIASES: Final[Mapping[str, str]] = {
+    "hermes": "hermes3",
+    "llama3_json": "llama3",
+    "llama4_json": "llama3",
+    "pythonic": "llama4_pythonic",
+    "phi4_mini_json": "phi4",
+    "qwen3_coder": "qwen3coder",
+    "qwen3_xml": "qwen3coder",
+    "openai": "gptoss",
+    "deepseek_v3": "deepseek",
+    "deepseek_v31": "deepseek",
+    "granite-20b-fc": "granite",
+    "glm47": "glm45",
+}
+"""Parsers by their names in vLLM, where these differ."""
 _THINK: Final = ReasoningMarkers("<think>", "</think>")
 _REASONING: Final[Mapping[str, ReasoningMarkers | None]] = {
     "none": None,
@@ -44,8 +67,24 @@ _REASONING: Final[Mapping[str, ReasoningMarkers | None]] = {
     "minicpm5": _THINK,
     "lfm2": ReasoningMarkers("<think>", "</think>", special=True),
     "gemma4": ReasoningMarkers("<|channel>thought\n", "<channel|>", special=True),
+    "granite": ReasoningMarkers(
+        "<think>",
+        "</think>",
+        others=(
+            ("Here is my thought process:", "Here is my response:"),
+            ("Here's my thought process:", "Here's my response:"),
+        ),
+        answer=("<response>", "</response>"),
+    ),
     "gptoss": None,
     "onyx": None,
+}
+_REASONING_ALIASES: Final[Mapping[str, str]] = {
+    "deepseek_r1": "deepseek",
+    "deepseek_v3": "deepseek",
+    "glm45": "qwen3",
+    "kimi_k2": "qwen3",
+    "openai_gptoss": "gptoss",
 }
 _COMBINED: Final = ("gptoss", "onyx")
 """Formats that parse tool calls and reasoning together."""
@@ -56,7 +95,7 @@ TOOL_PARSERS: Final = ("auto", *_TOOLS)
 REASONING_PARSERS: Final = ("auto", *_REASONING)
 """Values of ``--reasoning-parser``."""
 
-_THINK_MARKERS: Final = ("<think>", "</think>")
+_THINK_MARKERS: Final = ("<think>", "</think>", "my thought process:")
 _SIGNS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("gptoss", ("<|channel|>", "<|message|>")),
     ("onyx", ("<|start|>", "<|message|>", "<|eom|>", "<|eot|>")),
@@ -71,11 +110,72 @@ _SIGNS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("mistral", ("[TOOL_CALLS]",)),
     ("mistral", ("[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]")),
     ("deepseek", ("tool▁calls▁begin",)),
+    ("kimi_k2", ("<|tool_call_begin|>", "<|tool_call_argument_begin|>")),
+    ("glm45", ("<arg_key>", "<arg_value>")),
+    ("nemotron", ("<TOOLCALL>",)),
+    ("nemotron", ("<toolcall>",)),
+    ("granite", ("<|start_of_role|>", "tool_call")),
+    ("llama4_pythonic", ("<|python_start|>",)),
+    ("llama4_pythonic", ("<|header_start|>", "tools")),
     ("llama3", ("<|python_tag|>",)),
     ("llama3", ("<|start_header_id|>", "tools")),
     ("hermes3", ("<tool_call>", "</tool_call>")),
 )
-_OWN_REASONING: Final = frozenset({"gptoss", "onyx", "gemma4", "minicpm5", "lfm2"})
+_OWN_REASONING: Final = frozenset({"gptoss", "onyx", "gemma4", "minicpm5", "lfm2", "granite"})
+_OPTIONAL_REASONING: Final = frozenset({"lfm2", "granite"})
+"""Formats of which some models reason."""
+_ARCHITECTURES: Final = (
+    ("Gemma4", "gemma4"),
+    ("Qwen", "hermes3"),
+    ("Mistral", "mistral"),
+    ("Ministral", "mistral"),
+    ("Lfm2", "lfm2"),
+    ("Phi3", "phi4"),
+    ("Phi4", "phi4"),
+    ("Deepseek", "deepseek"),
+    ("MiniCPM", "minicpm5"),
+    ("Granite", "granite"),
+    ("Kimi", "kimi_k2"),
+    ("Nemotron", "nemotron"),
+    ("Llama4", "llama4_pythonic"),
+    ("Glm4Moe", "glm45"),
+    ("GptOss", "gptoss"),
+)
+"""Tool parsers by the beginnings of architectures."""
+
+
+class DetectedParsers(NamedTuple):
+    """Parsers of a model.
+
+    Attributes:
+        tools: tool parser.
+        reasoning: reasoning parser.
+        is_by_architecture: whether the architecture decided the tool parser, not the chat template.
+        is_unknown: whether the chat template has tools in a format without a parser.
+    """
+
+    tools: str
+    reasoning: str
+    is_by_architecture: bool = False
+    is_unknown: bool = False
+
+
+def detect_parsers(
+    tool_parser: str, reasoning_parser: str, template: str, architectures: Sequence[str] = ()
+) -> DetectedParsers:
+    """Return the parsers of a model, as :func:`select_parsers`, for a template of unknown format by the architecture.
+
+    Raises:
+        ConfigError: as :func:`select_parsers`.
+    """
+    tools, reasoning = select_parsers(tool_parser, reasoning_parser, template)
+    # A template without tools gets a message that asks for the generic format.
+    if tool_parser != "auto" or tools != "generic" or "tools" not in template:
+        return DetectedParsers(tools, reasoning)
+    for prefix, parser in _ARCHITECTURES:
+        if any(each.startswith(prefix) for each in architectures):
+            return DetectedParsers(*select_parsers(parser, reasoning_parser, template), is_by_architecture=True)
+    return DetectedParsers(tools, reasoning, is_unknown=True)
 
 
 def select_parsers(tool_parser: str, reasoning_parser: str, template: str = "") -> tuple[str, str]:
@@ -84,6 +184,8 @@ def select_parsers(tool_parser: str, reasoning_parser: str, template: str = "") 
     Raises:
         ConfigError: a name is unknown, or the two are incompatible.
     """
+    tool_parser = _TOOL_ALIASES.get(tool_parser, tool_parser)
+    reasoning_parser = _REASONING_ALIASES.get(reasoning_parser, reasoning_parser)
     _check(tool_parser, TOOL_PARSERS, "tool_parser")
     _check(reasoning_parser, REASONING_PARSERS, "reasoning_parser")
     tools, thinks = _detected(template)
@@ -126,7 +228,7 @@ def make_parser(
     calls, thinks = select_parsers(tool_parser, reasoning_parser, template)
     thinking = _REASONING[thinks]
     if thinking is not None and opened:
-        thinking = ReasoningMarkers(thinking.begin, thinking.end, opened=True, special=thinking.special)
+        thinking = replace(thinking, opened=True)
     return _TOOLS[calls](ParserInputs(thinking, dict(map(_schema, tools))))
 
 
@@ -157,7 +259,7 @@ def _detected(template: str) -> tuple[str, str]:
     thinks = "qwen3" if any(sign in template for sign in _THINK_MARKERS) else "none"
     for name, signs in _SIGNS:
         if all(sign in template for sign in signs):
-            own = name in _OWN_REASONING and (name != "lfm2" or thinks != "none")
+            own = name in _OWN_REASONING and (name not in _OPTIONAL_REASONING or thinks != "none")
             return name, name if own else thinks
     return "generic", thinks
 

@@ -1,4 +1,4 @@
-"""Output formats with a tag per argument (Qwen Coder, MiniCPM); the tools' schemas give the JSON types."""
+"""Output formats with a tag per argument (Qwen Coder, MiniCPM, GLM); the tools' schemas give the JSON types."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ _MAX_NAME: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class TagFormat:
-    """The tags of a format; ``name_end`` follows names of functions and parameters."""
+    """The tags of a format; ``name_end`` follows names of functions and parameters.
+
+    ``literals`` is whether a value may be in a CDATA section.
+    """
 
     function: str
     function_end: str
@@ -34,6 +37,7 @@ class TagFormat:
     name_end: str
     close: str = ""
     trims: bool = True
+    literals: bool = True
 
 
 class TaggedParser(StreamingParser):
@@ -46,7 +50,7 @@ class TaggedParser(StreamingParser):
         form = self.form
         ends = filter(None, (form.parameter_end, form.parameter, form.function_end, form.close))
         self._name_end: Final = Markers((form.name_end,))
-        self._value_ends: Final = Markers((*ends, *_LITERAL[:1]))
+        self._value_ends: Final = Markers((*ends, *_LITERAL[: form.literals]))
         self._outer: Final = Markers(filter(None, (form.function_end, form.close, form.function, *self.ends.all)))
 
     def call(self) -> Steps[None]:
@@ -64,7 +68,7 @@ class TaggedParser(StreamingParser):
 
     def _function(self) -> Steps[None]:
         tape, form = self.tape, self.form
-        name = yield from self._tag_name()
+        name = yield from self.read_function_name()
         self.begin_call(name)
         yield from tape.blanks()
         if (yield from tape.peek()) == "{":
@@ -82,6 +86,15 @@ class TaggedParser(StreamingParser):
         while (yield from tape.accept(form.function_end)) or (yield from tape.accept(_OTHER_FUNCTION_END)):
             self.end_call()
             yield from tape.blanks()
+
+    # Overridden by formats whose names are not in the tags of their values
+    def read_function_name(self) -> Steps[str]:
+        """Parse the name of a function; raise MalformedText if there is none."""
+        return (yield from self._tag_name())
+
+    def read_parameter_name(self) -> Steps[str]:
+        """Parse the name of a parameter, up to its value; raise MalformedText if there is none."""
+        return (yield from self._tag_name())
 
     def _tag_name(self) -> Steps[str]:
         """Parse the rest of a tag.
@@ -108,7 +121,7 @@ class TaggedParser(StreamingParser):
             if not (yield from tape.accept(form.parameter)):
                 break
             try:
-                name = yield from self._tag_name()
+                name = yield from self.read_parameter_name()
             except MalformedText:
                 self.out.arguments("}")
                 raise
@@ -312,3 +325,36 @@ class MiniCpmParser(TaggedParser):
     begins: ClassVar[tuple[str, ...]] = ("<function name=",)
     closes: ClassVar[tuple[str, ...]] = ("</function>",)
     dropped: ClassVar[tuple[str, ...]] = ("<|im_end|>", "</s>")
+
+
+class GlmParser(TaggedParser):
+    """``<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>``: GLM 4.5 and later."""
+
+    special: ClassVar[bool] = True
+    form: ClassVar[TagFormat] = TagFormat(
+        "<tool_call>", "</tool_call>", "<arg_key>", "</arg_value>", "</arg_key>", trims=False, literals=False
+    )
+    begins: ClassVar[tuple[str, ...]] = ("<tool_call>",)
+    closes: ClassVar[tuple[str, ...]] = ("</tool_call>",)
+    dropped: ClassVar[tuple[str, ...]] = ("<|user|>", "<|observation|>", "<|endoftext|>")
+
+    def read_function_name(self) -> Steps[str]:
+        """Parse the name before the first parameter."""
+        tape = self.tape
+        yield from tape.blanks()
+        name = self.function_name((yield from tape.take(len((yield from tape.run(_GLM_NAME_END, _MAX_NAME))))))
+        yield from tape.blanks()
+        if not name or not ((yield from tape.peek()) == "{" or (yield from tape.at(_GLM_AFTER_NAME))):
+            raise MalformedText
+        return name
+
+    def read_parameter_name(self) -> Steps[str]:
+        """Parse the name and the tag before the value."""
+        name = yield from self._tag_name()
+        yield from self.tape.blanks()
+        yield from self.tape.expect("<arg_value>")
+        return name
+
+
+_GLM_NAME_END: Final = re.compile(r"[^\w.:/-]")
+_GLM_AFTER_NAME: Final = Markers(("<arg_key>", "</tool_call>"))

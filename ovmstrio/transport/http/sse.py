@@ -39,6 +39,9 @@ EVENT_HEADERS: Final[Headers] = (
 )
 
 
+_KEEP_ALIVE: Final = b": keep-alive\n\n"
+
+
 class _Body:
     """Response body; an incomplete one raises at its end, so that clients detect the truncation."""
 
@@ -69,11 +72,15 @@ class EventSink:
         self._body = _Body(receive)
         self._scope = scope
         self._task_status = task_status
+        self._sent_at = trio.current_time()
         self.has_begun = False
+        self.keeps_alive = False  # whether :meth:`keep_alive` runs
 
     async def send(self, data: bytes) -> None:
         """Send encoded events. Not a checkpoint if the body is waiting for them."""
         self.begin()
+        if self.keeps_alive:
+            self._sent_at = trio.current_time()
         try:
             try:
                 self._send.send_nowait(data)
@@ -90,6 +97,15 @@ class EventSink:
             self.has_begun = True
             self._task_status.started(self._body)
 
+    async def keep_alive(self, seconds: float, scope: trio.CancelScope) -> None:
+        """Send a comment after each interval without an event, until ``scope`` is cancelled."""
+        self.keeps_alive = True
+        with scope:
+            while True:
+                await trio.sleep_until(self._sent_at + seconds)
+                if trio.current_time() >= self._sent_at + seconds:
+                    await self.send(_KEEP_ALIVE)
+
     def break_off(self) -> None:
         """Mark the response as incomplete."""
         self._body.is_incomplete = True
@@ -104,6 +120,8 @@ async def stream_events(
     make: Callable[[EventSink], Awaitable[None]],
     write_error: Callable[[Exception], bytes] | None,
     headers: Headers = EVENT_HEADERS,
+    *,
+    keep_alive_seconds: float = 0,
 ) -> HttpAnswer:
     """Answer a request with the events that ``make`` sends; HEAD gets headers only.
 
@@ -112,22 +130,27 @@ async def stream_events(
         make: sends events and returns after the last one; its ``ServerError`` before the first event is raised here.
         write_error: encodes an error as last event; None to abort the response.
         headers: response headers.
+        keep_alive_seconds: interval of comments while there are no events, also before the first one, whose error then
+            has no status; 0 for no comments.
     """
     if request.method == "HEAD":
         return HttpAnswer(200, headers)
     tasks: trio.Nursery = request.tasks
-    return HttpAnswer(200, headers, await tasks.start(_run, request, make, write_error))
+    return HttpAnswer(200, headers, await tasks.start(_run, request, make, write_error, keep_alive_seconds))
 
 
 async def _run(
     request: HttpRequest,
     make: Callable[[EventSink], Awaitable[None]],
     write_error: Callable[[Exception], bytes] | None,
+    keep_alive_seconds: float,
     *,
     task_status: trio.TaskStatus[_Body] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     with trio.CancelScope() as scope:
-        events = EventSink(scope, task_status)
+        events, keeper = EventSink(scope, task_status), trio.CancelScope()
+        if keep_alive_seconds:
+            request.tasks.start_soon(events.keep_alive, keep_alive_seconds, keeper)
         try:
             with cancel_on_revocation(request.peer, request.headers):
                 await make(events)
@@ -142,6 +165,7 @@ async def _run(
             log.exception("stream failed", path=request.path)
             await _end_with_error(events, error, write_error)
         finally:
+            keeper.cancel()
             events.close()
 
 

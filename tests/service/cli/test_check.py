@@ -17,6 +17,7 @@ from tests.support.graphs import graph_text, python_node
 from tests.support.paddle_files import layers, write_described
 from tests.support.pipelines import write_library
 from tests.support.projects import PYTHON, write
+from tests.support.tiny_encoders import write_embedder
 
 pytestmark = pytest.mark.usefixtures("command_folder")
 
@@ -89,6 +90,24 @@ def test_check_lists_loaded_versions_and_warnings(tmp_path: Path) -> None:
     assert "ok: 0 errors and 1 warning in 1 file; 1 version loaded" in result.stdout
 
 
+def test_detected_settings_have_values_and_files(tmp_path: Path) -> None:
+    folder = write_embedder(tmp_path / "words")
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    result = check("words")
+    assert result.exit_code == 0, result.output
+    assert [line.split() for line in result.stdout.splitlines()[:-1]] == [
+        ["loads", "words", "version", "1"],
+        ["task", "embeddings", "1_Pooling/config.json"],
+        ["max_model_len", "20", "config.json"],
+        ["pooling", "MEAN", "1_Pooling/config.json"],
+        ["normalize", "True", "default"],
+    ]
+    (loaded,) = json.loads(check("words", "--json").stdout)["loaded"]
+    assert loaded["detected"][2] == {"setting": "pooling", "value": "MEAN", "source": "1_Pooling/config.json"}
+    assert "detected,1_Pooling/config.json,,pooling,MEAN,,," in check("words", "--format", "csv").stdout
+
+
 def test_a_missing_path_is_reported_in_one_line() -> None:
     result = check("nowhere.json")
     assert (result.exit_code, result.stdout) == (1, "")
@@ -150,7 +169,7 @@ def test_handlers_of_a_configuration_are_checked() -> None:
     result = check("config.json", "--json")
     answer = json.loads(result.stdout)
     assert result.exit_code == 1
-    assert answer["loaded"] == [{"model": "good", "version": 1}]
+    assert answer["loaded"] == [{"model": "good", "version": 1, "detected": []}]
     problems = [(Path(each["file"]).name, each["path"], each["message"]) for each in answer["problems"]]
     assert problems == [
         ("nucleus.yaml", "processes", "handlers of config.json share one process"),

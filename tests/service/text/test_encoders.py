@@ -19,8 +19,9 @@ from ovmstrio.config.specs import TextModelSpec
 from ovmstrio.core.errors import ConfigError, ContextExceeded, InvalidField, Overloaded, Problem, QueueTimeExceeded
 from ovmstrio.core.generation import Padding, Task
 from ovmstrio.core.hooks import NULL_METERS, Meters
+from ovmstrio.core.service import Detection
 from ovmstrio.inference.network import Network
-from ovmstrio.serving.kind import LoadContext, lease_nothing
+from ovmstrio.serving.kind import LoadContext, ignore_detection, lease_nothing
 from ovmstrio.text.kind import load_task
 from ovmstrio.util.truncation import MAX_TOKENIZED_CHARACTERS, max_characters
 from tests.support.servables import RecordingHooks
@@ -49,16 +50,27 @@ def load() -> Load:
 
 @asynccontextmanager
 async def _load(
-    folder: Path, task: Task = Task.EMBEDDINGS, meters: Meters = NULL_METERS, **settings: Any
+    folder: Path,
+    task: Task = Task.EMBEDDINGS,
+    meters: Meters = NULL_METERS,
+    detect: Callable[[Detection], None] = ignore_detection,
+    **settings: Any,
 ) -> AsyncIterator[Any]:
     spec = TextModelSpec(name="tiny", base_path=folder, path=folder, task=task, **settings)
+    failure = None
     async with trio.open_nursery() as tasks:
-        service = await load_task(spec, LoadContext(lease_nothing, tasks, meters))
         try:
-            yield service
-        finally:
-            with trio.CancelScope(shield=True):
-                await service.aclose()
+            service: Any = await load_task(spec, LoadContext(lease_nothing, tasks, meters, detect=detect))
+        except ConfigError as error:
+            failure = error
+        else:
+            try:
+                yield service
+            finally:
+                with trio.CancelScope(shield=True):
+                    await service.aclose()
+    if failure is not None:
+        raise failure
 
 
 @pytest.fixture
@@ -187,6 +199,88 @@ async def test_unsupported_pooling_of_the_files_is_refused(
     assert (problem.path, problem.found, problem.expected) == ("pooling", found, "CLS or LAST or MEAN")
     async with load(copied_folder, pooling="CLS") as service:
         assert len((await service.embed(["the cat"])).vectors) == 1
+
+
+def _write_sentence_files(folder: Path, modules: Sequence[str], **files: Any) -> None:
+    listed = [
+        {"idx": number, "path": f"{number}_{name}" if number else "", "type": f"sentence_transformers.models.{name}"}
+        for number, name in enumerate(modules)
+    ]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    for name, content in files.items():
+        file = folder / f"{name.replace('__', '/')}.json"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(json.dumps(content))
+
+
+async def test_files_of_sentence_transformers_are_applied(load: Load, copied_folder: Path) -> None:
+    _write_sentence_files(
+        copied_folder,
+        ["Transformer", "Pooling"],
+        **{"1_Pooling__config": {"pooling_mode_mean_tokens": True}, "sentence_bert_config": {"max_seq_length": 9}},
+        config_sentence_transformers={"prompts": {"query": "the red ", "document": ""}, "default_prompt_name": "query"},
+    )
+    detected: list[Detection] = []
+    async with load(copied_folder, detect=detected.append) as service:
+        made = await service.embed(["cat", (5, 6)])
+        plain = await service.embed(["cat"], prompt_name="document")
+        assert service.limits.context_length == 9
+        with pytest.raises(ContextExceeded, match="allowed 9"):
+            await service.embed([(5,) * 10])
+        with pytest.raises(InvalidField, match="prompt_name: expected query, document"):
+            await service.embed(["cat"], prompt_name="passage")
+    expected = [pooled(text, "MEAN", normalize=False) for text in ("the red cat", [5, 6])]
+    assert np.allclose(made.vectors, expected, atol=1e-5)
+    assert np.allclose(plain.vectors, [pooled("cat", "MEAN", normalize=False)], atol=1e-5)
+    assert [(each.setting, each.value, each.source) for each in detected] == [
+        ("task", "embeddings", "modules.json"),
+        ("max_model_len", 9, "sentence_bert_config.json"),
+        ("pooling", "MEAN", "1_Pooling/config.json"),
+        ("normalize", False, "modules.json"),
+        ("default_prompt_name", "query", "config_sentence_transformers.json"),
+    ]
+
+
+async def test_options_win_over_files_of_sentence_transformers(load: Load, copied_folder: Path) -> None:
+    _write_sentence_files(
+        copied_folder,
+        ["Transformer", "Dense"],
+        sentence_bert_config={"max_seq_length": 9},
+        config_sentence_transformers={"prompts": {"query": "the red "}, "default_prompt_name": "query"},
+    )
+    chosen = {"pooling": "LAST", "normalize": True, "default_prompt_name": "", "max_model_len": 12}
+    detected: list[Detection] = []
+    async with load(copied_folder, detect=detected.append, **chosen) as service:
+        made = await service.embed(["cat", (5,) * 12])
+    assert np.allclose(made.vectors, [pooled("cat", "LAST"), pooled([5] * 12, "LAST")], atol=1e-5)
+    assert {each.setting: (each.value, each.source) for each in detected} == {
+        "task": ("embeddings", "modules.json"),
+        **{name: (value, "option") for name, value in chosen.items()},
+    }
+
+
+async def test_modules_that_would_be_missing_are_refused(copied_folder: Path) -> None:
+    _write_sentence_files(copied_folder, ["Transformer", "Pooling", "Dense", "Normalize"])
+    (problem,) = await problems_of(copied_folder)
+    assert problem.message == "modules of the model are not supported: Dense"
+    assert problem.file.endswith("modules.json")
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"max_model_len": LONGEST + 1}, f"at most {LONGEST}, the positions of the model"),
+        ({"default_prompt_name": "query"}, "no name, as the model has no prompts"),
+    ],
+)
+async def test_options_that_contradict_the_model_are_refused(
+    load: Load, embedder_folder: Path, settings: Any, expected: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        async with load(embedder_folder, **settings):
+            pass
+    (problem,) = caught.value.problems
+    assert (problem.path, problem.expected) == (*settings, expected)
 
 
 @pytest.mark.parametrize("count", [501, 2048])
@@ -337,6 +431,7 @@ async def test_context_length_is_the_least_of_the_files(
     (copied_folder / "config.json").write_text(json.dumps(config))
     (copied_folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
     async with load(copied_folder) as service:
+        assert service.limits.context_length == longest
         assert (await service.embed([(5,) * longest])).tokens == longest
         with pytest.raises(ContextExceeded):
             await service.embed([(5,) * (longest + 1)])

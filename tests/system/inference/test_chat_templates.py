@@ -152,7 +152,10 @@ def test_template_that_reads_parts_of_contents_gets_parts() -> None:
         "{% for m in messages %}{{ m.role }}: "
         "{% for part in m.content | selectattr('type', 'equalto', 'text') %}{{ part.text }} {% endfor %}{% endfor %}"
     )
-    messages: list[dict[str, Any]] = [{"role": "user", "content": "<mark>\nWhat?"}, {"role": "assistant", "content": None}]
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "<mark>\nWhat?"},
+        {"role": "assistant", "content": None},
+    ]
     assert ChatTemplate(source).render(messages) == "user: <mark>\nWhat? assistant:  "
     both = "{% for m in messages %}{{ m.content if m.content is string else 'parts' }}{% endfor %}"
     assert ChatTemplate(both).render(messages) == "<mark>\nWhat?"

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +15,7 @@ import trio
 from prometheus_client import CollectorRegistry
 
 from ovmstrio.config.specs import TextModelSpec
+from ovmstrio.core.callers import ALL_SCOPES, Caller, current_caller
 from ovmstrio.core.generation import Prompt
 from ovmstrio.core.hooks import Collectors, Meters
 from ovmstrio.inference.engine.batch import PrefixCacheModel
@@ -56,7 +58,7 @@ def compare(blocks):
                     scores += output.generated_log_probs
         # Of an echoed prompt the library gives the probabilities that it has computed, but for the first of them.
         computed = len(scores) - made
-        estimates.append((prefixes.find(prompt), max(len(prompt) - computed - 1, 0)))
+        estimates.append((prefixes.find(prompt)[0], max(len(prompt) - computed - 1, 0)))
         text = prompt + tokens[-made:]
         prefixes.keep(text[:-1])
         earlier.append(text)
@@ -89,12 +91,26 @@ def test_evicted_prefixes_are_known_with_few_mistakes(found_and_true: list[list[
 def test_unfinished_text_lends_its_full_blocks() -> None:
     prefixes = PrefixCacheModel(10, 4)
     prefixes.keep([1, 2, 3, 4, 5, 6], is_whole=False)
-    assert prefixes.find([1, 2, 3, 4, 5, 6, 7]) == 4
+    assert prefixes.find([1, 2, 3, 4, 5, 6, 7]) == (4, 4)
     prefixes.keep([1, 2, 3, 4, 5, 6])
-    assert [prefixes.find([1, 2, 3, 4, 5, 6, 7]) for _ in range(2)] == [6, 4]
-    assert prefixes.find([1, 2, 3, 4]) == 3
+    assert [prefixes.find([1, 2, 3, 4, 5, 6, 7]) for _ in range(2)] == [(6, 6), (4, 4)]
+    assert prefixes.find([1, 2, 3, 4]) == (3, 3)
     prefixes.clear()
-    assert prefixes.find([1, 2, 3, 4, 5]) == 0
+    assert prefixes.find([1, 2, 3, 4, 5]) == (0, 0)
+
+
+def test_cached_tokens_are_told_apart_by_salt() -> None:
+    prefixes = PrefixCacheModel(10, 4)
+    prefixes.keep([1, 2, 3, 4, 5, 6, 7, 8, 9, 10], "a")
+    prefixes.keep([1, 2, 3, 4, 0, 0, 0, 0], "b")
+    prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]
+    assert prefixes.find(prompt, "b") == (10, 4)
+    assert prefixes.find(prompt, "a") == (8, 8)
+    assert prefixes.find(prompt) == (8, 0)
+    for number in range(100):
+        prefixes.keep([1, 2, 3, 4], f"salt {number}")
+    assert prefixes.find(prompt, "a") == (8, 0)
+    assert prefixes.find(prompt, "salt 99") == (8, 4)
 
 
 @asynccontextmanager
@@ -124,6 +140,29 @@ async def test_usage_and_metrics_report_cached_tokens(tiny_folder: Path) -> None
         assert meters.value("prompt_tokens_total") == 300
     async with _measured(tiny_folder, enable_prefix_caching=False) as (model, _):
         assert [await _found(model, prompt) for _ in range(2)] == [0, 0]
+
+
+async def test_usage_tells_nothing_about_prompts_of_other_callers(tiny_folder: Path) -> None:
+    prompt = tuple(range(20, 120))
+
+    async def find(name: str | None, salt: str = "") -> int:
+        caller = None if name is None else Caller(name, "key", ALL_SCOPES)
+        token = current_caller.set(caller)
+        try:
+            async with model.generate(replace(greedy(prompt, 1), cache_salt=salt)) as generation:
+                async for _ in generation:
+                    pass
+                return generation.cached_tokens
+        finally:
+            current_caller.reset(token)
+
+    async with _measured(tiny_folder) as (model, meters):
+        assert [await find("ann"), await find("ann")] == [0, 99]
+        assert [await find("bob"), await find("bob")] == [0, 99]
+        assert [await find("bob", "s"), await find("bob", "s"), await find("ann", "s")] == [0, 99, 0]
+        assert [await find(None), await find(None), await find(None, "s"), await find(None, "s")] == [0, 99, 0, 99]
+        # The library shares all blocks: the metric counts what it saved.
+        assert meters.value("cached_prompt_tokens_total") == 99 * 10
 
 
 async def test_preempted_texts_end_and_are_counted(tiny_folder: Path) -> None:

@@ -15,19 +15,21 @@ from ovmstrio.core.generation import Task
 from ovmstrio.inference.engine.gguf import GgufError, read_header
 from ovmstrio.text.kind import LOADERS
 from tests.support.served_text_models import greedy, made, text_of
-from tests.support.tiny_llm import CONTEXT, write_tiny_gguf
+from tests.support.tiny_llm import write_tiny_gguf
 from tests.support.waits import WAIT_SECONDS
 from tests.system.text.conftest import ServeTiny
 
 
 async def test_gguf_file_is_converted_once_and_makes_the_same_text(serve_tiny: ServeTiny, tmp_path: Path) -> None:
-    file = write_tiny_gguf(tmp_path / "model.gguf")
+    # The library's tokenizer of a GGUF file keeps 8192 tokens of a text.
+    file = write_tiny_gguf(tmp_path / "model.gguf", context=10_000)
     cache = tmp_path / "cache"
     async with serve_tiny() as model:
         expected = text_of(await made(model, greedy("hello", 30)))
-    async with serve_tiny(path=file, cache_dir=cache) as model:
+    async with serve_tiny(path=file, cache_dir=cache, cache_size=0.02) as model:
         assert text_of(await made(model, greedy("hello", 30))) == expected
-        assert model.limits.context_length == CONTEXT
+        assert model.limits.context_length == 10_000
+        assert [len(tokens) for tokens in await model.tokenize([" a" * 9000])] == [9000]
     (folder,) = (cache / "text_models").iterdir()
     marked = folder.stat().st_mtime_ns
     (tmp_path / "other").mkdir()

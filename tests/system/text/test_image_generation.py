@@ -119,7 +119,7 @@ async def test_partial_images_come_before_the_final_one(painter: ImageModel) -> 
 
 
 @on_model_loop
-async def test_requests_that_are_left_stop_after_the_step(painter: ImageModel) -> None:
+async def test_requests_that_are_left_stop_after_the_step_and_invalid_ones_do_not_wait(painter: ImageModel) -> None:
     # Takes minutes.
     options = {"num_inference_steps": STEPS, "num_images_per_prompt": 10, "width": 1024, "height": 1024}
     for _ in range(2):
@@ -129,6 +129,8 @@ async def test_requests_that_are_left_stop_after_the_step(painter: ImageModel) -
                     await trio.sleep(0.01)
                 assert running.steps[1] == STEPS
                 assert painter.facts["denoising steps"].endswith(f" of {STEPS}")
+                with pytest.raises(InvalidField, match="Image parsing failed"):
+                    await generated(painter, image=b"no picture")
         assert len(await generated(painter)) == 1
     assert (painter.open_requests, painter.queue.progress) == (0, (0, 0))
 

@@ -30,6 +30,7 @@ from ovmstrio.core.generation import (
     GrammarKind,
     Sampling,
 )
+from ovmstrio.server.check import check_config
 from ovmstrio.text.text_model import TextModel
 from tests.support.served_text_models import (
     PROMPTS,
@@ -41,7 +42,7 @@ from tests.support.served_text_models import (
     text_of,
     with_settings,
 )
-from tests.support.tiny_llm import CHAT_TEMPLATE, CONTEXT, VOCABULARY
+from tests.support.tiny_llm import CHAT_TEMPLATE, CONTEXT, VOCABULARY, bound_tokenizer
 from tests.system.text.conftest import ServeTiny
 
 _BARE: Final = """
@@ -218,6 +219,36 @@ async def test_text_has_no_bad_words(model: TextModel) -> None:
     assert refused.value.field == "bad_words"
 
 
+async def test_prompts_are_read_beyond_the_bound_of_the_tokenizer(
+    serve_tiny: ServeTiny, tiny_folder: Path, tmp_path: Path
+) -> None:
+    folder = bound_tokenizer(Path(shutil.copytree(tiny_folder, tmp_path / "bound")), 64)
+    prompt = "the " * 137
+    async with serve_tiny(path=folder) as model:
+        assert model.limits.context_length == CONTEXT
+        (tokens,) = await model.tokenize([prompt])
+        assert len(tokens) == 2 * 137
+        async with model.generate(greedy(prompt, 8)) as generation:
+            assert generation.prompt_tokens == 2 * 137
+        text = text_of(await made(model, greedy(prompt, 8)))
+        assert text == text_of(await made(model, greedy(tuple(map(int, tokens)), 8)))
+        with pytest.raises(ContextExceeded, match=f"maximum context length is {CONTEXT} tokens"):
+            await made(model, greedy("the " * CONTEXT, 1))
+
+
+async def test_prompts_that_the_tokenizer_cuts_are_refused(
+    serve_tiny: ServeTiny, tiny_folder: Path, tmp_path: Path
+) -> None:
+    folder = bound_tokenizer(Path(shutil.copytree(tiny_folder, tmp_path / "bound")), 64, by_minimum=False)
+    async with serve_tiny(path=folder) as model:
+        assert model.limits.context_length == 63
+        async with model.generate(greedy("the " * 31, 1)) as generation:
+            assert generation.prompt_tokens == 62
+        for count in (32, 137):
+            with pytest.raises(ContextExceeded, match="maximum context length is 63 tokens"):
+                await made(model, greedy("the " * count, 1))
+
+
 @pytest.mark.parametrize("tokens", [(-1, 4), (3, 100_000), ()])
 @on_model_loop
 async def test_invalid_tokens_are_refused(model: TextModel, tokens: tuple[int, ...]) -> None:
@@ -286,6 +317,25 @@ async def test_echoed_prompt_has_its_log_probabilities_each_time(model: TextMode
     assert text_of(first) == prompt
     assert text_of(both).startswith(prompt)
     assert first[-1].finish is Finish.LENGTH
+
+
+@on_model_loop
+async def test_echoed_prompt_has_its_most_likely_tokens(model: TextModel) -> None:
+    prompt = tuple(range(40, 140))
+    answer = [
+        each for piece in await made(model, replace(greedy(prompt, 20), logprobs=True)) for each in piece.logprobs
+    ]
+    assert all(each.best == (each.data, each.logprob) for each in answer), "of a greedy text, the token itself"
+    echoed = replace(greedy((*prompt, *(each.id for each in answer)), 0), echo=True, logprobs=True)
+    first, *places = [each for piece in await made(model, echoed) for each in piece.logprobs]
+    assert first.best is None
+    best = [each.best for each in places if each.best is not None and each.logprob is not None]
+    assert len(best) == len(places) == 119
+    assert all(found[1] >= (each.logprob or 0.0) for found, each in zip(best, places, strict=True))
+    assert sum(found[0] == each.data for found, each in zip(best[-20:], places[-20:], strict=True)) >= 18
+    assert sum(found[0] != each.data for found, each in zip(best[:99], places, strict=False)) > 80
+    sampled = replace(greedy(prompt, 5), sampling=Sampling(temperature=1.0, max_tokens=5), logprobs=True)
+    assert all(each.best is None for piece in await made(model, sampled) for each in piece.logprobs)
 
 
 _SPLIT_TEXT: Final = "日🚀ok é\ufffd the end"
@@ -561,6 +611,50 @@ async def test_template_of_the_folder_decides_how_answers_are_read(
     assert "".join(piece.reasoning for piece in pieces) == reasoning
 
 
+async def test_check_reports_what_it_detected_and_unknown_formats(tiny_folder: Path, tmp_path: Path) -> None:
+    tools = CHAT_TEMPLATE + "{% for tool in tools %}{% endfor %}"
+    folders: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
+        "template": ({}, tools + "<tool_call></tool_call><think>", {}),
+        "architecture": ({"architectures": ["Qwen2ForCausalLM"]}, tools, {"max_model_len": 100}),
+        "unknown": ({}, tools, {"reasoning_parser": "qwen3"}),
+    }
+    entries = []
+    for name, (config, template, settings) in folders.items():
+        folder = Path(shutil.copytree(tiny_folder, tmp_path / name))
+        (folder / "config.json").write_text(json.dumps({"max_position_embeddings": CONTEXT, **config}))
+        (folder / "chat_template.jinja").write_text(template)
+        entries.append({"config": {"name": name, "base_path": name, "cache_size": 0.01, **settings}})
+    document = {"model_config_list": [], "text_model_config_list": entries}
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    with trio.fail_after(120):
+        report = await check_config(tmp_path / "config.json")
+    detected = {each.model: {one.setting: (one.value, one.source) for one in each.detected} for each in report.loaded}
+    files = {"task": ("text_generation", "openvino_detokenizer.xml"), "chat_template": ("JINJA", "chat_template.jinja")}
+    assert detected == {
+        "template": {
+            **files,
+            "max_model_len": (CONTEXT, "config.json"),
+            "tool_parser": ("hermes3", "chat_template.jinja"),
+            "reasoning_parser": ("qwen3", "chat_template.jinja"),
+        },
+        "architecture": {
+            **files,
+            "max_model_len": (100, "option"),
+            "tool_parser": ("hermes3", "config.json"),
+            "reasoning_parser": ("none", "chat_template.jinja"),
+        },
+        "unknown": {
+            **files,
+            "max_model_len": (CONTEXT, "config.json"),
+            "tool_parser": ("generic", "chat_template.jinja"),
+            "reasoning_parser": ("qwen3", "option"),
+        },
+    }
+    (problem,) = report.problems
+    assert (problem.severity, problem.path) == ("warning", "text_model_config_list[2].config")
+    assert problem.message == "the chat template has tools in a format without a parser"
+
+
 @pytest.mark.parametrize(
     ("architectures", "template", "settings", "written", "calls"),
     [
@@ -599,7 +693,7 @@ async def test_constrained_text_may_end_with_its_first_token(model: TextModel) -
     assert (piece.tokens, piece.finish) == (1, Finish.LENGTH)
 
 
-@pytest.mark.parametrize("tool_parser", ["hermes3", "", "mistral", "qwen3coder", "gptoss", "lfm2"])
+@pytest.mark.parametrize("tool_parser", ["hermes3", "", "mistral", "qwen3coder", "gptoss", "lfm2", "kimi_k2"])
 @on_model_loop
 async def test_named_function_is_called_with_arguments_of_its_schema(model: TextModel, tool_parser: str) -> None:
     model = with_settings(model, tool_parser=tool_parser)

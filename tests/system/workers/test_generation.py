@@ -69,6 +69,42 @@ def test_all_workers_use_one_engine_and_answer_alike(servers: SystemServers) -> 
     assert 0 < sample(server, "ovmstrio_llm_kv_cache_bytes") <= 2**30 / 10 + 1
 
 
+def test_responses_and_batches_of_one_worker_are_served_by_the_other(servers: SystemServers) -> None:
+    server = servers.serving("generation_workers")
+    body = {"model": "tiny", "input": "Tell me", "temperature": 0, "max_output_tokens": 8}
+    with each_worker(server) as clients:
+        _one_engine(server)
+        for first, second in (clients, clients[::-1]):
+            made = first.post("/v1/responses", json=body).raise_for_status().json()
+            assert second.get(f"/v1/responses/{made['id']}").json() == made
+            follow = {**body, "previous_response_id": made["id"]}
+            answers = [each.post("/v1/responses", json=follow).raise_for_status().json() for each in clients]
+            assert len({each["output"][0]["content"][0]["text"] for each in answers}) == 1
+            assert answers[0]["usage"]["input_tokens"] > made["usage"]["input_tokens"]
+            stream = first.post("/v1/responses", json={**body, "background": True, "stream": True}).text
+            identity = json.loads(stream.partition("data: ")[2].partition("\n")[0])["response"]["id"]
+            assert second.get(f"/v1/responses/{identity}?stream=true").text == stream
+            counts = [each.post("/v1/responses/input_tokens", json=follow).json()["input_tokens"] for each in clients]
+            assert counts == [answers[0]["usage"]["input_tokens"]] * 2
+            assert second.delete(f"/v1/responses/{made['id']}").json()["deleted"]
+            assert first.get(f"/v1/responses/{made['id']}").status_code == 404
+            tokens = [each.post("/tokenize", json={"messages": _body()["messages"]}).json() for each in clients]
+            assert tokens[0] == tokens[1]
+            texts = [each.post("/detokenize", json={"tokens": tokens[0]["tokens"]}).json() for each in clients]
+            assert [each["prompt"] for each in texts] == [
+                "<|im_start|>user\nTell me<|im_end|>\n<|im_start|>assistant\n"
+            ] * 2
+        requests = [{"custom_id": "a", "method": "POST", "url": "/v1/responses", "body": body}]
+        data = "\n".join(map(json.dumps, requests))
+        source = clients[0].post("/v1/files", data={"purpose": "batch"}, files={"file": ("in", data)}).json()["id"]
+        sent = {"input_file_id": source, "endpoint": "/v1/responses", "completion_window": "1h"}
+        batch = clients[1].post("/v1/batches", json=sent).raise_for_status().json()["id"]
+        for client in clients:
+            until(lambda client=client: client.get(f"/v1/batches/{batch}").json()["status"] == "completed")  # type: ignore[misc]
+            output = client.get(f"/v1/batches/{batch}").json()["output_file_id"]
+            assert json.loads(client.get(f"/v1/files/{output}/content").text)["response"]["status_code"] == 200
+
+
 @pytest.fixture
 def entry(tmp_path: Path) -> dict[str, Any]:
     return {"name": "tiny", "base_path": str(write_tiny_folder(tmp_path / "llm")), "cache_size": 0.1}

@@ -74,7 +74,9 @@ _WITH: dict[str, dict[str, Any]] = {
     **{key: {"stateful": True} for key in _STATEFUL},
     "max_allowed_chunks": {"task": "rerank"},
     "enable_word_timestamps": {"task": "speech2text"},
-    **{key: {"task": "embeddings"} for key in ("pooling", "normalize", "truncate", "max_inputs")},
+    **{
+        key: {"task": "embeddings"} for key in ("pooling", "normalize", "default_prompt_name", "truncate", "max_inputs")
+    },
     **{key: {"task": "text2speech"} for key in ("voices", "speed_min", "speed_max")},
     **{
         key: {"task": "image_generation", "resolution": "512x512"}

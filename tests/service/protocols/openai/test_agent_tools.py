@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-import pytest
-
 from ovmstrio.core.generation import Conversation, Finish, GenerationChunk, ToolCallDelta
 from tests.service.protocols.openai.servers import CHAT, events_of, service_of
 from tests.unit.protocols.servers import Serving
@@ -79,27 +77,24 @@ def _prompt(serving: Serving) -> Conversation:
     return prompt
 
 
-@pytest.mark.parametrize(("name", "arguments", "expected"), CALLS)
-async def test_a_call_is_an_item_of_its_tool_and_returns_as_the_same_call(
-    serving: Serving, name: str, arguments: dict[str, Any], expected: dict[str, Any]
-) -> None:
-    service_of(serving).script = lambda _: _calls(name, arguments)
-    document = (await _post(serving, tools=[TOOLS[name]])).json()
-    (item,) = document["output"]
-    assert {key: item[key] for key in expected} == expected
-    assert (item["call_id"], item["status"]) == ("call_1", "completed")
-    assert document["tools"][0]["type"] == TOOLS[name]["type"]
-    assert [tool["function"]["name"] for tool in _prompt(serving).tools] == [name]
-    result = {"type": f"{item['type']}_output", "call_id": "call_1", "output": "done"}
-    await _post(serving, tools=[TOOLS[name]], input=[{"role": "user", "content": "go"}, item, result])
-    _, call, output = _prompt(serving).messages
-    function = call["tool_calls"][0]["function"]
-    assert (function["name"], output) == (name, {"role": "tool", "tool_call_id": "call_1", "content": "done"})
-    assert (
-        json.loads(function["arguments"]).items()
-        >= {key: value for key, value in arguments.items() if key != "operation"}.items()
-    )
-    assert json.loads(function["arguments"]).get("operation") == expected.get("operation")
+async def test_a_call_is_an_item_of_its_tool_and_returns_as_the_same_call(serving: Serving) -> None:
+    for name, arguments, expected in CALLS:
+        service_of(serving).script = lambda _, call=(name, arguments): _calls(*call)
+        document = (await _post(serving, tools=[TOOLS[name]])).json()
+        (item,) = document["output"]
+        assert {key: item[key] for key in expected} == expected
+        assert (item["call_id"], item["status"]) == ("call_1", "completed")
+        assert document["tools"][0]["type"] == TOOLS[name]["type"]
+        assert [tool["function"]["name"] for tool in _prompt(serving).tools] == [name]
+        result = {"type": f"{item['type']}_output", "call_id": "call_1", "output": "done"}
+        await _post(serving, tools=[TOOLS[name]], input=[{"role": "user", "content": "go"}, item, result])
+        _, call, output = _prompt(serving).messages
+        assert output == {"role": "tool", "tool_call_id": "call_1", "content": "done"}
+        function = call["tool_calls"][0]["function"]
+        assert function["name"] == name
+        # A deletion has no diff.
+        wanted = {"operation": expected["operation"]} if name == "apply_patch" else arguments
+        assert json.loads(function["arguments"]).items() >= wanted.items()
 
 
 async def test_the_events_of_calls_are_those_of_their_tools(serving: Serving) -> None:
@@ -148,40 +143,56 @@ async def test_the_grammar_of_a_custom_tool_is_described_to_the_model(serving: S
     assert (prompt.tool_choice, prompt.tool_name) == ("function", "note")
 
 
+async def test_tools_of_an_input_item_are_tools_of_the_request(serving: Serving) -> None:
+    service_of(serving).script = lambda _: _calls("work__note", {"input": "x"})
+    space = {"type": "namespace", "name": "work", "tools": [TOOLS["note"]]}
+    items = [
+        {"type": "additional_tools", "role": "developer", "tools": [space, {"type": "web_search"}]},
+        {"role": "user", "content": "go"},
+    ]
+    document = (await _post(serving, input=items, tools=[TOOLS["shell"]])).json()
+    prompt = _prompt(serving)
+    assert [tool["function"]["name"] for tool in prompt.tools] == ["shell", "work__note"]
+    assert [message["content"] for message in prompt.messages] == ["go"]
+    (item,) = document["output"]
+    assert (item["type"], item["name"], item["namespace"], item["input"]) == ("custom_tool_call", "note", "work", "x")
+    await _post(serving, input=[*items, item])
+    (call,) = _prompt(serving).messages[-1]["tool_calls"]
+    assert call["function"] == {"name": "work__note", "arguments": '{"input": "x"}'}
+
+
 async def test_a_choice_may_name_a_built_in_tool(serving: Serving) -> None:
     document = (await _post(serving, tools=[TOOLS["shell"]], tool_choice={"type": "shell"})).json()
     assert (_prompt(serving).tool_choice, _prompt(serving).tool_name) == ("function", "shell")
     assert document["tool_choice"] == {"type": "shell"}
 
 
-@pytest.mark.parametrize("kind", ["web_search", "web_search_preview_2025_03_11", "image_generation", "tool_search"])
-async def test_tools_of_openais_servers_are_left_out(serving: Serving, kind: str) -> None:
-    document = (
-        await _post(serving, tools=[{"type": kind}, TOOLS["note"]], include=["web_search_call.action.sources"])
-    ).json()
-    assert [tool["type"] for tool in document["tools"]] == ["custom"]
-    assert [tool["function"]["name"] for tool in _prompt(serving).tools] == ["note"]
+async def test_tools_of_openais_servers_are_left_out(serving: Serving) -> None:
+    for kind in ("web_search", "web_search_preview_2025_03_11", "image_generation", "tool_search"):
+        answer = await _post(serving, tools=[{"type": kind}, TOOLS["note"]], include=["web_search_call.action.sources"])
+        assert [tool["type"] for tool in answer.json()["tools"]] == ["custom"]
+        assert [tool["function"]["name"] for tool in _prompt(serving).tools] == ["note"]
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"tools": [{"type": "file_search", "vector_store_ids": ["v"]}]}, "Only function tools are supported"),
-        ({"tools": [{"type": "custom"}]}, "tools[0].name is missing"),
-        ({"tools": [{"type": "custom", "name": "n", "format": {"type": "x"}}]}, "type should be one of text, grammar"),
-        ({"tools": [{"type": "custom", "name": "n", "format": {"type": "grammar"}}]}, "format.definition is missing"),
-        ({"tools": [{"type": "namespace", "name": "n", "tools": 5}]}, "tools[0].tools is not an array"),
-        ({"tool_choice": {"type": "shell"}}, "tool_choice is only allowed when tools are specified"),
-        ({"tools": [TOOLS["note"]], "tool_choice": {"type": "shell"}}, "is not among the tools; got 'shell'"),
-        ({"input": [{"type": "custom_tool_call", "input": "a"}]}, "input[0].name is missing"),
-        ({"input": [{"type": "mcp_call", "name": "a"}]}, "Unsupported input item type; got 'mcp_call'"),
-        ({"include": ["everything"]}, "include: unknown value; got 'everything'"),
-    ],
-)
-async def test_invalid_tools_and_items_are_refused(serving: Serving, fields: dict[str, Any], message: str) -> None:
-    answer = await serving.post(PATH, json={"model": CHAT, "input": "go", **fields})
-    assert answer.status_code == 400, answer.text
-    assert message in answer.json()["error"]["message"]
+REFUSED: Final[list[tuple[dict[str, Any], str]]] = [
+    ({"tools": [{"type": "file_search", "vector_store_ids": ["v"]}]}, "Only function tools are supported"),
+    ({"tools": [{"type": "custom"}]}, "tools[0].name is missing"),
+    ({"tools": [{"type": "custom", "name": "n", "format": {"type": "x"}}]}, "type should be one of text, grammar"),
+    ({"tools": [{"type": "custom", "name": "n", "format": {"type": "grammar"}}]}, "format.definition is missing"),
+    ({"tools": [{"type": "namespace", "name": "n", "tools": 5}]}, "tools[0].tools is not an array"),
+    ({"tool_choice": {"type": "shell"}}, "tool_choice is only allowed when tools are specified"),
+    ({"tools": [TOOLS["note"]], "tool_choice": {"type": "shell"}}, "is not among the tools; got 'shell'"),
+    ({"input": [{"type": "custom_tool_call", "input": "a"}]}, "input[0].name is missing"),
+    ({"input": [{"type": "mcp_call", "name": "a"}]}, "Unsupported input item type; got 'mcp_call'"),
+    ({"include": ["everything"]}, "include: unknown value; got 'everything'"),
+]
+
+
+async def test_invalid_tools_and_items_are_refused(serving: Serving) -> None:
+    for fields, message in REFUSED:
+        answer = await serving.post(PATH, json={"model": CHAT, "input": "go", **fields})
+        assert answer.status_code == 400, (fields, answer.text)
+        assert message in answer.json()["error"]["message"]
 
 
 async def test_results_of_commands_and_patches_become_text(serving: Serving) -> None:

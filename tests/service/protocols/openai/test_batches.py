@@ -87,10 +87,10 @@ async def test_files_are_stored_listed_read_and_deleted(storing: Serving) -> Non
     await with_client(storing, use)
 
 
-@pytest.mark.parametrize("identity", ["file-..%2F..%2Fetc", "file-1", "batch_" + "0" * 32])
-async def test_only_ids_of_files_are_looked_up(storing: Serving, identity: str) -> None:
-    for suffix in ("", "/content"):
-        assert (await storing.get(f"/v1/files/{identity}{suffix}")).status_code in {400, 404}
+async def test_only_ids_of_files_are_looked_up(storing: Serving) -> None:
+    for identity in ("file-..%2F..%2Fetc", "file-1", "batch_" + "0" * 32):
+        for suffix in ("", "/content"):
+            assert (await storing.get(f"/v1/files/{identity}{suffix}")).status_code in {400, 404}
 
 
 async def test_a_batch_has_the_answers_of_its_requests(storing: Serving) -> None:
@@ -126,27 +126,25 @@ async def test_batches_of_other_endpoints_are_answered(storing: Serving) -> None
         assert answers["a"]["response"]["body"]["usage"]
 
 
-@pytest.mark.parametrize(
-    ("lines", "message", "number"),
-    [
-        ([], "has no requests", None),
-        ([line("a"), line("a")], "custom_id 'a' is not unique", 2),
-        ([line("a", url="/v1/embeddings")], "url should be the endpoint of the batch", 1),
-        ([line("a", stream=True)], "stream is not possible in a batch", 1),
-        ([line("")], "custom_id is missing", 1),
-        ([{"custom_id": "a", "method": "GET", "url": CHATS, "body": {}}], "method should be POST", 1),
-        ([{"custom_id": "a", "method": "POST", "url": CHATS}], "body is not an object", 1),
-    ],
-)
-async def test_an_invalid_input_file_fails_the_batch(
-    storing: Serving, lines: list[dict[str, Any]], message: str, number: int | None
-) -> None:
-    made = await with_client(storing, partial(create, lines=lines))
-    batch = await ended(storing, made.id)
-    assert batch.status == "failed"
-    (error,) = batch.errors.data
-    assert message in error.message
-    assert error.line == number
+INVALID: Final[list[tuple[list[dict[str, Any]], str, int | None]]] = [
+    ([], "has no requests", None),
+    ([line("a"), line("a")], "custom_id 'a' is not unique", 2),
+    ([line("a", url="/v1/embeddings")], "url should be the endpoint of the batch", 1),
+    ([line("a", stream=True)], "stream is not possible in a batch", 1),
+    ([line("")], "custom_id is missing", 1),
+    ([{"custom_id": "a", "method": "GET", "url": CHATS, "body": {}}], "method should be POST", 1),
+    ([{"custom_id": "a", "method": "POST", "url": CHATS}], "body is not an object", 1),
+]
+
+
+async def test_an_invalid_input_file_fails_the_batch(storing: Serving) -> None:
+    for lines, message, number in INVALID:
+        made = await with_client(storing, partial(create, lines=lines))
+        batch = await ended(storing, made.id)
+        assert batch.status == "failed"
+        (error,) = batch.errors.data
+        assert message in error.message
+        assert error.line == number
     assert not service_of(storing).requests
 
 
@@ -178,6 +176,30 @@ async def test_a_request_is_repeated_while_the_server_is_overloaded(storing: Ser
         service.refusal = None
     assert (await ended(storing, made.id)).request_counts.completed == 1
     assert len(service.requests) > 1
+
+
+async def test_a_batch_runs_one_request_at_a_time_beside_other_requests(storing: Serving) -> None:
+    service, go_on = service_of(storing), trio.Event()
+    most = 0
+
+    def script(request: Any) -> Any:
+        nonlocal most
+        if "interactive" in str(request.prompt):
+            yield go_on
+        else:
+            most = max(most, service.running)
+        yield GenerationChunk(text="done", finish=Finish.STOP)
+
+    service.script = script
+    body = {"model": CHAT, "messages": [{"role": "user", "content": "interactive"}]}
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(storing.post, CHATS, json=body))
+        with trio.fail_after(WAIT_SECONDS):
+            await service.waiting.wait()
+        made = await with_client(storing, partial(create, lines=[line(str(number)) for number in range(20)]))
+        batch = await ended(storing, made.id)
+        assert (batch.request_counts.completed, most) == (20, 2)
+        go_on.set()
 
 
 async def test_a_cancelled_batch_keeps_its_answers(storing: Serving) -> None:

@@ -21,14 +21,15 @@ async def test_models_that_make_text_are_listed_first(serving: Serving, prefix: 
     assert {(each["object"], each["owned_by"], type(each["created"])) for each in document["data"]} == {
         ("model", "OVMS", int)
     }
+    assert {each["id"]: each["max_model_len"] for each in document["data"] if "max_model_len" in each} == {CHAT: 1000}
 
 
 @pytest.mark.parametrize(
     ("path", "keys"),
     [
-        (f"/v3/models/{CHAT}", {"id", "object", "created", "owned_by"}),
-        (f"/v3/v1/models/{CHAT}", {"id", "object", "created", "owned_by"}),
-        (f"/v1/models/{CHAT}", {"id", "object", "created", "owned_by", "model_version_status"}),
+        (f"/v3/models/{CHAT}", {"id", "object", "created", "owned_by", "max_model_len"}),
+        (f"/v3/v1/models/{CHAT}", {"id", "object", "created", "owned_by", "max_model_len"}),
+        (f"/v1/models/{CHAT}", {"id", "object", "created", "owned_by", "max_model_len", "model_version_status"}),
         ("/v1/models/echo", {"model_version_status"}),
         ("/v1/models/echo/versions/2", {"model_version_status"}),
     ],
@@ -105,7 +106,7 @@ async def test_examples_of_the_openapi_document_are_answered(serving: Serving) -
     assert {path: post["description"] for path, post in posts.items()} == {
         **dict.fromkeys(("/v3/chat/completions", "/v3/completions", "/v3/responses"), f"models: {CHAT}"),
         **dict.fromkeys(("/v1/messages", "/api/chat", "/api/generate"), f"models: {CHAT}"),
-        **dict.fromkeys(("/v3/embeddings", "/v3/rerank", "/api/embed"), f"models: {WORDS}"),
+        **dict.fromkeys(("/v3/embeddings", "/v3/pooling", "/v3/rerank", "/v3/score", "/api/embed"), f"models: {WORDS}"),
         "/v3/audio/speech": f"models: {VOICE}",
         "/v3/images/generations": f"models: {BRUSH}",
     }

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -20,7 +21,15 @@ from ovmstrio.core.generation import (
 )
 from ovmstrio.server.front_ends import make_rest_router
 from ovmstrio.transport.http.router import Route
-from tests.service.protocols.openai.servers import CHAT, PREFIXES, chat_body, events_of, post_of, service_of
+from tests.service.protocols.openai.servers import (
+    CHAT,
+    PREFIXES,
+    chat_body,
+    events_of,
+    post_of,
+    serve_openai,
+    service_of,
+)
 from tests.support.waits import WAIT_SECONDS
 from tests.unit.protocols.servers import Serving
 
@@ -250,7 +259,7 @@ async def test_an_echoed_prompt_has_the_log_probabilities_of_its_tokens(serving:
     service_of(serving).script = lambda _: [
         GenerationChunk(
             text="in it",
-            logprobs=(TokenLogprob(b"in", None), TokenLogprob(b" it", -1.5, offset=2)),
+            logprobs=(TokenLogprob(b"in", None), TokenLogprob(b" it", -1.5, offset=2, best=(b" on", -0.5))),
             finish=Finish.LENGTH,
         )
     ]
@@ -265,7 +274,7 @@ async def test_an_echoed_prompt_has_the_log_probabilities_of_its_tokens(serving:
             "logprobs": {
                 "tokens": ["in", " it"],
                 "token_logprobs": [None, -1.5],
-                "top_logprobs": [None, {" it": -1.5}],
+                "top_logprobs": [None, {" on": -0.5, " it": -1.5}],
                 "text_offset": [0, 2],
             },
         }
@@ -274,7 +283,7 @@ async def test_an_echoed_prompt_has_the_log_probabilities_of_its_tokens(serving:
 
 async def test_a_token_that_is_part_of_a_character_has_its_bytes(serving: Serving) -> None:
     service_of(serving).script = lambda _: [
-        GenerationChunk(logprobs=(TokenLogprob(b"\xe6\x97", -1.0),), tokens=1),
+        GenerationChunk(logprobs=(TokenLogprob(b"\xe6\x97", -1.0, best=(b"\xe6\x97", -1.0)),), tokens=1),
         GenerationChunk(text="日", logprobs=(TokenLogprob(b"\xa5", -2.0),), finish=Finish.STOP),
     ]
     chat = (await _post(serving, logprobs=True)).json()["choices"][0]["logprobs"]["content"]
@@ -283,7 +292,7 @@ async def test_a_token_that_is_part_of_a_character_has_its_bytes(serving: Servin
     texts = ["bytes:\\xe6\\x97", "bytes:\\xa5"]
     assert [(each["token"], each["bytes"]) for each in chat] == [(texts[0], [0xE6, 0x97]), (texts[1], [0xA5])]
     assert (completion["tokens"], completion["text_offset"]) == (texts, [0, 0])
-    assert completion["top_logprobs"] == [{texts[0]: -1.0}, {texts[1]: -2.0}]
+    assert completion["top_logprobs"] == [{texts[0]: -1.0}, None], "the most likely token of a sampled one is unknown"
     assert [each["choices"][0]["logprobs"]["tokens"] for each in events] == [[texts[0]], [texts[1]]]
 
 
@@ -706,6 +715,37 @@ async def test_a_client_that_disconnects_ends_its_generation(serving: Serving, s
             await service_of(serving).waiting.wait()
         await service_of(serving).left.wait()
     assert service_of(serving).running == 0
+
+
+_LAST = {CHATS: b"[DONE]", RESPONSES: b"response.completed", "/v1/messages": b"message_stop"}
+
+
+@pytest.mark.parametrize("path", _LAST)
+async def test_silent_streams_have_comments_on_request(tmp_path: Path, path: str) -> None:
+    more = {"input": "a"} if path == RESPONSES else {"max_tokens": 9} if path == "/v1/messages" else {}
+    body = {**({} if path == RESPONSES else chat_body()), "model": CHAT, "stream": True, **more}
+    async with serve_openai(tmp_path, front_end={"sse_keep_alive_interval": 0.05}) as serving:
+        for end in (GenerationChunk(finish=Finish.STOP), ModelFailure("the engine ended")):
+            is_ready = trio.Event()
+            steps = [is_ready, GenerationChunk(text="done"), end]
+            service_of(serving).script = lambda _, steps=steps: steps
+            with trio.fail_after(WAIT_SECONDS):
+                async with serving.connect() as peer:
+                    await peer.send(post_of(path, body))
+                    for _ in range(3):
+                        await peer.until(b": keep-alive\n\n")
+                    is_ready.set()
+                    last = b"the engine ended" if isinstance(end, ModelFailure) else _LAST[path]
+                    assert b"done" in await peer.until(last)
+        assert service_of(serving).running == 0
+
+
+async def test_streams_have_no_comments_by_default_and_while_events_come(tmp_path: Path) -> None:
+    async with serve_openai(tmp_path, front_end={"sse_keep_alive_interval": 3600}) as serving:
+        answer = await serving.post(CHATS, json=chat_body(stream=True))
+        assert (answer.status_code, "keep-alive" in answer.text) == (200, False)
+        service_of(serving).refusal = Overloaded("256 requests wait", retry_after_seconds=7)
+        assert (await serving.post(CHATS, json=chat_body(stream=True))).status_code == 429
 
 
 # Connections and metrics

@@ -313,6 +313,8 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str, str]]] = {
         ({"allowed_token_ids": [1]}, "allowed_token_ids is not supported", "allowed_token_ids"),
         ({"parallel_tool_calls": 1}, "parallel_tool_calls", "parallel_tool_calls"),
         ({"num_assistant_tokens": 0}, "num_assistant_tokens value should be at least 1", "num_assistant_tokens"),
+        ({"cache_salt": ""}, "cache_salt: expected a string that is not empty", "cache_salt"),
+        ({"cache_salt": 7}, "cache_salt is not a string", "cache_salt"),
         ({"max_ngram_size": 101}, "max_ngram_size value can't be greater than 100", "max_ngram_size"),
         (
             {"num_assistant_tokens": 3, "assistant_confidence_threshold": 0.4},
