@@ -115,4 +115,5 @@ docs:
     {{ bin }}/python -m ovmstrio.cli.reference docs/cli.md
     {{ bin }}/python -m ovmstrio.cli.config_reference docs
     {{ bin }}/python -m ovmstrio.cli.field_reference docs/openai_fields.md
+    {{ bin }}/python -m ovmstrio.cli.field_tables docs
     {{ bin }}/mkdocs build

@@ -489,6 +489,9 @@ class TextModelSpec(ServableSpec):
         kv_overcommit: overcommit factor of the KV cache.
         draft_path: draft model for speculative decoding, as ``path``; None for none.
         draft_device: device of the draft model; empty for that of the main model.
+        draft_eagle3_mode: whether the draft model is one of EAGLE-3 even if its files do not tell.
+        prompt_lookup: whether tokens are proposed from the earlier text.
+        num_assistant_tokens: tokens proposed per step; None for the model's own default, or 5.
         reload: load the new version next to the old one (``swap``), unload first (``retire_first``), or ``auto``.
         idle_unload_seconds: idle time until the model is unloaded; 0 for never.
         lora_adapters: adapters to serve as further models; see :meth:`with_adapters`.
@@ -538,6 +541,9 @@ class TextModelSpec(ServableSpec):
     kv_overcommit: Annotated[float, Field(gt=0, le=100)] = 1.0
     draft_path: Path | None = None
     draft_device: str = ""
+    draft_eagle3_mode: bool = False
+    prompt_lookup: bool = False
+    num_assistant_tokens: Count | None = None
     reload: Literal["auto", "swap", "retire_first"] = "auto"
     idle_unload_seconds: Annotated[float, Field(ge=0)] = 0
     lora_adapters: tuple[LoraAdapter, ...] = ()
@@ -562,4 +568,9 @@ class TextModelSpec(ServableSpec):
     @property
     def looks_up(self) -> bool:
         """Whether prompt lookup is enabled."""
-        return str(self.plugin_config.get(PROMPT_LOOKUP, "")).lower() in {"true", "1"}
+        return self.prompt_lookup or str(self.plugin_config.get(PROMPT_LOOKUP, "")).lower() in {"true", "1"}
+
+    @property
+    def max_assistant_tokens(self) -> int:
+        """Most tokens that may be proposed per step: a half of those of a step, which the proposals must fit."""
+        return max(1, self.max_num_batched_tokens // 2)

@@ -16,7 +16,7 @@ from ovmstrio.config.model_options import plugin_settings
 from ovmstrio.config.schema import OPTIONAL, Schema, check_members, keys_of, parse_value
 from ovmstrio.config.service_options import ServiceEntry, check_base_path, check_name
 from ovmstrio.config.shapes import parse_json_object
-from ovmstrio.config.specs import LoraAdapter, TextModelSpec
+from ovmstrio.config.specs import PROMPT_LOOKUP, LoraAdapter, TextModelSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.generation import Task
 from ovmstrio.core.images import parse_resolution
@@ -40,6 +40,8 @@ _SPEEDS: Final = ("speed_min", "speed_max")
 _RANGES: Final = (_SPEEDS, ("default_num_inference_steps", "max_num_inference_steps"))
 _DRAFT_PATH: Final = "draft_models_path"
 _ADAPTERS: Final = "lora_adapters"
+_MTP: Final = "mtp_mode"
+_NO_MTP: Final = "multi-token prediction (MTP) is not supported"
 _KV_CACHE_PRECISION: Final = "KV_CACHE_PRECISION"
 _SERVED_PIPELINES: Final = ("AUTO", "LM_CB", "LM", "VLM_CB", "VLM")
 _NO_DRAFT_SETTINGS: Final = "the draft model uses the settings of the main model"
@@ -71,6 +73,9 @@ _OPTIONS: Final[Mapping[str, _Option]] = {
             "enable_tool_guided_generation",
             "chat_template_mode",
             "kv_overcommit",
+            "draft_eagle3_mode",
+            "prompt_lookup",
+            "num_assistant_tokens",
             "reload",
         )
     },
@@ -116,7 +121,6 @@ _NOT_SERVED: Final = {
         ),
         (_NO_DRAFT_SETTINGS, "remove it"),
     ),
-    "draft_eagle3_mode": ("EAGLE-3 draft models are not supported", "remove it"),
     "cache_eviction_config": ("cache eviction is not supported", "remove it"),
     "sparse_attention_config": ("sparse attention is not supported", "remove it"),
     "cache_interval_multiplier": ("not supported", "remove it"),
@@ -237,7 +241,20 @@ def parse_text_options(task: Task, options: Mapping[str, Any], directory: Path) 
                 _read(option, value, fields, directory)
             except ConfigError as error:
                 problems += error.problems
-    return fields, [*problems, *_check_ranges(fields), *_check_resolutions(fields)]
+    return fields, [*problems, *_check_ranges(fields), *_check_resolutions(fields), *_check_proposals(fields)]
+
+
+def _check_proposals(fields: dict[str, Any]) -> list[Problem]:
+    """Check that one method proposes tokens, if any option of proposals is set."""
+    looks_up = [fields.get("prompt_lookup"), fields.get("plugin_config", {}).get(PROMPT_LOOKUP)]
+    if "draft_path" in fields and any(looks_up):
+        return [Problem("cannot be combined with prompt_lookup", path=_DRAFT_PATH, suggestion="remove one of them")]
+    if fields.get("draft_eagle3_mode") and "draft_path" not in fields:
+        return [Problem(f"needs {_DRAFT_PATH}", path="draft_eagle3_mode", suggestion="set it, or remove this")]
+    if "num_assistant_tokens" in fields and "draft_path" not in fields and not any(looks_up):
+        message = f"needs {_DRAFT_PATH} or prompt_lookup"
+        return [Problem(message, path="num_assistant_tokens", suggestion="set one of them, or remove it")]
+    return []
 
 
 def _check_ranges(fields: dict[str, Any]) -> Iterator[Problem]:
@@ -283,7 +300,11 @@ def _other_task(option: str, task: Task) -> Problem:
 def _read(option: str, value: Any, fields: dict[str, Any], directory: Path) -> None:
     field = _OPTIONS[option].field
     if option == "plugin_config":
-        fields[field] = {**plugin_settings(value), **fields.get(field, {})}
+        properties = plugin_settings(value)
+        if _MTP in properties:
+            hint = "openvino-genai has it for models that take images only; set draft_models_path or prompt_lookup"
+            raise ConfigError([Problem(_NO_MTP, path=f"plugin_config.{_MTP}", suggestion=hint)])
+        fields[field] = {**properties, **fields.get(field, {})}
     elif option == "kv_cache_precision":
         fields[field] = {**fields.get(field, {}), _KV_CACHE_PRECISION: value}
     elif option == "pipeline_type":

@@ -108,6 +108,11 @@ class Conversation:
     parameters_fields: tuple[str, ...] = field(default=(), compare=False)
     images: tuple[Image, ...] = ()
 
+    @property
+    def has_loaded_images(self) -> bool:
+        """Whether all images, if any, are loaded."""
+        return all(isinstance(image.source, bytes) for image in self.images)
+
 
 class Padding(Enum):
     """Side of the padding tokens; values are those of ``padding_side``."""

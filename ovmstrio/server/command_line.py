@@ -64,7 +64,7 @@ UNSUPPORTED_HINTS: Final = {
     ),
     "source_loras": "LoRA adapters are not downloaded: set --lora-adapters to their folders",
     **dict.fromkeys(
-        ("draft_cache_size", "draft_eagle3_mode", "draft_max_num_batched_tokens", "draft_max_num_seqs"),
+        ("draft_cache_size", "draft_max_num_batched_tokens", "draft_max_num_seqs"),
         _NO_DRAFT_OPTIONS,
     ),
     **dict.fromkeys(

@@ -266,6 +266,15 @@ class ServerSettings(BaseModel):
         None, TEXT, "Draft model for speculative decoding; must have the vocabulary of the main model."
     )
     draft_device: str | None = _setting(None, TEXT, "Device of the draft model; by default that of the main model.")
+    draft_eagle3_mode: bool | None = _setting(
+        None, TEXT, "The draft model is one of EAGLE-3; by default detected from its files."
+    )
+    prompt_lookup: bool | None = _setting(
+        None, TEXT, "Speculative decoding without draft model: propose tokens from the earlier text."
+    )
+    num_assistant_tokens: int | None = _setting(
+        None, TEXT, "Tokens that the draft model or prompt lookup proposes per step; default 5."
+    )
     lora_adapters: str | None = _setting(
         None, TEXT, "LoRA adapters to serve as further models: NAME=PATH,..., or a JSON list with name, path and alpha."
     )
@@ -429,13 +438,13 @@ class ServerSettings(BaseModel):
         None, SERVER, "Folder of files and batches of the OpenAI API; unset refuses both."
     )
     file_store_bytes: Annotated[int, Field(gt=0)] = _setting(
-        10 * 2**30, LIMITS, "Maximum bytes of all files and batches in --file-store."
+        10 * 2**30, LIMITS, "Maximum bytes of all stored files and batches."
     )
     file_store_files: Annotated[int, Field(gt=0)] = _setting(
-        10_000, LIMITS, "Maximum number of files and batches in --file-store."
+        10_000, LIMITS, "Maximum number of stored files and batches."
     )
     file_store_seconds: Annotated[float, Field(gt=0)] = _setting(
-        30 * 86_400, LIMITS, "Time in seconds after which files and batches in --file-store are removed."
+        30 * 86_400, LIMITS, "Time in seconds after which stored files and batches are removed."
     )
     allowed_media_domains: str | None = _setting(
         None,

@@ -52,7 +52,7 @@ _OTHER_MODEL_FILES: Final = {
     ),
 }
 """Files of other kinds of models, each with an error message and a hint."""
-_DRAFTING: Final = "draft_models_path, and prompt_lookup of plugin_config"
+_DRAFTING: Final = "draft_models_path and prompt_lookup"
 _CONVERSION: Final = "ovmstrio.inference.engine.gguf_conversion"
 _ARCHITECTURES: Final = ("llama", "qwen2", "qwen3")
 """GGUF architectures that openvino-genai reads."""
@@ -220,7 +220,10 @@ async def _open(
         await run_load(partial(_check_adapter, spec, spec.adapter.path))
     draft = None
     if spec.draft_path is not None:
-        draft = await model_folder(spec.model_copy(update={"path": spec.draft_path, "adapter": None}))
+        # The draft models of EAGLE-3 have no tokenizer.
+        has_model = await run_load((spec.draft_path / _FILES[0]).is_file)
+        draft_spec = spec.model_copy(update={"path": spec.draft_path, "adapter": None})
+        draft = spec.draft_path.absolute() if has_model else await model_folder(draft_spec)
     if (draft is not None or spec.looks_up) and await run_load((folder / LANGUAGE_MODEL_FILE).is_file):
         problem = Problem("a model that takes images cannot draft tokens", suggestion=f"remove {_DRAFTING}")
         raise ConfigError([spec.placed(problem)])
@@ -294,7 +297,9 @@ def _options(spec: TextModelSpec, folder: Path, draft: Path | None) -> dict[str,
             "caches_prefixes": spec.enable_prefix_caching and not proposes,
             "draft_folder": "" if draft is None else str(draft),
             "draft_device": spec.draft_device,
+            "draft_is_eagle3": spec.draft_eagle3_mode,
             "looks_up": spec.looks_up,
+            "draft_tokens": spec.num_assistant_tokens or 0,
             "adapter": "" if spec.adapter is None else str(spec.adapter.path),
             "adapter_alpha": 1.0 if spec.adapter is None else spec.adapter.alpha,
         },

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import os
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import cached_property
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
@@ -17,14 +18,14 @@ from urllib.parse import unquote, unquote_to_bytes, urlsplit
 import httpx
 import trio
 
-from ovmstrio.core.errors import InvalidField
+from ovmstrio.core.errors import InvalidField, Overloaded
 from ovmstrio.core.generation import ALL_DOMAINS, Image
 from ovmstrio.util.regular_files import open_regular
 from ovmstrio.util.truncation import cut
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
     from ovmstrio.core.generation import Conversation, MediaPolicy
@@ -34,6 +35,8 @@ MAX_IMAGES: Final = 32
 MAX_IMAGE_BYTES: Final = 20 * 2**20
 """Limit of an encoded image; :data:`MAX_TOTAL_BYTES` is that of all images of a request."""
 MAX_TOTAL_BYTES: Final = 64 * 2**20
+MAX_HELD_BYTES: Final = 2**30
+"""Limit of the encoded images of all requests of a model."""
 FETCH_SECONDS: Final = 20.0
 """Time limit of a fetch, from the resolution of its host to the last byte."""
 
@@ -67,17 +70,33 @@ class MediaLoader:
         self._resolve = resolve or _resolve
         self._transport = transport
         self._fetches = trio.CapacityLimiter(_MAX_FETCHES)
+        self._held_bytes = 0
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:
         return httpx.create_ssl_context()
 
-    async def load(self, conversation: Conversation) -> Conversation:
-        """Return a conversation with loaded images.
+    @asynccontextmanager
+    async def loading(self, conversation: Conversation) -> AsyncIterator[Conversation]:
+        """Load the images of a conversation, and hold them while the block lasts.
 
         Raises:
-            InvalidField: an image is not allowed, cannot be read, or is too large.
+            InvalidField: on entering: an image is not allowed, cannot be read, or is too large.
+            Overloaded: on entering: the images of all requests need too much memory.
         """
+        loaded = await self.load(conversation)
+        size = sum(len(image.source) for image in loaded.images)
+        if self._held_bytes + size > MAX_HELD_BYTES:
+            message = f"the images of running and queued requests have {self._held_bytes} bytes; try again later"
+            raise Overloaded(message, retry_after_seconds=1)
+        self._held_bytes += size
+        try:
+            yield loaded
+        finally:
+            self._held_bytes -= size
+
+    async def load(self, conversation: Conversation) -> Conversation:
+        """Return a conversation with loaded images; InvalidField as of :meth:`loading`."""
         images = conversation.images
         if len(images) > MAX_IMAGES:
             message = f"expected at most {MAX_IMAGES} images"

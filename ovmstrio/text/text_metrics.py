@@ -40,6 +40,9 @@ class TextMetrics:
         self.generation_tokens = self._counter("generation_tokens", "Generated tokens.")
         self.cancelled_tokens = self._counter("cancelled_tokens", "Generated tokens of cancelled requests.")
         self.restarts = self._counter("engine_restarts", "Restarts of the engine or of its batch.")
+        self.draft_tokens = self._counter("draft_tokens", "Tokens proposed by the draft model or by prompt lookup.")
+        self.accepted_draft_tokens = self._counter("accepted_draft_tokens", "Proposed tokens that the model accepted.")
+        self.acceptance_rate = self._gauge("draft_acceptance_rate", "Accepted part of all proposed tokens, 0 to 1.")
         self.preemptions = self._counter("preemptions", "Sequences preempted because the KV cache was full.")
         self.first_token = self._histogram(
             "time_to_first_token_seconds", "Time from a request to its first token.", _WAIT_BUCKETS
@@ -57,8 +60,8 @@ class TextMetrics:
             f"{_PREFIX}requests_finished", "Finished requests by reason.", [_MODEL, _REASON], registry=None
         )
         self._families.append(self._finished)
-        self._rebuilds = 0.0
-        self._suspensions = 0.0
+        self._totals = (self.restarts, self.preemptions, self.draft_tokens, self.accepted_draft_tokens)
+        self._last_totals: Sequence[float] = [0.0] * len(self._totals)
 
     def _gauge(self, name: str, text: str) -> Gauge:
         family = Gauge(f"{_PREFIX}{name}", text, [_MODEL], registry=None)
@@ -98,18 +101,20 @@ class TextMetrics:
         Raises:
             ValueError: wrong number of figures.
         """
-        seconds, size, running, waiting, used, rebuilds, suspensions = figures
+        seconds, size, running, waiting, used, *totals = figures
         if size:
             self.step.observe(seconds)
             self.batch.observe(size)
         self.running.set(running)
         self.waiting.set(waiting)
         self.cache_usage.set(used)
-        if rebuilds > self._rebuilds:
-            self.restarts.inc(rebuilds - self._rebuilds)
-        if suspensions > self._suspensions:
-            self.preemptions.inc(suspensions - self._suspensions)
-        self._rebuilds, self._suspensions = rebuilds, suspensions
+        for counter, total, last in zip(self._totals, totals, self._last_totals, strict=True):
+            if total > last:
+                counter.inc(total - last)
+        self._last_totals = totals
+        *_, proposed, accepted = totals
+        if proposed:
+            self.acceptance_rate.set(accepted / proposed)
 
     def lost(self) -> None:
         """Record the loss of the engine process."""
@@ -118,7 +123,7 @@ class TextMetrics:
 
     def rest(self) -> None:
         """Reset the gauges of the batch."""
-        self._rebuilds = self._suspensions = 0.0
+        self._last_totals = [0.0] * len(self._totals)
         for gauge in (self.running, self.waiting, self.cache_usage):
             gauge.set(0)
 

@@ -274,6 +274,10 @@ def check_speculative_options(spec: TextModelSpec, asked: GenerationRequest) -> 
         if not is_available and getattr(asked.sampling, field) is not None:
             message = f"{field} is not supported: this model is served without {_REQUIREMENTS[field]}; leave it out"
             raise InvalidField(message, field=field, code=_UNSUPPORTED)
+    proposed = asked.sampling.num_assistant_tokens
+    if proposed is not None and proposed > spec.max_assistant_tokens:
+        message = f"num_assistant_tokens is at most {spec.max_assistant_tokens} here, a half of max_num_batched_tokens"
+        raise InvalidField(message, field="num_assistant_tokens", got=str(proposed))
     if (drafts or looks_up) and asked.sampling.best_of > 1:
         raise InvalidField(
             "best_of above 1 is not supported for this model, whose tokens are proposed and then checked; leave it out",
@@ -456,6 +460,14 @@ class TextModel(HostedService):
     @asynccontextmanager
     async def generate(self, asked: GenerationRequest) -> AsyncIterator[RunningGeneration]:
         """Generate, as :meth:`TextGenerator.generate`."""
+        if isinstance(asked.prompt, Conversation) and not asked.prompt.has_loaded_images:
+            self._check(asked)
+            async with (
+                self._media.loading(asked.prompt) as conversation,
+                self.generate(replace(asked, prompt=conversation)) as generation,
+            ):
+                yield generation
+            return
         async with self._swap.using() as successor:
             if successor is not None:
                 async with successor.generate(asked) as generation:
@@ -464,8 +476,6 @@ class TextModel(HostedService):
             self._check(asked)
             if (caller := current_caller.get()) is not None:
                 asked = replace(asked, cache_salt=json.dumps([caller.proof, caller.name, asked.cache_salt]))
-            if isinstance(asked.prompt, Conversation) and asked.prompt.images:
-                asked = replace(asked, prompt=await self._media.load(asked.prompt))
             prepare = partial(self._reading.prepare, asked)
             is_slow = self._reading.is_slow(asked)
             prepared, reading = await trio.to_thread.run_sync(prepare) if is_slow else prepare()

@@ -68,6 +68,21 @@ _ENDPOINTS: Final = (
           "max_output_tokens": 3, "stream": True, "tools": [{"type": "function", "name": "add", "parameters": {}}]}),
     ),
     _Endpoint(
+        "anthropic", 6, ("POST /v1/messages", "POST /v1/messages/count_tokens"),
+        ({"model": "chat", "max_tokens": 3, "system": [{"type": "text", "text": "Be brief."}], "messages": _TALK[1:]},
+         {"model": "chat", "max_tokens": 3, "stream": True, "thinking": {"type": "enabled", "budget_tokens": 1024},
+          "tools": [{"name": "add", "input_schema": {"type": "object"}}], "tool_choice": {"type": "auto"},
+          "messages": [{"role": "user", "content": "Hi"},
+                       {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "add", "input": {}}]},
+                       {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "2"}]}]}),
+    ),
+    _Endpoint(
+        "ollama", 6, ("POST /api/chat", "POST /api/generate", "POST /api/embed", "POST /api/show", "GET /api/tags"),
+        ({"model": "chat", "messages": _TALK[:1], "tools": _TOOLS, "options": {"num_predict": 3, "stop": ["a"]}},
+         {"model": "chat", "prompt": "Hi", "think": False, "format": "json", "options": {"num_predict": 3}},
+         {"model": "chat", "input": ["a"], "truncate": True}),
+    ),
+    _Endpoint(
         "openai others", 4,
         ("POST /v3/tokenize", "POST /v3/embeddings", "POST /v3/rerank", "GET /v3/models", "GET /v1/models/chat",
          "POST /v3/audio/speech", "POST /v3/graph"),

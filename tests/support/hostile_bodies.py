@@ -188,6 +188,34 @@ ROUTES: Final[dict[str, Route]] = {
         ("", "messages", "messages.0.content", "tools", "x", "metadata", "response_format", "logit_bias", "stop"),
     ),
     "completions": _text_route(("/completions",), {"prompt": "x"}, ("prompt", "stop", "x")),
+    "messages": _text_route(
+        ("/messages", "/messages/count_tokens"),
+        {"messages": _MESSAGES, "max_tokens": 1},
+        (
+            *("", "messages", "messages.0.content", "system", "system.0.text"),
+            *("tools", "tools.0.input_schema", "tool_choice", "thinking", "metadata", "output_config.format", "x"),
+        ),
+    ),
+    "message batches": Route(_openai("/messages/batches"), {}, ("x",), status=404),
+    "chat of Ollama": Route(
+        ("/api/chat",),
+        {"model": "text", "messages": _MESSAGES},
+        ("", "messages", "messages.0.images", "messages.0.tool_calls", "tools", "options", "options.stop", "format"),
+        status=404,
+    ),
+    "texts of Ollama": Route(
+        ("/api/generate",),
+        {"model": "text", "prompt": "x"},
+        ("prompt", "system", "images", "context", "options.x", "format", "think", "keep_alive", "x"),
+        status=404,
+    ),
+    "embeddings of Ollama": Route(
+        ("/api/embed", "/api/embeddings"), {"model": "text", "input": "x"}, ("input", "options", "x"), status=404
+    ),
+    "models of Ollama": Route(("/api/show",), {"model": "text"}, ("", "model", "verbose", "x"), status=404),
+    "changes of Ollama": Route(
+        ("/api/pull", "/api/push", "/api/create", "/api/copy"), {"model": "text"}, ("", "x"), status=400
+    ),
     "responses": _text_route(
         ("/responses", "/responses/input_tokens"),
         {"input": "x"},

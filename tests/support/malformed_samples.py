@@ -58,6 +58,11 @@ _CALLS_BY_FAMILY: Final[dict[str, list[_Row]]] = {
             _write(_A),
         ),
         (
+            "no arguments",
+            "<|tool_call_begin|>functions.now:0<|tool_call_argument_begin|> <|tool_call_end|>",
+            [_NOW],
+        ),
+        (
             "the other name of a section",
             (
                 "<|tool_call_section_begin|><|tool_call_begin|>write:0<|tool_call_argument_begin|>{'text': 'a'}"

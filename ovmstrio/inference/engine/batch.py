@@ -108,6 +108,8 @@ class RunningSequence:
         self.is_restarted = False  # restarted after a failed step
         self.is_first = False  # received its first token in the last step
         self.draft_tokens = 0  # number of proposed tokens per step, if known
+        self.proposed = 0  # number of tokens proposed in the last step
+        self.accepted = 0  # number of these that the model accepted
         self.is_newly_suspended = False  # left out of the last step, but not of the one before
         self.chunk_end = 0
         self.planned_tokens = 0
@@ -158,6 +160,7 @@ class RunningSequence:
         config.max_new_tokens = queued.most - made
         config.min_new_tokens = min(max((sampling.min_tokens or 0) - made, 0), queued.most - made)
         config.logprobs = int(request.logprobs)
+        self.draft_tokens = pipeline.draft_tokens(sampling)
         self.is_new = self.is_reading = True
         self.is_settled = self.is_chunk = False
         self._prompt_tokens_left = len(self.pending_tokens) - self.chunk_end
@@ -187,7 +190,7 @@ class RunningSequence:
             CacheFullError: the KV cache has no room for it.
         """
         # Reading without data would block forever.
-        has_come = self.handle.can_read()
+        has_come, was_reading = self.handle.can_read(), self.is_reading
         self._record_step(has_come=has_come)
         if not has_come:
             if self.handle.get_status() == GenerationStatus.IGNORED:
@@ -208,6 +211,8 @@ class RunningSequence:
                 tokens += output.generated_ids
                 logprobs += output.generated_log_probs
                 finish = _FINISH_REASONS.get(output.finish_reason, finish)
+        proposed = 0 if was_reading else min(self.draft_tokens, self.asked.most - len(self._tokens) - 1)
+        self.proposed, self.accepted = proposed, min(proposed, max(0, len(tokens) - 1))
         self._tokens += tokens
         sent = min(len(self._sent_tokens), len(tokens))
         if self._sent_tokens[:sent] != tokens[:sent]:
@@ -219,6 +224,7 @@ class RunningSequence:
 
     def _record_step(self, *, has_come: bool) -> None:
         """Record whether the step produced a token; a running sequence gets one per step unless the cache is full."""
+        self.proposed = self.accepted = 0
         has_begun = bool(self._tokens) and not self.is_new
         self.is_first = has_come and not self._tokens
         self.is_settled = self.is_settled or (has_come and not self.is_reading)
@@ -481,6 +487,8 @@ class Batch:
         self._step_tokens = pipeline.batched_tokens  # maximum of prompt tokens, so that a step is short
         self.rebuilds = 0  # number of times the pipeline was recreated
         self.suspensions = 0  # number of times a sequence was left out of a step because the KV cache was full
+        self.proposed = 0  # number of tokens that a draft model or prompt lookup proposed
+        self.accepted = 0  # number of proposed tokens that the model accepted
 
     @property
     def is_busy(self) -> bool:
@@ -583,8 +591,7 @@ class Batch:
         if pipeline.has_draft:
             lengths = [len(each.pending_tokens) for each in others if each.is_new]
             return not lengths or sum(lengths) + len(text.pending_tokens) <= pipeline.batched_tokens
-        text.draft_tokens = pipeline.draft_tokens(text.asked.request.sampling)
-        checked = sum(each.draft_tokens + 1 for each in (text, *others))
+        checked = pipeline.draft_tokens(text.asked.request.sampling) + sum(each.draft_tokens + 1 for each in others) + 1
         return not others or checked <= pipeline.batched_tokens - _PREFILL_TOKENS
 
     def _start_now(self, text: RunningSequence, room: int) -> None:
@@ -719,6 +726,8 @@ class Batch:
                 self._fail(text.asked, ModelFailure(str(error)), outcome)
             return text.is_leaving
         self.suspensions += text.is_newly_suspended
+        self.proposed += text.proposed
+        self.accepted += text.accepted
         salt = text.asked.request.cache_salt
         if text.handle is None:
             self._prefill.go_on(text.pending_tokens[: text.chunk_end], salt)

@@ -19,13 +19,14 @@ import random
 import re
 import time
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ovmstrio.core.errors import InvalidField, Overloaded, ServerError
+from ovmstrio.core.errors import InvalidField, InvalidRequest, Overloaded, ServerError
 from ovmstrio.core.generation import Conversation, Finish, StopStrings
 from ovmstrio.inference.engine.batch import (
     Batch,
@@ -66,7 +67,7 @@ from ovmstrio.util.truncation import encode_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from ovmstrio.core.generation import GenerationRequest
+    from ovmstrio.core.generation import GenerationRequest, Sampling
     from ovmstrio.inference.engine.image_prompts import ImagePromptTokenizer
     from ovmstrio.inference.engine.pipeline import ImagePrompt
     from ovmstrio.inference.engine.prompts import TemplateProcess
@@ -330,6 +331,9 @@ _SEEDS: Final = 2**32
 _RENDER_SECONDS: Final = 0.02
 
 
+_EAGLE3_PROMPT_TOKENS: Final = 2
+
+
 class Limits(NamedTuple):
     """Request limits."""
 
@@ -522,6 +526,8 @@ class Engine:
         request = added.request
         max_tokens = request.sampling.max_tokens
         self._prompts.check_length(tokens, has_answer=max_tokens != 0)
+        if self._pipeline.has_eagle3_draft:
+            _check_eagle3(request.sampling, len(tokens))
         most = min(value for value in (max_tokens, self._limits.answer, self._limits.tokens) if value is not None)
         seed = request.sampling.seed
         return QueuedRequest(
@@ -655,7 +661,8 @@ class Engine:
         """Generate the next token of each sequence; return [rows, failures, figures].
 
         Figures are: seconds, sequences in the step, sequences still running, queued requests, used fraction of the KV
-        cache, rebuilds of the batch, and suspensions. RuntimeError means that the model is lost.
+        cache, rebuilds of the batch, suspensions, proposed tokens, and accepted ones. RuntimeError means that the model
+        is lost.
         """
         started = time.perf_counter()
         self._take_rendered()
@@ -674,7 +681,7 @@ class Engine:
         failures, self._failures = self._failures, []
         seconds = time.perf_counter() - started
         batch = self._batch
-        counts = [batch.rebuilds, batch.suspensions]
+        counts = [batch.rebuilds, batch.suspensions, batch.proposed, batch.accepted]
         figures = [seconds, size, batch.running, self._waiting, batch.used, *counts]
         return [rows, failures, figures]
 
@@ -690,18 +697,52 @@ class Engine:
         self._emit([new for new in outcome.news if new.asked.id in self._requests])
 
     def _emit(self, news: list[SequenceOutput]) -> None:
-        rows = self._rows.make(news)
-        self._new_rows += rows
-        for new, row in zip(news, rows, strict=True):
-            queued = new.asked
-            queued.generated += len(new.tokens)
-            if row[-1] is None:
-                continue
-            if new.finish is None:
-                self._batch.end(queued, new.index)
-            queued.left -= 1
-            if not queued.left:
-                self._forget(queued, has_ended=True)
+        while news:
+            news, rests = _split_for_stop_strings(news)
+            rows = self._rows.make(news)
+            self._new_rows += rows
+            for new, row in zip(news, rows, strict=True):
+                queued = new.asked
+                queued.generated += len(new.tokens)
+                if row[-1] is None:
+                    continue
+                rests.pop((queued.id, new.index), None)
+                if new.finish is None:
+                    self._batch.end(queued, new.index)
+                queued.left -= 1
+                if not queued.left:
+                    self._forget(queued, has_ended=True)
+            news = list(rests.values())
+
+
+def _check_eagle3(sampling: Sampling, prompt_tokens: int) -> None:
+    if sampling.assistant_confidence_threshold is not None:
+        message = (
+            "assistant_confidence_threshold is not supported with an EAGLE-3 draft model; use num_assistant_tokens"
+        )
+        raise InvalidField(message, field="assistant_confidence_threshold", code="unsupported_parameter")
+    if prompt_tokens < _EAGLE3_PROMPT_TOKENS:
+        raise InvalidRequest("the prompt has 1 token, expected at least 2 with an EAGLE-3 draft model")
+
+
+def _split_for_stop_strings(
+    news: list[SequenceOutput],
+) -> tuple[list[SequenceOutput], dict[tuple[int, int], SequenceOutput]]:
+    """Return outputs of one token where a stop string may end the text before the last one, and the rests of these.
+
+    A step that accepts proposed tokens may have tokens after the stop string, which are no part of the text.
+    """
+    rests: dict[tuple[int, int], SequenceOutput] = {}
+    if not any(len(new.tokens) > 1 and new.asked.request.stop for new in news):
+        return news, rests
+    heads = []
+    for new in news:
+        head = new
+        if len(new.tokens) > 1 and new.asked.request.stop and new.asked.request.sampling.best_of == 1:
+            head = replace(new, tokens=new.tokens[:1], logprobs=new.logprobs[:1], finish=None)
+            rests[new.asked.id, new.index] = replace(new, tokens=new.tokens[1:], logprobs=new.logprobs[1:])
+        heads.append(head)
+    return heads, rests
 
 
 _CHARACTERS_AT_ONCE: Final = 2**15  # tokenized within about 10 ms, during which running sequences wait

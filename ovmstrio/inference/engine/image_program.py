@@ -23,6 +23,7 @@ from ovmstrio.inference.engine.chunk_worker import ChunkWorker, run_process
 from ovmstrio.inference.engine.messages import FAILED, LOADED
 from ovmstrio.inference.engine.pipeline import library_error_message
 from ovmstrio.util.extras import Extra, install_command
+from ovmstrio.util.truncation import encode_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -131,8 +132,14 @@ def _encoded(pixels: np.ndarray[Any, np.dtype[np.uint8]], form: str, compression
 # ----------------------------------------------------------------------
 
 _UNSOLICITED: Final = 0
+_MIN_SIDE: Final = 16  # pixels per latent of any model
 _REFUSAL: Final = re.compile(r"(Check '.*' failed at|Exception from) \S*/image_generation/", re.DOTALL)
 """Start of the library's errors for options that a model does not accept."""
+
+
+def _valid(value: Any) -> Any:
+    """Return an option; in a text, unpaired surrogates are replaced."""
+    return encode_text(value).decode() if isinstance(value, str) else value
 
 
 class _Request(NamedTuple):
@@ -151,12 +158,16 @@ class _Program(ChunkWorker[_Request]):
 
     def open(self, *arguments: Any) -> _Request:
         prompt, asked = arguments
-        inputs = [prompt]
+        inputs = [_valid(prompt)]
+        options = {name: _valid(value) for name, value in asked["options"].items()}
         pipeline: Any = self._pipelines.text_to_image
         does = "generate images from text alone: send an image to change"
         if asked["image"]:
             pipeline, does = self._pipelines.image_to_image, "change images without a mask"
             image = _decoded(asked["image"], "image", asked["max_pixels"])
+            if min(image.size) < _MIN_SIDE and "width" not in options:
+                expected = f"at least {_MIN_SIDE}x{_MIN_SIDE} pixels, or a size to enlarge it"
+                raise InvalidField(f"image: expected {expected}", field="image", got=f"{image.width}x{image.height}")
             inputs.append(_tensor(image))
             if asked["mask"]:
                 pipeline, does = self._pipelines.inpainting, "repaint the area of a mask"
@@ -167,9 +178,7 @@ class _Program(ChunkWorker[_Request]):
                 inputs.append(_tensor(_repainted_area(mask)))
         if pipeline is None:
             raise NotSupported(f"the model cannot {does}")
-        return _Request(
-            pipeline, tuple(inputs), asked["options"], asked["form"], asked["compression"], asked["partial_images"]
-        )
+        return _Request(pipeline, tuple(inputs), options, asked["form"], asked["compression"], asked["partial_images"])
 
     def make_part(self, number: int, opened: _Request) -> dict[str, Any]:
         has_stepped = False

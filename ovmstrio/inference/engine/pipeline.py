@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -18,7 +20,7 @@ from ovmstrio.inference.engine.messages import LANGUAGE_MODEL_FILE
 from ovmstrio.inference.engine.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -100,11 +102,6 @@ def _set_sampling(config: Any, sampling: Sampling, seed: int) -> None:
         config.top_k = sampling.top_k if sampling.top_k > 0 else NO_TOP_K
 
 
-def max_draft_tokens(batched_tokens: int) -> int:
-    """Return the most tokens that a request may have proposed per step, given the most tokens of a step."""
-    return max(1, batched_tokens // 2)
-
-
 def _set_draft(config: Any, sampling: Sampling) -> None:
     """Set the number of draft tokens: fixed, or while the draft model's confidence is high enough."""
     if sampling.num_assistant_tokens is not None:
@@ -123,6 +120,11 @@ _BLOCK_TOKENS: Final = 32
 _GPU_BLOCK_TOKENS: Final = 16
 _MEASURED_BLOCKS: Final = 2
 _DRAFT: Final = "draft_model"
+_EAGLE3: Final = "eagle3_mode"
+_DFLASH: Final = "dflash_mode"
+_TOKENIZERS: Final = tuple(
+    f"openvino_{name}.{suffix}" for name in ("tokenizer", "detokenizer") for suffix in ("xml", "bin")
+)
 _LOOKUP: Final = "prompt_lookup"
 _ADAPTERS: Final = "adapters"
 _DRAFT_TOKENS: Final = 5  # default number of draft tokens
@@ -149,7 +151,9 @@ class PipelineOptions:
     caches_prefixes: bool = True  # whether the prefix cache is enabled
     draft_folder: str = ""  # draft model for speculative decoding; empty for none
     draft_device: str = ""  # device of the draft model
+    draft_is_eagle3: bool = False  # whether the draft model is one of EAGLE-3; else detected
     looks_up: bool = False  # whether prompt lookup proposes tokens
+    draft_tokens: int = 0  # number of tokens to propose per step; 0 for the default
     adapter: str = ""  # folder or file of a LoRA adapter; empty for none
     adapter_alpha: float = 1.0  # factor of the adapter's own scale
 
@@ -210,6 +214,7 @@ class Pipeline:
     def __init__(self, options: PipelineOptions, tokenizer: Any = None) -> None:
         self._options = options
         self._adapter = read_adapter(Path(options.adapter), Path(options.folder)) if options.adapter else None
+        self.has_eagle3_draft = bool(options.draft_folder) and _is_eagle3(options)
         # The library's tokenizer, which holds the compiled grammars.
         self.tokenizer = load_tokenizer(Path(options.folder)) if tokenizer is None else tokenizer
         self.block_tokens = _GPU_BLOCK_TOKENS if "GPU" in options.device else _BLOCK_TOKENS  # tokens per block
@@ -302,9 +307,12 @@ class Pipeline:
             scale, mode = options.adapter_alpha * self._adapter.scale, genai.AdapterConfig.Mode.MODE_STATIC
             properties[_ADAPTERS] = genai.AdapterConfig(genai.Adapter(self._adapter.file), scale, mode)
             of_draft = {"PERFORMANCE_HINT": "LATENCY", **options.properties}
+        if options.draft_is_eagle3:
+            of_draft = {**(of_draft or options.properties), _EAGLE3: True}
         if options.draft_folder:
             device = options.draft_device or options.device
-            properties[_DRAFT] = genai.draft_model(options.draft_folder, device, **of_draft)
+            with _with_tokenizer(Path(options.draft_folder), Path(options.folder)) as folder:
+                properties[_DRAFT] = genai.draft_model(folder, device, **of_draft)
         return genai.ContinuousBatchingPipeline(options.folder, self.tokenizer, scheduler, options.device, **properties)
 
     def _count_blocks(self) -> int:
@@ -329,7 +337,8 @@ class Pipeline:
         """Generate a few tokens with a grammar, as the first one in a process takes much longer."""
         config = configure_generation(self.defaults(), Sampling(temperature=0), grammar=_WARMING)
         config.max_new_tokens = _WARMING_STEPS
-        handle = self.add(0, ImagePrompt(_MEASURED_TEXT) if self.takes_images else [0], config)
+        # The draft models of EAGLE-3 need two tokens.
+        handle = self.add(0, ImagePrompt(_MEASURED_TEXT) if self.takes_images else [0, 0], config)
         self._drain()
         del handle
 
@@ -341,9 +350,12 @@ class Pipeline:
         """Return a modifiable copy of the model's generation settings."""
         config = self._batch.get_config()
         if self.proposes:
+            if self._options.draft_tokens or self.has_eagle3_draft:
+                config.assistant_confidence_threshold = 0.0
             if not config.assistant_confidence_threshold:
-                proposed = config.num_assistant_tokens or _DRAFT_TOKENS
-                config.num_assistant_tokens = min(proposed, max_draft_tokens(self._options.batched_tokens))
+                proposed = self._options.draft_tokens or config.num_assistant_tokens or _DRAFT_TOKENS
+                # The proposals of a sequence must fit into a step.
+                config.num_assistant_tokens = max(1, min(proposed, self._options.batched_tokens // 2))
             if self._options.looks_up:
                 config.max_ngram_size = config.max_ngram_size or _LOOKUP_NGRAM
         return config
@@ -364,11 +376,41 @@ class Pipeline:
         if not isinstance(prompt, ImagePrompt):
             return self._batch.add_request(number, ov.Tensor(np.array([prompt], np.int64)), config)
         config.apply_chat_template = not prompt.adds_special_tokens
-        return self._batch.add_request(number, prompt.text, [_pixels_of(image) for image in prompt.images], config)
+        images = [_pixels_of(image) for image in prompt.images]
+        try:
+            return self._batch.add_request(number, prompt.text, images, config)
+        finally:
+            # The library appends the tokens of all prompts to a history, which only this call clears.
+            self._batch.finish_chat()
 
     def step(self) -> None:
         """Run one step: prefill or the next token of each sequence; RuntimeError requires :meth:`rebuild`."""
         self._batch.step()
+
+
+def _is_eagle3(options: PipelineOptions) -> bool:
+    """Return whether a draft model is one of EAGLE-3; ValueError if it can be none of the supported draft models."""
+    folder = Path(options.draft_folder)
+    model = ov.Core().read_model(folder / "openvino_model.xml")
+    if model.has_rt_info(_DFLASH):
+        raise ValueError(f"draft model {folder}: DFlash is not supported, use EAGLE-3 or a smaller language model")
+    is_eagle3 = options.draft_is_eagle3 or bool(model.has_rt_info(_EAGLE3))
+    if not is_eagle3 and not (folder / _TOKENIZERS[0]).is_file():
+        raise ValueError(f"draft model {folder}: expected {_TOKENIZERS[0]}, or a model of EAGLE-3")
+    return is_eagle3
+
+
+@contextmanager
+def _with_tokenizer(folder: Path, other: Path) -> Iterator[Path]:
+    """Yield a folder, or links to its files and to the tokenizer of another model, which grammars need."""
+    if (folder / _TOKENIZERS[0]).is_file():
+        yield folder
+        return
+    with TemporaryDirectory(prefix="ovmstrio-draft-") as made:
+        tokenizers = (other.absolute() / name for name in _TOKENIZERS)
+        for file in (*folder.absolute().iterdir(), *tokenizers):
+            (Path(made) / file.name).symlink_to(file)
+        yield Path(made)
 
 
 def _pixels_of(image: Image) -> ov.Tensor:

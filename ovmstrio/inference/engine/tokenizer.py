@@ -53,7 +53,9 @@ def find_token_bound(tokenizer: Any, limit: int) -> int | None:
     """Return the number of tokens to which a tokenizer cuts texts; None if it is more than ``limit``."""
     text = _UNIT * (limit + 1)
     count = _count(tokenizer, text)
-    return count if count <= limit and count == _count(tokenizer, text * 2) else None
+    # A tokenizer may drop the text or join unknown letters, whatever their number.
+    is_cut = count <= limit and _count(tokenizer, _UNIT) < count == _count(tokenizer, text * 2)
+    return count if is_cut else None
 
 
 def _count(tokenizer: Any, text: str) -> int:

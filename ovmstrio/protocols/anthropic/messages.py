@@ -64,6 +64,17 @@ MESSAGES: Final = KnownFields(
     _IGNORED,
     _REFUSED,
 )
+NOTES: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("temperature", "top_p", "top_k"), "defaults come from the model's `generation_config.json`"),
+    "max_tokens": "required, except for `/messages/count_tokens`",
+    "cache_control": "the server caches prefixes of all prompts",
+    "context_management": "the server removes nothing from a conversation",
+    **dict.fromkeys(("metadata", "user_profile_id", "workspace_id", "diagnostics"), "notes of the caller"),
+    **dict.fromkeys(("service_tier", "speed", "inference_geo"), "the server has one tier and one place"),
+    **dict.fromkeys(("billing_policy", "fallback_credit_token"), "the server sends no bills"),
+    "fallbacks": "a model that fails is an error",
+}
+"""Notes on fields that work or have no effect, for their table in ``docs/anthropic.md``."""
 
 # ----------------------------------------------------------------------
 # Conversation
@@ -90,7 +101,7 @@ class _ChatMessages:
 
     def add_system(self, fields: Fields) -> None:
         parts = [part for block in _blocks(fields, "system") for part in self._parts(block)]
-        kept = [part for part in parts if not part.get("text", "").startswith(_BILLING)]
+        kept = [part for part in parts if not str(part.get("text")).startswith(_BILLING)]
         if kept:
             self.made.append((fields, {"role": "system", "content": kept}))
 
@@ -223,18 +234,18 @@ def read_conversation(fields: Fields, limits: GenerationLimits) -> Conversation:
         options,
         returns_first_call_only=choice is not None and bool(choice.flag("disable_parallel_tool_use")),
         continues_final_message=continues,
-        images=tuple(prompt.images),
+        images=tuple(each._replace(field=each.field.replace(".image_url.url", ".source")) for each in prompt.images),
     )
 
 
 def _is_deferred(tool: Fields, loaded: set[str]) -> bool:
     """Return whether a tool is not part of the prompt, because no result has referred to it yet."""
-    return bool(tool.flag("defer_loading")) and tool.get("name") not in loaded
+    return bool(tool.flag("defer_loading")) and tool.name_text("name") not in loaded
 
 
 def _chat_tool(tool: Fields) -> dict[str, Any]:
     kind = tool.word("type")
-    if kind not in {None, "custom"}:
+    if kind is not None and kind != "custom":
         message = f"{tool.path('type')}: the server has no tools of its own; define one with input_schema"
         tool.refuse("type", message, got=shown(kind), code="unsupported_parameter")
     elif tool.get("input_schema") is None:

@@ -40,7 +40,11 @@ class AnthropicErrors(ErrorFormat):
 
     def refuse(self, error: Exception) -> HttpAnswer:
         """Convert an error to a response."""
-        answer = json_response(self._document(error), client_status(error))
+        document = self._document(error)
+        answer = json_response(document, client_status(error))
+        if "request_id" in document:
+            # Clients read the id from this header.
+            answer = answer.with_headers((("request-id", document["request_id"]),))
         return answer.with_headers(retry_after_headers(error)) if isinstance(error, ServerError) else answer
 
     def event(self, error: Exception) -> bytes:

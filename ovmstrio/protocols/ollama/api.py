@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from datetime import UTC, datetime
 from time import perf_counter_ns
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
         GenerationChunk,
         GenerationLimits,
         GenerationRequest,
+        Image,
         TokenLogprob,
     )
     from ovmstrio.core.http_messages import Headers, HttpAnswer, HttpRequest
@@ -123,6 +125,27 @@ OPTIONS: Final = KnownFields(
     },
 )
 """Members of ``options``."""
+_DEFAULTS: Final = "defaults come from the model's `generation_config.json`"
+OPTION_NOTES: Final[Mapping[str, str]] = {
+    **dict.fromkeys((*_SAMPLING, "top_k", "repeat_penalty"), _DEFAULTS),
+    "num_predict": "0 and negative values are no limit",
+    **dict.fromkeys(("num_ctx", "num_keep"), "the context is the model's, and the server does not shorten prompts"),
+    **dict.fromkeys(("num_batch", "num_gpu", "main_gpu", "num_thread"), "options of the model decide"),
+    "draft_num_predict": "`draft_models_path` and `prompt_lookup` of the model decide",
+    **dict.fromkeys(
+        ("numa", "low_vram", "f16_kv", "logits_all", "vocab_only", "use_mmap", "use_mlock", "embedding_only"),
+        "how OpenVINO loads a model depends on options of the model",
+    ),
+    **dict.fromkeys(("mirostat_tau", "mirostat_eta"), "they belong to `mirostat`"),
+}
+"""Notes on options that work or have no effect, for their table in ``docs/ollama.md``."""
+NOTES: Final[Mapping[str, str]] = {
+    "keep_alive": "models stay loaded; `idle_unload_seconds` unloads idle ones",
+    "shift": "an answer ends at the end of the context",
+    "truncate": "the server does not shorten prompts: a prompt that is too long is an error",
+    "top_logprobs": "only 0",
+}
+"""Notes on fields of bodies; those of an endpoint take precedence."""
 
 
 def read_request(
@@ -194,6 +217,12 @@ def image_parts(fields: Fields) -> list[dict[str, Any]]:
     ]
 
 
+def images_of(prompt: PromptSize) -> tuple[Image, ...]:
+    """Return the images of a prompt with their paths in Ollama's body."""
+    return tuple(each._replace(field=_IMAGE_PATH.sub(r"images\1", each.field)) for each in prompt.images)
+
+
+_IMAGE_PATH: Final = re.compile(r"content(\[\d+\])\.image_url\.url$")
 _IMAGE_TYPES: Final[Mapping[str, str]] = {"/9j/": "jpeg", "R0lG": "gif", "UklG": "webp", "Qk": "bmp"}
 """Types of image files, by their first bytes in base64; others are PNG."""
 
@@ -253,9 +282,10 @@ class OllamaAnswer:
         """Encode a delta; a tool call is complete once the next one or the end comes."""
         del index, usage
         self._first = self._first or perf_counter_ns()
-        self._text.take(replace(piece, text="", reasoning="", logprobs=()))
-        last = max(self._text.calls, default=0)
-        calls = self._take_calls(None if piece.finish is not None else last)
+        calls: list[dict[str, Any]] = []
+        if piece.calls or piece.finish is not None:
+            self._text.take(replace(piece, text="", reasoning="", logprobs=()))
+            calls = self._take_calls(None if piece.finish is not None else max(self._text.calls))
         if not (piece.text or piece.reasoning or calls or piece.logprobs):
             return b""
         content = self._content(piece.text, piece.reasoning, calls)

@@ -11,6 +11,7 @@ from ovmstrio.protocols.ollama.api import (
     answer_loading,
     check_keep_alive,
     image_parts,
+    images_of,
     read_body,
     read_request,
     read_thinking,
@@ -45,7 +46,7 @@ def chat_rules(api: OpenAIApi) -> list[Rule]:
 
     async def chat(request: HttpRequest) -> HttpAnswer:
         body = await read_body(api, request, CHAT)
-        if not body.document.get("messages"):
+        if body.document.get("messages") in (None, []):
             return await answer_loading(api, request, body, CHAT, {"message": {"role": "assistant", "content": ""}})
         return await answer_text(api, endpoint, request, body)
 
@@ -71,7 +72,7 @@ def _read_conversation(fields: Fields, prompt: PromptSize) -> Conversation:
         tools.tools,
         template_options=options,
         continues_final_message=continues,
-        images=tuple(prompt.images),
+        images=images_of(prompt),
     )
 
 

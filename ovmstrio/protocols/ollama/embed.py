@@ -32,6 +32,11 @@ _ONE: Final = "prompt"  # Field of the older endpoint
 _IGNORED: Final = {"keep_alive": check_keep_alive}
 _WHOLE: Final = -1  # As many tokens as the model takes
 EMBED: Final = KnownFields(frozenset({"model", "input", "dimensions", "truncate", "options"}), _IGNORED, {})
+EMBED_NOTES: Final = {
+    "dimensions": "the model's own; its option `normalize` decides the length of vectors",
+    "truncate": "false refuses inputs that the model cannot take completely; the default is true, as in Ollama",
+    "options": "checked; options of sampling have no effect on vectors",
+}
 EMBEDDINGS: Final = KnownFields(frozenset({"model", _ONE, "options"}), _IGNORED, {})
 
 

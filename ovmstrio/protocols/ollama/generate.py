@@ -10,6 +10,7 @@ from ovmstrio.protocols.ollama.api import (
     OllamaAnswer,
     answer_loading,
     image_parts,
+    images_of,
     read_body,
     read_request,
     read_thinking,
@@ -51,7 +52,7 @@ def generate_rules(api: OpenAIApi) -> list[Rule]:
 
     async def generate(request: HttpRequest) -> HttpAnswer:
         body = await read_body(api, request, GENERATE)
-        if not body.document.get("prompt"):
+        if body.document.get("prompt") in (None, ""):
             return await answer_loading(api, request, body, GENERATE, {"response": ""})
         return await answer_text(api, endpoint, request, body)
 
@@ -69,7 +70,7 @@ def _read_prompt(fields: Fields, prompt: PromptSize) -> Conversation | str:
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": [*images, {"type": "text", "text": text or ""}] if images else text})
     read = tuple(read_chat_message(fields.translated(message, prompt)) for message in messages)
-    return Conversation(read, template_options=read_thinking(fields), images=tuple(prompt.images))
+    return Conversation(read, template_options=read_thinking(fields), images=images_of(prompt))
 
 
 def _content(text: str, reasoning: str, calls: list[dict[str, Any]]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 
-from ovmstrio.core.callers import Permission
 from ovmstrio.core.errors import ErrorList
 from ovmstrio.core.generation import GenerationLimits, Task
 from ovmstrio.protocols.ollama.api import resolve_name
@@ -16,7 +15,6 @@ from ovmstrio.protocols.openai.known_fields import KnownFields, Refused
 from ovmstrio.protocols.openai.models import STARTED, loaded_names
 from ovmstrio.serving.ovms_errors import decompressed_body
 from ovmstrio.transport.http.responses import json_response
-from ovmstrio.transport.http.router import rule
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -80,7 +78,7 @@ def model_rules(api: OpenAIApi) -> list[Rule]:
         *api.rules("/tags", "GET", tags, prefixes=("/api",)),
         *api.rules("/ps", "GET", loaded, prefixes=("/api",)),
         *api.rules("/show", "POST", show, prefixes=("/api",)),
-        rule("/api/version", "GET", version, is_hot=True, need=Permission.NOTHING),
+        *api.rules("/version", "GET", version, prefixes=("/api",)),
     ]
 
 

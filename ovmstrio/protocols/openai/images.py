@@ -40,7 +40,7 @@ _MAX_PROMPT_CHARACTERS: Final = 32_000
 _MAX_GUIDANCE: Final = 1000
 _MAX_COMPRESSION: Final = 100
 _MAX_PARTIAL_IMAGES: Final = 3
-_SEEDS: Final = range(2**64)  # of openvino-genai
+_SEEDS: Final = range(2**63)  # of openvino-genai
 _COUNT: Final = "num_images_per_prompt"
 _SIDES: Final = ("width", "height")
 _TEXTS: Final = ("prompt_2", "prompt_3", "negative_prompt", "negative_prompt_2", "negative_prompt_3")
@@ -102,6 +102,9 @@ def _read(endpoint: _Endpoint, form: Form, deadline: float) -> _ParsedRequest:
         fields.refuse("partial_images", "partial_images requires stream true")
     if is_stream and options.get(_COUNT, 1) > 1:
         fields.refuse("n", "n should be 1 in a stream", got=str(options[_COUNT]))
+    for name, content in form.files.items():
+        if not content:
+            fields.refuse(name, f"{name}: the file is empty")
     endpoint.known.check(fields)
     errors.tell()
     image, mask = (form.files.get(name, b"") for name in ("image", "mask"))

@@ -13,7 +13,7 @@ from ovmstrio.protocols.openai.fields import Fields
 from ovmstrio.protocols.openai.models import parent_of, parents
 from ovmstrio.serving.broadcast_changes import server_model_control
 from ovmstrio.serving.ovms_errors import decompressed_body
-from ovmstrio.util.truncation import cut, shown
+from ovmstrio.util.truncation import cut
 
 if TYPE_CHECKING:
     from ovmstrio.core.http_messages import HttpRequest
@@ -30,7 +30,7 @@ def lora_adapter_rules(api: OpenAIApi, changes: AdminChanges) -> list[Rule]:
 
     async def load(request: HttpRequest) -> HttpAnswer:
         given = await _document(api, request)
-        with changes.requested("load", request, model=shown(given.get("lora_name"), 80)):
+        with changes.requested("load", request, model=cut(str(given.get("lora_name")), 80)):
             _check(given, ("lora_name", "lora_path"), ("parent", "load_inplace"))
             name = given["lora_name"]
             control = server_model_control(api.plane)
@@ -47,7 +47,7 @@ def lora_adapter_rules(api: OpenAIApi, changes: AdminChanges) -> list[Rule]:
 
     async def unload(request: HttpRequest) -> HttpAnswer:
         given = await _document(api, request)
-        with changes.requested("unload", request, model=shown(given.get("lora_name"), 80)):
+        with changes.requested("unload", request, model=cut(str(given.get("lora_name")), 80)):
             _check(given, ("lora_name",), ("lora_int_id",))
             name = given["lora_name"]
             control = server_model_control(api.plane)

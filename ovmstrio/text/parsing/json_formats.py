@@ -377,10 +377,14 @@ class KimiParser(JsonCallParser):
         text, _ = yield from tape.short(_KIMI_SEPARATOR)
         identifier = _KIMI_IDENTIFIER.fullmatch(text.strip())
         yield from tape.blanks()
-        if identifier is None or (yield from tape.peek()) != "{":
+        is_empty = yield from tape.at(self.ends)
+        if identifier is None or not (is_empty or (yield from tape.peek()) == "{"):
             raise MalformedText
         self.begin_call(self.function_name(identifier["name"]), identifier[0] if identifier["number"] else "")
-        if (yield from self.rewriter(self.out.arguments).value()):
+        if is_empty:
+            self.out.arguments("{}")
+            self.end_call()
+        elif (yield from self.rewriter(self.out.arguments).value()):
             self.end_call()
 
 

@@ -214,7 +214,7 @@ async def test_second_document_of_one_request_is_refused(tmp_path: Path) -> None
             "HTTP_RESPONSE_PAYLOAD:answer", "OVMS_PY_TENSOR:answer"), "needs a graph for raw HTTP requests"),
         (BEFORE_AND_BEHIND.replace(text_node(), text_node(more="")), "streams its response, and has no LOOPBACK"),
         (BEFORE_AND_BEHIND.replace('path: "./"', 'path: "./" max_num_seqs: 0'), "the value cannot be used"),
-        (BEFORE_AND_BEHIND.replace('path: "./"', 'path: "./" draft_eagle3_mode: true'), "EAGLE-3"),
+        (BEFORE_AND_BEHIND.replace('path: "./"', 'path: "./" draft_cache_size: 1'), "draft model"),
     ],
     ids=["tensors", "no loop", "value", "option"],
 )  # fmt: skip

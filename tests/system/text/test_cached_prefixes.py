@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from ovmstrio.config.specs import TextModelSpec
 from ovmstrio.core.callers import ALL_SCOPES, Caller, current_caller
-from ovmstrio.core.generation import Prompt
+from ovmstrio.core.generation import Prompt, Sampling
 from ovmstrio.core.hooks import Collectors, Meters
 from ovmstrio.inference.engine.batch import PrefixCacheModel
 from ovmstrio.serving.kind import LoadContext, lease_nothing
@@ -25,7 +25,9 @@ from ovmstrio.text.load_text_model import load_text_model
 from ovmstrio.text.text_model import TextModel
 from ovmstrio.util.container_limits import free_memory
 from tests.support.served_text_models import greedy, made
+from tests.support.tiny_llm import write_tiny_folder
 
+_CONFIDENT: Final = Sampling(max_tokens=41, temperature=0, ignore_eos=True, assistant_confidence_threshold=0.9)
 _PROGRAM: Final = """
 import json, random, sys
 import numpy as np, openvino as ov, openvino_genai as genai
@@ -140,6 +142,25 @@ async def test_usage_and_metrics_report_cached_tokens(tiny_folder: Path) -> None
         assert meters.value("prompt_tokens_total") == 300
     async with _measured(tiny_folder, enable_prefix_caching=False) as (model, _):
         assert [await _found(model, prompt) for _ in range(2)] == [0, 0]
+
+
+async def test_proposed_and_accepted_tokens_are_counted(tiny_folder: Path, tmp_path: Path) -> None:
+    precise = {"INFERENCE_PRECISION_HINT": "f32"}
+    async with _measured(tiny_folder, draft_path=tiny_folder, plugin_config=precise) as (model, meters):
+        # One token of the prompt, six steps of five proposals, and one of the last three.
+        await made(model, greedy("hello", 41))
+        assert meters.value("draft_tokens_total") == meters.value("accepted_draft_tokens_total") == 33
+        assert meters.value("draft_acceptance_rate") == 1
+        # The library does not tell how many tokens a draft model proposes while it is confident.
+        await made(model, replace(greedy("hello", 41), sampling=_CONFIDENT))
+        assert meters.value("draft_tokens_total") == 33
+    other = write_tiny_folder(tmp_path, seed=1)
+    async with _measured(tiny_folder, draft_path=other, plugin_config=precise) as (model, meters):
+        pieces = await made(model, greedy("hello", 41))
+        accepted = meters.value("accepted_draft_tokens_total")
+        assert sum(piece.tokens for piece in pieces) == 41
+        assert 0 <= accepted < meters.value("draft_tokens_total") / 2
+        assert meters.value("draft_acceptance_rate") == accepted / meters.value("draft_tokens_total")
 
 
 async def test_usage_tells_nothing_about_prompts_of_other_callers(tiny_folder: Path) -> None:

@@ -152,6 +152,7 @@ async def test_invalid_requests_are_refused_and_the_process_continues(painter: I
     refusals: list[tuple[dict[str, Any], str, str]] = [
         ({"image": b"no picture"}, "image", "10 bytes are not an image of a known format"),
         ({"image": image[:-100]}, "image", "Image parsing failed"),
+        ({"image": file_of(noise(64, 15))}, "image", "at least 16x16 pixels, or a size to enlarge it; got 64x15"),
         ({"image": png_header(50_000, 50_000)}, "image", "Image parsing failed: .*50000 x 50000 pixels|exceeds limit"),
         ({"image": image, "mask": b"no picture"}, "mask", "Image parsing failed"),
         ({"image": image, "mask": file_of(noise(32, 64))}, "mask", "expected the size of the image, 64x64; got 32x64"),
@@ -170,12 +171,14 @@ async def test_invalid_requests_are_refused_and_the_process_continues(painter: I
         ({"options": {"prompt_2": "x"}}, "", "Prompt 2 is not used by Stable Diffusion"),
         ({"image": image, "options": {"strength": 0.01, "num_inference_steps": 2}}, "", "strength"),
     ]
+    large = {**FAST, "width": 64, "height": 64, "rng_seed": 2**63 - 1}
     pid = painter.pid
     for fields, field, message in refusals:
         with pytest.raises(InvalidField, match=message) as caught:
             await generated(painter, **fields)
         assert caught.value.field == field
-    assert len(await generated(painter)) == 1
+    small = file_of(noise(64, 15))
+    assert len(await generated(painter, prompt="\ud800 \0 \N{CAT FACE}", image=small, options=large)) == 1
     assert (painter.pid, painter.open_requests) == (pid, 0)
 
 

@@ -133,6 +133,13 @@ def test_images_of_other_apis_are_those_of_chats(server: ServedInThread) -> None
     assert (answer["message"]["content"], answer["prompt_eval_count"]) == (text, tokens)
     made = server.ask("POST", "/api/generate", json={**asked, "prompt": "What?", "images": images}).json()
     assert (made["response"], made["prompt_eval_count"]) == (text, tokens)
+    wrong = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "?"}}
+    body = {"model": "eyes", "max_tokens": 1, "messages": [{"role": "user", "content": [wrong]}]}
+    refused = server.ask("POST", "/v1/messages", json=body).json()["error"]["message"]
+    assert "messages[0].content[0].source" in refused
+    messages = [{"role": "user", "content": "What?", "images": [images[0], "?"]}]
+    refused = server.ask("POST", "/api/chat", json={**asked, "messages": messages}).json()["error"]
+    assert "messages[0].images[1]" in refused
     assert "vision" in server.ask("POST", "/api/show", json={"model": "eyes"}).json()["capabilities"]
 
 

@@ -423,23 +423,49 @@ _SCHEMA: Final = '{"type": "object", "properties": {"a": {"enum": [1, 2]}}, "req
 def _proposing(how: str, folder: Path) -> dict[str, Any]:
     if how == "draft":
         return {"plugin_config": _PRECISE, "draft_path": folder}
-    return {"plugin_config": {**_PRECISE, "prompt_lookup": True}}
+    return {"plugin_config": _PRECISE, "prompt_lookup": True}
 
 
-async def _texts(model: TextModel, requests: list[GenerationRequest]) -> list[str]:
-    texts = [""] * len(requests)
+_Answer = tuple[str, int, Finish | None]
+"""Text, number of tokens and finish reason."""
+
+
+async def _answers(model: TextModel, requests: list[GenerationRequest]) -> list[list[_Answer]]:
+    """Return the answers to requests at the same time, each with all its texts."""
+    answers: list[list[_Answer]] = [[]] * len(requests)
 
     async def generate(place: int, request: GenerationRequest) -> None:
-        texts[place] = text_of(await made(model, request))
+        pieces = await made(model, request)
+        answers[place] = [
+            (
+                text_of(pieces, index),
+                sum(piece.tokens for piece in pieces if piece.index == index),
+                next((piece.finish for piece in pieces if piece.finish and piece.index == index), None),
+            )
+            for index in range(request.n)
+        ]
 
     async with trio.open_nursery() as nursery:
         for place, request in enumerate(requests):
             nursery.start_soon(generate, place, request)
-    return texts
+    return answers
 
 
+def _with_sampling(prompt: str, **sampling: Any) -> GenerationRequest:
+    request = greedy(prompt, 60)
+    return replace(request, sampling=replace(request.sampling, **sampling))
+
+
+# More proposals than the tokens of a step, and more prompts than a step reads.
 _REQUESTS: Final = [
     *(greedy(prompt, tokens) for tokens in (1, 2, 90) for prompt in PROMPTS),
+    *(greedy(f"{number} of the inn " * 12, 40) for number in range(24)),
+    *(replace(greedy(prompt, 60), stop=(" a",)) for prompt in PROMPTS),
+    *(replace(greedy(prompt, 60), stop=("the",), includes_stop=True, n=2) for prompt in PROMPTS[:2]),
+    _with_sampling("hello", max_tokens=300, ignore_eos=False),
+    _with_sampling("hello", max_tokens=300, ignore_eos=False, min_tokens=50),
+    _with_sampling("hello", repetition_penalty=1.3),
+    _with_sampling("hello", frequency_penalty=0.8, presence_penalty=0.4),
     GenerationRequest(
         "hello", Sampling(max_tokens=60, temperature=0), grammar=Grammar(GrammarKind.JSON_SCHEMA, _SCHEMA)
     ),
@@ -452,23 +478,36 @@ def proposer(request: pytest.FixtureRequest, host_of: HostOf, tiny_folder: Path)
 
 
 @pytest.fixture(scope="module")
-def expected(host_of: HostOf) -> list[str]:
-    made_without: list[str] = []
+def expected(host_of: HostOf) -> list[list[_Answer]]:
+    made_without: list[list[_Answer]] = []
     host = host_of(plugin_config=_PRECISE)
 
     async def make() -> None:
-        made_without.extend(await _texts(host.model, _REQUESTS))
+        made_without.extend(await _answers(host.model, _REQUESTS))
 
     host.run(make)
     return made_without
 
 
 @on_model_loop
-async def test_texts_are_those_made_without_proposals(proposer: TextModel, expected: list[str]) -> None:
+async def test_answers_are_those_made_without_proposals(proposer: TextModel, expected: list[list[_Answer]]) -> None:
     async with proposer.generate(greedy("the inn", 1500)) as generation:
         await anext(aiter(generation))
-    assert await _texts(proposer, _REQUESTS) == expected
+    assert await _answers(proposer, _REQUESTS) == expected
     assert proposer.limits.context_length == 2048
+
+
+@pytest.mark.parametrize("how", ["draft", "lookup"])
+async def test_answers_that_fill_the_cache_are_those_made_without_proposals(
+    how: str, serve_tiny: ServeTiny, tiny_folder: Path
+) -> None:
+    # Each answer may grow to a third of the cache, and none is suspended.
+    requests = [greedy(f"number {number}", 100) for number in range(8)]
+    settings = {"cache_size": 0.0002, "kv_overcommit": 2.0}
+    async with serve_tiny(**{**settings, "plugin_config": _PRECISE}) as model:
+        expected = await _answers(model, requests)
+    async with serve_tiny(**{**settings, **_proposing(how, tiny_folder)}) as model:
+        assert await _answers(model, requests) == expected
 
 
 @on_model_loop
@@ -501,6 +540,8 @@ async def test_fields_unsupported_with_a_draft_are_refused(proposer: TextModel) 
         assert (caught.value.field, caught.value.code) == (field, "unsupported_parameter")
     with pytest.raises(InvalidField, match="max_ngram_size is not supported: this model is served without"):
         await made(proposer, GenerationRequest("hello", Sampling(max_ngram_size=2)))
+    with pytest.raises(InvalidField, match="num_assistant_tokens is at most 128 here"):
+        await made(proposer, GenerationRequest("hello", Sampling(num_assistant_tokens=129)))
     threshold = Sampling(assistant_confidence_threshold=0.4, max_tokens=20, ignore_eos=True, temperature=0)
     assert sum(piece.tokens for piece in await made(proposer, GenerationRequest("hello", threshold))) == 20
 

@@ -73,6 +73,8 @@ _WITH: dict[str, dict[str, Any]] = {
     **{key: {"layout": "NHWC:NCHW"} for key in ("mean", "scale", "precision", "color_format")},
     **{key: {"stateful": True} for key in _STATEFUL},
     "max_allowed_chunks": {"task": "rerank"},
+    "num_assistant_tokens": {"prompt_lookup": True},
+    "draft_eagle3_mode": {"draft_models_path": "models/draft"},
     "enable_word_timestamps": {"task": "speech2text"},
     **{
         key: {"task": "embeddings"} for key in ("pooling", "normalize", "default_prompt_name", "truncate", "max_inputs")

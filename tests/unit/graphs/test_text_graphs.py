@@ -140,7 +140,7 @@ def test_voices_and_speeds_of_a_graph(tmp_path: Path) -> None:
     [
         ("max_num_seq: 8", "did you mean 'max_num_seqs'?"),
         ("draft_cache_size: 1", "the draft model uses the settings of the main model"),
-        ("draft_eagle3_mode: true", "EAGLE-3 draft models are not supported"),
+        ("draft_eagle3_mode: true", "needs draft_models_path"),
         ("pipeline_type: OMNI", "sound of requests and of answers is not supported"),
         ("cache_eviction_config { start_size: 1 recent_size: 1 max_cache_size: 9 }", "cache eviction is not supported"),
         ("sparse_attention_config { mode: XATTENTION }", "sparse attention is not supported"),

@@ -35,6 +35,7 @@ from ovmstrio.inference.engine.messages import (
 )
 from ovmstrio.inference.engine.pipeline import NO_TOP_K, ImagePrompt, Pipeline, configure_generation
 from ovmstrio.inference.engine.prompts import PromptOptions, PromptTokenizer
+from ovmstrio.inference.engine.tokenizer import find_token_bound
 from ovmstrio.isolation.worker_process import WorkerProcess
 from ovmstrio.text.engine_client import EngineClient
 from ovmstrio.text.engine_sharing import ANSWERED, GENERATION_VERBS, LEAVING, LOST, READY, EngineServer, RemoteEngine
@@ -63,6 +64,25 @@ class _CountingTokenizer:
         data = np.array([np.pad(row, (longest - len(row), 0)) for row in rows])
         mask = np.array([np.pad(np.ones(len(row), np.int64), (longest - len(row), 0)) for row in rows])
         return SimpleNamespace(input_ids=SimpleNamespace(data=data), attention_mask=SimpleNamespace(data=mask))
+
+
+@pytest.mark.parametrize(
+    ("count_tokens", "bound"),
+    [
+        (lambda characters: characters // 2, None),
+        (lambda characters: min(characters // 2, 64), 64),
+        (lambda characters: min(characters // 2, 2000), 2000),
+        (lambda characters: min(characters // 2, 2001), None),
+        (lambda characters: characters // 9, None),
+        (lambda _: 0, None),
+        (lambda _: 1, None),
+    ],
+)
+def test_bound_of_a_tokenizer_is_found_up_to_the_context(count_tokens: Callable[[int], int], bound: int | None) -> None:
+    def encode(text: str, **_: Any) -> Any:
+        return SimpleNamespace(attention_mask=SimpleNamespace(data=np.ones((1, count_tokens(len(text))), np.int64)))
+
+    assert find_token_bound(SimpleNamespace(encode=encode), CONTEXT) == bound
 
 
 @pytest.mark.parametrize(
@@ -373,6 +393,10 @@ class _Library:
     blocks = 100
     block_tokens = 32
     proposes = False
+    has_eagle3_draft = False
+
+    def draft_tokens(self, _: Sampling) -> int:
+        return 0
 
     def __init__(self, *, caches_prefixes: bool) -> None:
         self.caches_prefixes = caches_prefixes

@@ -12,7 +12,7 @@ import pytest
 import trio
 import trio.testing
 
-from ovmstrio.core.errors import InvalidField
+from ovmstrio.core.errors import InvalidField, Overloaded
 from ovmstrio.core.generation import Conversation, Image, MediaPolicy
 from ovmstrio.text import media
 from ovmstrio.text.media import MediaLoader
@@ -208,6 +208,19 @@ async def test_images_of_a_request_are_limited_in_all(monkeypatch: pytest.Monkey
     assert [image.source for image in loaded.images] == [FILE, FILE]
     with pytest.raises(InvalidField, match="c: expected at most"):
         await loader.load(Conversation((), images=(Image(url, "a"), Image(url, "b"), Image(url, "c"))))
+
+
+async def test_images_of_all_requests_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(media, "MAX_HELD_BYTES", 2 * len(FILE))
+    loader = MediaLoader(MediaPolicy())
+    conversation = Conversation((), images=(Image(FILE, FIELD),))
+    async with loader.loading(conversation) as loaded, loader.loading(conversation):
+        assert loaded.has_loaded_images
+        with pytest.raises(Overloaded, match="images of running and queued requests have 16 bytes"):
+            async with loader.loading(conversation):
+                pass
+    async with loader.loading(conversation), loader.loading(conversation):
+        pass
 
 
 async def test_data_urls_have_base64_or_percent_encoding() -> None:

@@ -9,26 +9,18 @@ from typing import Any, Final
 
 import pytest
 
-from ovmstrio.protocols.ollama.api import OPTIONS
-from ovmstrio.protocols.ollama.chat import CHAT
-from ovmstrio.protocols.ollama.embed import EMBED, EMBEDDINGS
-from ovmstrio.protocols.ollama.generate import GENERATE
-from ovmstrio.protocols.openai.known_fields import KnownFields
-from tests.service.protocols.openai.servers import CHAT as CHAT_MODEL
-from tests.service.protocols.openai.servers import WORDS
+from ovmstrio.cli.field_tables import TABLES, with_tables
+from tests.service.protocols.openai.servers import CHAT, WORDS
 from tests.unit.protocols.servers import Serving
 
 _PAGE: Final = Path(__file__).parents[4] / "docs" / "ollama.md"
 _BODIES: Final[dict[str, dict[str, Any]]] = {
-    "/api/chat": {"model": CHAT_MODEL, "messages": [{"role": "user", "content": "a"}], "stream": False},
-    "/api/generate": {"model": CHAT_MODEL, "prompt": "a", "stream": False},
+    "/api/chat": {"model": CHAT, "messages": [{"role": "user", "content": "a"}], "stream": False},
+    "/api/generate": {"model": CHAT, "prompt": "a", "stream": False},
     "/api/embed": {"model": WORDS, "input": "a"},
     "/api/embeddings": {"model": WORDS, "prompt": "a"},
 }
-_KNOWN: Final[dict[str, KnownFields]] = {
-    **dict(zip(_BODIES, (CHAT, GENERATE, EMBED, EMBEDDINGS), strict=True)),
-    "options": OPTIONS,
-}
+_TABLES: Final = TABLES[_PAGE.name]
 _VALUES: Final[tuple[Any, ...]] = ([[5.5]], 5.5, {"x": 5.5}, "x", 2, True, {})
 """Values of all types; of a field that the server reads or checks, at least one is invalid."""
 _UNCHECKED: Final = frozenset({"model", "messages", "prompt"})
@@ -46,18 +38,14 @@ def _listed(section: str) -> dict[str, dict[str, str]]:
     return found
 
 
-@pytest.mark.parametrize("section", _KNOWN)
-def test_every_field_is_listed(section: str) -> None:
-    known = _KNOWN[section]
-    listed = _listed(section)
-    assert {result: sorted(listed.get(result, ())) for result in ("works", "no effect", "refused")} == {
-        "works": sorted(known.used),
-        "no effect": sorted(known.ignored),
-        "refused": sorted(known.refused),
-    }
+def test_the_tables_are_the_generated_ones() -> None:
+    text = _PAGE.read_text()
+    assert with_tables(_PAGE.name, text) == text
+    for section, (known, _) in _TABLES.items():
+        assert sum(map(len, _listed(section).values())) == sum(map(len, known[:3])), section
 
 
-@pytest.mark.parametrize("section", _KNOWN)
+@pytest.mark.parametrize("section", _TABLES)
 async def test_each_listed_field_has_its_result(serving: Serving, section: str) -> None:
     async def ask(field: str, value: Any) -> tuple[int, str]:
         given = {field: value} if section != "options" else {"options": {field: value}}

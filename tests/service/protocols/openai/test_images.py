@@ -126,6 +126,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"n": 2, "num_images_per_prompt": 3}, "num_images_per_prompt", "another name of n"),
     ({"seed": 1, "rng_seed": 2}, "rng_seed", "another name of seed"),
     ({"seed": -1}, "seed", "seed field is not an unsigned integer"),
+    ({"seed": 2**63}, "seed", "seed field is not an unsigned integer"),
     ({"num_inference_steps": 0}, "num_inference_steps", "must be higher than 0"),
     ({"guidance_scale": "high"}, "guidance_scale", "guidance_scale is not a valid number"),
     ({"strength": 0.5}, "strength", "strength requires an image: use /images/edits"),
@@ -167,6 +168,7 @@ async def test_a_bad_field_is_refused_before_the_service_is_called(
             "expected one file; got several",
         ),
         (EDITS, {"files": {"image": ("a", b"x"), "model": (None, BRUSH)}}, "prompt", "prompt field is missing"),
+        (VARIATIONS, {"files": {"image": ("a", b""), "model": (None, BRUSH)}}, "image", "image: the file is empty"),
         (
             VARIATIONS,
             {"files": {"image": ("a", b"x"), "model": (None, BRUSH), "prompt": (None, "x")}},

@@ -1,0 +1,74 @@
+"""Generator of the tables of request fields in ``docs/anthropic.md`` and ``docs/ollama.md``.
+
+``python -m ovmstrio.cli.field_tables docs`` replaces the table after each mark ``<!-- fields: NAME -->``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from ovmstrio.protocols.anthropic import messages
+from ovmstrio.protocols.ollama import api
+from ovmstrio.protocols.ollama.chat import CHAT
+from ovmstrio.protocols.ollama.embed import EMBED, EMBED_NOTES, EMBEDDINGS
+from ovmstrio.protocols.ollama.generate import GENERATE
+from ovmstrio.protocols.openai.known_fields import KnownFields
+
+_EMBED: Final = {**api.NOTES, **EMBED_NOTES}
+TABLES: Final[Mapping[str, Mapping[str, tuple[KnownFields, Mapping[str, str]]]]] = {
+    "anthropic.md": {"/messages": (messages.MESSAGES, messages.NOTES)},
+    "ollama.md": {
+        "/api/chat": (CHAT, api.NOTES),
+        "/api/generate": (GENERATE, api.NOTES),
+        "/api/embed": (EMBED, _EMBED),
+        "/api/embeddings": (EMBEDDINGS, _EMBED),
+        "options": (api.OPTIONS, api.OPTION_NOTES),
+    },
+}
+"""Tables by page and mark: fields, and notes on those that work or have no effect."""
+
+_TABLE: Final = re.compile(r"(<!-- fields: (\S+) -->\n\n)(?:\|.*\n)*")
+_ORDER: Final = ("works", "no effect", "refused")
+_MAX_NAMES_CHARACTERS: Final = 100
+
+
+class _Row(NamedTuple):
+    result: str
+    note: str
+    name: str
+
+
+def with_tables(page: str, text: str) -> str:
+    """Return the text of a page with its tables replaced."""
+    return _TABLE.sub(lambda mark: mark[1] + _table(*TABLES[page][mark[2]]), text)
+
+
+def _table(known: KnownFields, notes: Mapping[str, str]) -> str:
+    names: dict[tuple[str, str], list[str]] = {}
+    for row in sorted(_rows(known, notes), key=lambda row: (_ORDER.index(row.result.partition(",")[0]), row)):
+        lines = names.setdefault((row.result, row.note), [""])
+        quoted = f"`{row.name}`"
+        if len(lines[-1]) + len(quoted) > _MAX_NAMES_CHARACTERS:
+            lines.append("")
+        lines[-1] += f", {quoted}" if lines[-1] else quoted
+    rows = (f"| {result} | {line} | {note} |\n" for (result, note), lines in names.items() for line in lines)
+    return "".join(("| result | fields | note |\n|---|---|---|\n", *rows))
+
+
+def _rows(known: KnownFields, notes: Mapping[str, str]) -> Iterator[_Row]:
+    yield from (_Row("works", notes.get(name, ""), name) for name in known.used)
+    yield from (_Row("no effect", notes[name], name) for name in known.ignored)
+    for name, refused in known.refused.items():
+        accepted = "" if refused.neutral is None else f", except `{json.dumps(refused.neutral)}`"
+        yield _Row(f"refused{accepted}", refused.reason, name)
+
+
+if __name__ == "__main__":
+    for name in TABLES:
+        file = Path(sys.argv[1], name)
+        file.write_text(with_tables(name, file.read_text(encoding="utf-8")), encoding="utf-8")
