@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
+from ovmstrio.cli.field_tables import field_rows, field_table
 from ovmstrio.protocols.openai.known_fields import ENDPOINT_FIELDS, IGNORED_REASONS, KnownFields
 
 _HEAD: Final = """# Fields of OpenAI's API
@@ -41,49 +41,24 @@ Messages with `function_call`, `audio`, `prefix` or `partial` are refused, too; 
 `continue_final_message`. Other additional fields of messages, which clients copy from answers, have no effect.
 """
 _TEXT: Final = ("/chat/completions", "/completions", "/responses")
-_MAX_NAMES_CHARACTERS: Final = 150
-
-
-class _Row(NamedTuple):
-    """Result and reason of a field, and its name."""
-
-    result: str
-    reason: str
-    name: str
 
 
 def reference() -> str:
     """Write the page."""
-    rows = {path: set(_rows(fields)) for path, fields in ENDPOINT_FIELDS.items()}
+    rows = {path: set(field_rows(fields, _notes(fields))) for path, fields in ENDPOINT_FIELDS.items()}
     common = set.intersection(*(rows[path] for path in _TEXT))
-    parts = [_HEAD, *_section("All endpoints that generate text", common)]
+    parts = [_HEAD, "\n## All endpoints that generate text\n\n", field_table(common)]
     titles: dict[int, list[str]] = {}
     for path, fields in ENDPOINT_FIELDS.items():
         titles.setdefault(id(fields), []).append(path)
     for path, *others in titles.values():
-        parts += _section(" and ".join([path, *others]), rows[path] - common if path in _TEXT else rows[path])
+        own = rows[path] - common if path in _TEXT else rows[path]
+        parts += [f"\n## {' and '.join([path, *others])}\n\n", field_table(own)]
     return "".join(parts)
 
 
-def _rows(known: KnownFields) -> Iterator[_Row]:
-    yield from (_Row("works", known.limits.get(name, ""), name) for name in known.used)
-    yield from (_Row("no effect", IGNORED_REASONS[name], name) for name in known.ignored)
-    for name, refused in known.refused.items():
-        accepted = "" if refused.neutral is None else f", except `{json.dumps(refused.neutral)}`"
-        yield _Row(f"refused{accepted}", refused.reason, name)
-
-
-def _section(title: str, rows: Iterable[_Row]) -> Iterator[str]:
-    yield f"\n## {title}\n\n| result | fields | reason |\n|---|---|---|\n"
-    names: dict[tuple[str, str], list[str]] = {}
-    for row in sorted(rows, key=lambda row: (row.result != "works", row)):
-        lines = names.setdefault((row.result, row.reason), [""])
-        quoted = f"`{row.name}`"
-        if lines[-1] and len(lines[-1]) + len(quoted) > _MAX_NAMES_CHARACTERS:
-            lines.append("")
-        lines[-1] += f", {quoted}" if lines[-1] else quoted
-    for (result, reason), lines in names.items():
-        yield from (f"| {result} | {line} | {reason} |\n" for line in lines)
+def _notes(known: KnownFields) -> Mapping[str, str]:
+    return {**known.limits, **{name: IGNORED_REASONS[name] for name in known.ignored}}
 
 
 if __name__ == "__main__":
