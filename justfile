@@ -109,10 +109,11 @@ sbom:
 licences:
     {{ bin }}/python -m tests.support.licences
 
-# Write the references docs/cli.md, docs/config_keys.md and docs/config.schema.json, and build the documentation site in
-# build/site. `just setup-system` installs its tools.
+# Write the references docs/cli.md, docs/config_keys.md, docs/config.schema.json and docs/openai_fields.md, and build the
+# documentation site in build/site. `just setup-system` installs its tools.
 docs:
     {{ bin }}/python -m ovmstrio.cli.reference docs/cli.md
     {{ bin }}/python -m ovmstrio.cli.config_reference docs
+    {{ bin }}/python -m ovmstrio.cli.field_reference docs/openai_fields.md
     {{ bin }}/python -m ovmstrio.cli.field_tables docs
     {{ bin }}/mkdocs build

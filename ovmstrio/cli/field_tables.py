@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -34,10 +34,12 @@ TABLES: Final[Mapping[str, Mapping[str, tuple[KnownFields, Mapping[str, str]]]]]
 
 _TABLE: Final = re.compile(r"(<!-- fields: (\S+) -->\n\n)(?:\|.*\n)*")
 _ORDER: Final = ("works", "no effect", "refused")
-_MAX_NAMES_CHARACTERS: Final = 100
+_MAX_NAMES_CHARACTERS: Final = 150
 
 
-class _Row(NamedTuple):
+class FieldRow(NamedTuple):
+    """Result of a field, a note on it, and its name."""
+
     result: str
     note: str
     name: str
@@ -45,27 +47,29 @@ class _Row(NamedTuple):
 
 def with_tables(page: str, text: str) -> str:
     """Return the text of a page with its tables replaced."""
-    return _TABLE.sub(lambda mark: mark[1] + _table(*TABLES[page][mark[2]]), text)
+    return _TABLE.sub(lambda mark: mark[1] + field_table(field_rows(*TABLES[page][mark[2]])), text)
 
 
-def _table(known: KnownFields, notes: Mapping[str, str]) -> str:
+def field_table(rows: Iterable[FieldRow]) -> str:
+    """Return a table with the fields of equal results and notes in a row."""
     names: dict[tuple[str, str], list[str]] = {}
-    for row in sorted(_rows(known, notes), key=lambda row: (_ORDER.index(row.result.partition(",")[0]), row)):
+    for row in sorted(rows, key=lambda row: (_ORDER.index(row.result.partition(",")[0]), row)):
         lines = names.setdefault((row.result, row.note), [""])
         quoted = f"`{row.name}`"
         if len(lines[-1]) + len(quoted) > _MAX_NAMES_CHARACTERS:
             lines.append("")
         lines[-1] += f", {quoted}" if lines[-1] else quoted
-    rows = (f"| {result} | {line} | {note} |\n" for (result, note), lines in names.items() for line in lines)
-    return "".join(("| result | fields | note |\n|---|---|---|\n", *rows))
+    lines_of_table = (f"| {result} | {line} | {note} |\n" for (result, note), lines in names.items() for line in lines)
+    return "".join(("| result | fields | note |\n|---|---|---|\n", *lines_of_table))
 
 
-def _rows(known: KnownFields, notes: Mapping[str, str]) -> Iterator[_Row]:
-    yield from (_Row("works", notes.get(name, ""), name) for name in known.used)
-    yield from (_Row("no effect", notes[name], name) for name in known.ignored)
+def field_rows(known: KnownFields, notes: Mapping[str, str]) -> Iterator[FieldRow]:
+    """Yield the result of each field, with notes on those that work or have no effect."""
+    yield from (FieldRow("works", notes.get(name, ""), name) for name in known.used)
+    yield from (FieldRow("no effect", notes[name], name) for name in known.ignored)
     for name, refused in known.refused.items():
         accepted = "" if refused.neutral is None else f", except `{json.dumps(refused.neutral)}`"
-        yield _Row(f"refused{accepted}", refused.reason, name)
+        yield FieldRow(f"refused{accepted}", refused.reason, name)
 
 
 if __name__ == "__main__":

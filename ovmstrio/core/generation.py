@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -94,6 +95,7 @@ class Conversation:
         returns_first_call_only: whether only the first tool call is returned.
         continues_final_message: whether the prompt ends with the content of the last message, which the answer
             continues.
+        parameters_fields: field of the request that has the parameters of each tool; empty for those of chats.
     """
 
     messages: tuple[Mapping[str, Any], ...]
@@ -103,6 +105,7 @@ class Conversation:
     template_options: Mapping[str, Any] = field(default_factory=dict)
     returns_first_call_only: bool = False
     continues_final_message: bool = False
+    parameters_fields: tuple[str, ...] = field(default=(), compare=False)
     images: tuple[Image, ...] = ()
 
     @property
@@ -162,10 +165,15 @@ class GrammarKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """Structured-output grammar; ``text`` is JSON for schemas and structural tags."""
+    """Structured-output grammar; ``text`` is JSON for schemas and structural tags.
+
+    ``is_strict`` refuses a schema that the engine cannot impose completely; ``field`` is the field of the request.
+    """
 
     kind: GrammarKind
     text: str
+    is_strict: bool = False
+    field: str = dataclasses.field(default="response_format", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +185,11 @@ class GenerationRequest:
         logprobs: whether each token has a log-probability.
         echo: whether the completion starts with the prompt, with log-probabilities if requested.
         parses_output: whether the output parsers of the model extract tool calls and reasoning.
+        prompt_field: field of the request that errors of the prompt name.
+        adds_special_tokens: whether the tokenizer adds its special tokens; None for texts, but not for conversations.
+        prompt_limit: tokens to which a longer prompt is truncated, -1 for as many as leave room for the answer.
+        truncates_end: whether a truncated prompt keeps its first tokens, not its last ones.
+        bad_words: texts that the answer must not have.
         deadline: on trio's clock, queueing included.
         cache_salt: cached tokens are reported only of prompts with the same salt.
     """
@@ -192,6 +205,11 @@ class GenerationRequest:
     skips_special_tokens: bool = True
     parses_output: bool = True
     deadline: float = math.inf
+    prompt_field: str = field(default="prompt", compare=False)
+    adds_special_tokens: bool | None = None
+    prompt_limit: int | None = None
+    truncates_end: bool = False
+    bad_words: tuple[str, ...] = ()
     cache_salt: str = ""
 
     @property

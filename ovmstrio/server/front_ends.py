@@ -30,7 +30,7 @@ from ovmstrio.protocols.ollama.routes import ollama_rules
 from ovmstrio.protocols.openai.background import BackgroundTasks
 from ovmstrio.protocols.openai.files import FileLimits
 from ovmstrio.protocols.openai.models import openai_status_fields
-from ovmstrio.protocols.openai.routes import openai_rules
+from ovmstrio.protocols.openai.routes import openai_rules, route_errors
 from ovmstrio.protocols.openai.stored_responses import StoreLimits
 from ovmstrio.protocols.openapi.routes import documentation_rules
 from ovmstrio.protocols.tensorflow.grpc_service import ModelService, PredictionService
@@ -269,7 +269,7 @@ def make_rest_router(
     }
     router = Router(
         rules,
-        OvmsRouteErrors(),
+        OvmsRouteErrors() if root else route_errors(openai_errors),
         ServiceMounts(plane, kinds, root).find,
         cors,
         has_service=plane.has_service,

@@ -14,13 +14,22 @@ import trio
 
 from ovmstrio.core.callers import current_caller
 from ovmstrio.core.errors import InvalidField, Problem
-from ovmstrio.core.generation import Conversation, Finish, GenerationChunk, GenerationLimits, Task, prompt_too_long
+from ovmstrio.core.generation import (
+    Conversation,
+    Finish,
+    GenerationChunk,
+    GenerationLimits,
+    Grammar,
+    GrammarKind,
+    Task,
+    prompt_too_long,
+)
 from ovmstrio.core.request import ServableMetadata
 from ovmstrio.core.service import OPTION, Detection
-from ovmstrio.inference.engine.messages import CONFIG, CONTEXT_FILE, TOKENIZER_FILE
+from ovmstrio.inference.engine.messages import CONFIG, CONTEXT_FILE, GRAMMAR_FIELD, PROMPT_FIELD, TOKENIZER_FILE
 from ovmstrio.serving.hosted_service import HostedService
 from ovmstrio.text.engine_client import AcceptedRequest, EngineClient
-from ovmstrio.text.grammars import check_grammar, to_compact_json, tool_call_grammar
+from ovmstrio.text.grammars import check_grammar, check_tools, to_compact_json, tool_call_grammar
 from ovmstrio.text.parsing import Delta, StreamingParser, detect_parsers, make_parser, opens_reasoning
 from ovmstrio.util.truncation import size_of
 
@@ -87,7 +96,9 @@ class OutputParsing:
             asked = replace(asked, grammar=to_compact_json(asked.grammar))
         conversation = asked.prompt
         if not isinstance(conversation, Conversation):
+            asked = _without_bad_words(asked)
             return asked, OutputReader(conversation=None, tools=_NONE, reasoning=_NONE)
+        check_tools(conversation)
         has_tools = bool(conversation.tools) and conversation.tool_choice != _NONE
         tools, reasoning = self._tools if has_tools else _NONE, self._reasoning
         imposed = tool_call_grammar(conversation, self._tools, guided=self._guided)
@@ -100,9 +111,27 @@ class OutputParsing:
         if not asked.parses_output or not asked.skips_special_tokens:
             tools = reasoning = _NONE
         reading = OutputReader(conversation, tools, reasoning, imposed)
+        asked = _without_bad_words(asked, has_special_markers=reading.keeps_special_tokens)
         if reading.keeps_special_tokens:
             asked = replace(asked, skips_special_tokens=False)
         return asked, reading
+
+
+def _without_bad_words(asked: GenerationRequest, *, has_special_markers: bool = False) -> GenerationRequest:
+    """Return a request whose grammar excludes its bad words; raise InvalidField if another grammar is in the way."""
+    if not asked.bad_words:
+        return asked
+    obstacle = "response_format or imposed tool calls" if asked.grammar is not None else ""
+    if has_special_markers:
+        obstacle = "tool calls and reasoning of this model, whose markers are special tokens"
+    if obstacle:
+        raise InvalidField(f"bad_words cannot be combined with {obstacle}", field="bad_words", code=_UNSUPPORTED)
+    # The library rejects a word that has another one, which excludes it anyway.
+    words = set(asked.bad_words)
+    words = {word for word in words if not any(other in word for other in words - {word})}
+    tag = {"type": "structural_tag", "format": {"type": "any_text", "excludes": sorted(words)}}
+    grammar = Grammar(GrammarKind.STRUCTURAL_TAG, json.dumps(tag, ensure_ascii=False), field="bad_words")
+    return replace(asked, grammar=grammar)
 
 
 class OutputReader:
@@ -268,6 +297,7 @@ def check_speculative_options(spec: TextModelSpec, asked: GenerationRequest) -> 
 # ----------------------------------------------------------------------
 
 PLATFORM = "openvino_genai"
+_DOCUMENTS: Final = "documents"
 
 
 class RunningGeneration:
@@ -291,6 +321,18 @@ class RunningGeneration:
                 raise StopAsyncIteration
             self._reading.feed(made)
         return piece
+
+
+def _request_error(error: InvalidField, asked: GenerationRequest, forced_calls: ForcedCalls | None) -> InvalidField:
+    """Return an error of the engine with the name of the request's field."""
+    if error.field == GRAMMAR_FIELD and forced_calls is not None:
+        return forced_calls.refusal(error)
+    field = asked.prompt_field
+    if error.field == GRAMMAR_FIELD:
+        field = GRAMMAR_FIELD if asked.grammar is None else asked.grammar.field
+    named = error.retold(error.message.replace(f"{error.field}: ", f"{field}: ", 1))
+    named.field = field
+    return named
 
 
 class TextModel(HostedService):
@@ -436,15 +478,15 @@ class TextModel(HostedService):
                 asked = replace(asked, cache_salt=json.dumps([caller.proof, caller.name, asked.cache_salt]))
             prepare = partial(self._reading.prepare, asked)
             is_slow = self._reading.is_slow(asked)
-            asked, reading = await trio.to_thread.run_sync(prepare) if is_slow else prepare()
+            prepared, reading = await trio.to_thread.run_sync(prepare) if is_slow else prepare()
             process = await self._process.ready()
             try:
-                async with self._link.ask(process, asked) as opened:
+                async with self._link.ask(process, prepared) as opened:
                     yield RunningGeneration(opened, reading)
             except InvalidField as error:
-                if reading.forced_calls is None or error.field != "response_format":
+                if error.field not in {GRAMMAR_FIELD, PROMPT_FIELD}:
                     raise
-                raise reading.forced_calls.refusal(error) from error
+                raise _request_error(error, prepared, reading.forced_calls) from error
 
     def _check(self, asked: GenerationRequest) -> None:
         """Check a request against the model's limits."""
@@ -452,7 +494,11 @@ class TextModel(HostedService):
         if isinstance(asked.prompt, Conversation) and asked.prompt.images and not limits.takes_images:
             raise InvalidField("this model accepts text only", field=asked.prompt.images[0].field)
         if asked.prompt_characters > limits.max_characters:
-            raise prompt_too_long(limits, "prompt", asked.prompt_characters)
+            raise prompt_too_long(limits, asked.prompt_field, asked.prompt_characters)
+        options = asked.prompt.template_options if isinstance(asked.prompt, Conversation) else {}
+        if options.get(_DOCUMENTS) and _DOCUMENTS not in self._process.facts["chat_template"]:
+            message = "the chat template of this model has no documents; write the documents into a message"
+            raise InvalidField(message, field=_DOCUMENTS, code=_UNSUPPORTED)
         texts = max(asked.n, sampling.best_of)
         check_speculative_options(self._spec, asked)
         if texts > limits.best_of_limit:

@@ -13,6 +13,7 @@ from openvino_genai.py_openvino_genai import GenerationFinishReason, GenerationS
 
 from ovmstrio.core.errors import InvalidField, InvalidRequest, ModelFailure, ServerError
 from ovmstrio.core.generation import Finish, Sampling
+from ovmstrio.inference.engine.messages import GRAMMAR_FIELD
 from ovmstrio.inference.engine.pipeline import configure_generation, library_error_message
 
 if TYPE_CHECKING:
@@ -773,8 +774,8 @@ class Batch:
         """
         unproven = [text.asked for text in texts if not text.asked.is_grammar_proven]
         if unproven:
-            why = f"response_format: {reason}"
-            return [(unproven[0], InvalidField(why, field="response_format", code="invalid_grammar"))]
+            why = f"{GRAMMAR_FIELD}: {reason}"
+            return [(unproven[0], InvalidField(why, field=GRAMMAR_FIELD, code="invalid_grammar"))]
         if newcomers:
             blamed = newcomers if len(newcomers) == 1 else []
             return [(queued, ModelFailure(f"the model failed on this request: {reason}")) for queued in blamed]

@@ -348,11 +348,11 @@ class ChatTemplate:
             prepared, given = tools_as_text(prepared, given), []
         variables = {
             "add_generation_prompt": add_generation_prompt,
+            "documents": None,
             **self._variables,
             **(options or {}),
             "messages": prepared,
             "tools": given or None,
-            "documents": None,
         }
         self._environment.work = work = TemplateBudget(*_counted(variables))
         parts: list[str] = []

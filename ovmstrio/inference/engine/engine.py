@@ -53,6 +53,7 @@ from ovmstrio.inference.engine.messages import (
 )
 from ovmstrio.inference.engine.pipeline import Pipeline, PipelineOptions, library_error_message
 from ovmstrio.inference.engine.prompts import (
+    PromptOptions,
     PromptScorer,
     PromptTokenizer,
     RenderQueue,
@@ -283,7 +284,7 @@ class OutputRows:
         if output.echoes:
             output.echoes = False
             prompt = request.prompt
-            if not isinstance(prompt, str):
+            if not isinstance(prompt, str) or request.prompt_limit is not None:
                 prompt = self._decode([new.asked.prompt], request.skips_special_tokens)[0]
             text = prompt + text
             if new.asked.prompt_logprobs:
@@ -466,13 +467,17 @@ class Engine:
 
     def _add_prompt(self, added: _AddedRequest, rendered: str | None = None) -> None:
         """Tokenize the prompt of a request; ``rendered`` is the text of a conversation."""
+        options = self._prompt_options(added.request)
         if self._images is not None:
+            if options != PromptOptions():
+                message = "truncate_prompt_tokens and add_special_tokens are not supported for models with images"
+                raise InvalidField(message, field="truncate_prompt_tokens", code="unsupported_parameter")
             self._unmeasured.append((added, self._images.prompt_of(added.request.prompt, rendered)))
             self._take_measured()
         elif rendered is None:
-            self._add_tokens(added, self._prompts.tokenize_prompt(added.request.prompt))
+            self._add_tokens(added, self._prompts.tokenize_prompt(added.request.prompt, options))
         else:
-            self._add_tokens(added, self._prompts.tokenize_rendered(rendered))
+            self._add_tokens(added, self._prompts.tokenize_rendered(rendered, options))
 
     def _take_measured(self) -> None:
         """Add the requests whose images are measured, in order."""
@@ -536,6 +541,14 @@ class Engine:
             is_open=max_tokens is None and self._limits.answer is None,
             is_grammar_proven=request.grammar is None,
         )
+
+    def _prompt_options(self, request: GenerationRequest) -> PromptOptions:
+        limit, max_tokens = request.prompt_limit, request.sampling.max_tokens
+        if limit is not None and limit < 0:
+            limit = max(1, self._limits.tokens - (1 if max_tokens is None else max_tokens))
+        if limit is not None:
+            limit = min(limit, self._limits.tokens + 1)
+        return PromptOptions(request.adds_special_tokens, limit, request.truncates_end)
 
     def _take(self, queued: QueuedRequest) -> None:
         texts = max(queued.request.n, queued.request.sampling.best_of)

@@ -20,7 +20,7 @@ from openvino import opset13
 
 from ovmstrio.core.errors import InvalidField
 from ovmstrio.core.generation import Grammar, GrammarKind, Sampling
-from ovmstrio.inference.engine.messages import LANGUAGE_MODEL_FILE
+from ovmstrio.inference.engine.messages import GRAMMAR_FIELD, LANGUAGE_MODEL_FILE
 from ovmstrio.inference.engine.pipeline import configure_generation, library_error_message, set_grammar
 
 if TYPE_CHECKING:
@@ -271,8 +271,8 @@ class GrammarQueue:
             os.eventfd_read(self.descriptor)
             error = done.exception()
         if isinstance(error, RuntimeError):
-            why = f"response_format: {library_error_message(error)}"
-            refused = InvalidField(why, field="response_format", code="invalid_grammar")
+            why = f"{GRAMMAR_FIELD}: {library_error_message(error)}"
+            refused = InvalidField(why, field=GRAMMAR_FIELD, code="invalid_grammar")
             return None if queued is None else (queued, refused)
         if error is None:
             self._known[form] = None

@@ -67,6 +67,12 @@ REJECTED: Final = "refused"
 TOKENS: Final = "tokens"
 """Answer to a tokenization request: tokens of all texts in one array, and the count per text."""
 
+PROMPT_FIELD: Final = "messages"
+"""Field of errors of a prompt, which the server replaces by the request's own."""
+
+GRAMMAR_FIELD: Final = "response_format"
+"""Field of errors of a grammar, which the server replaces by the request's own."""
+
 TEXTS: Final = "texts"
 """Answer to a detokenization request: texts."""
 
@@ -110,6 +116,9 @@ def encode_request(request: GenerationRequest) -> dict[str, Any]:
         "echo": request.echo,
         "grammar": grammar,
         "skips_special_tokens": request.skips_special_tokens,
+        "adds_special_tokens": request.adds_special_tokens,
+        "prompt_limit": request.prompt_limit,
+        "truncates_end": request.truncates_end,
         "cache_salt": request.cache_salt,
     }
     try:
@@ -138,6 +147,9 @@ def decode_request(encoded: dict[str, Any]) -> GenerationRequest:
         echo=plain["echo"],
         grammar=None if grammar is None else Grammar(GrammarKind(grammar[0]), grammar[1]),
         skips_special_tokens=plain["skips_special_tokens"],
+        adds_special_tokens=plain["adds_special_tokens"],
+        prompt_limit=plain["prompt_limit"],
+        truncates_end=plain["truncates_end"],
         cache_salt=plain["cache_salt"],
         deadline=math.inf,
     )

@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 # Generation settings of a request
 # ----------------------------------------------------------------------
 
-DEFAULT_TOP_K: Final = 40
-
-
 NO_TOP_K: Final = 2**64 - 1
 """The library's value for no top-k limit."""
 
@@ -103,8 +100,6 @@ def _set_sampling(config: Any, sampling: Sampling, seed: int) -> None:
     config.rng_seed = seed
     if sampling.top_k is not None:
         config.top_k = sampling.top_k if sampling.top_k > 0 else NO_TOP_K
-    elif config.top_k == NO_TOP_K:
-        config.top_k = DEFAULT_TOP_K
 
 
 def _set_draft(config: Any, sampling: Sampling) -> None:

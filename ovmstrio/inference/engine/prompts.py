@@ -22,7 +22,7 @@ import numpy.typing as npt
 from ovmstrio.core.errors import ContextExceeded, InvalidField, InvalidRequest, ModelFailure, ServerError
 from ovmstrio.core.generation import Conversation
 from ovmstrio.inference.engine.chat_template import TemplateFailure, read_template_source
-from ovmstrio.inference.engine.messages import CONFIG, CONTEXT_FILE, TOKENIZER_FILE
+from ovmstrio.inference.engine.messages import CONFIG, CONTEXT_FILE, PROMPT_FIELD, TOKENIZER_FILE
 from ovmstrio.inference.engine.pipeline import library_error_message
 from ovmstrio.inference.engine.template_program import HEADER
 from ovmstrio.util.regular_files import read_regular_bytes
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 # rendering has used its CPU time.
 
 _PROGRAM: Final = "ovmstrio.inference.engine.template_program"
-_FIELD: Final = "messages"
+_FIELD: Final = PROMPT_FIELD
 _CPU_SECONDS: Final = 2.0
 _SEND_SECONDS: Final = 5.0
 _WALL_SECONDS: Final = 30.0  # wall-clock limit, for a process that gets no CPU time
@@ -316,6 +316,29 @@ def _positive(*parts: Any) -> int | None:
     return None
 
 
+class PromptOptions(NamedTuple):
+    """Tokenization of a prompt.
+
+    Attributes:
+        adds_special_tokens: whether the tokenizer adds its special tokens; None for texts only.
+        limit: maximum of tokens to which a prompt is truncated; None for no truncation.
+        keeps_first: whether a truncated prompt keeps its first tokens, not its last ones.
+    """
+
+    adds_special_tokens: bool | None = None
+    limit: int | None = None
+    keeps_first: bool = False
+
+    def truncated(self, tokens: Sequence[int]) -> list[int]:
+        """Return the tokens that are kept."""
+        if self.limit is None:
+            return list(tokens)
+        return list(tokens[: self.limit] if self.keeps_first else tokens[-self.limit :])
+
+
+_DEFAULT_OPTIONS: Final = PromptOptions()
+
+
 class PromptTokenizer:
     """Tokenizer of prompts; ``limit`` is the maximum of prompt and answer tokens together."""
 
@@ -328,7 +351,7 @@ class PromptTokenizer:
         self.longest_token = max(map(len, vocabulary), default=1)
         self._max_characters = max_characters(limit, self.longest_token)
 
-    def tokenize_prompt(self, prompt: Prompt) -> list[int]:
+    def tokenize_prompt(self, prompt: Prompt, options: PromptOptions = _DEFAULT_OPTIONS) -> list[int]:
         """Return the tokens of a prompt, at least one.
 
         Raises:
@@ -336,39 +359,47 @@ class PromptTokenizer:
             InvalidRequest: it is empty, or the template or tokenizer rejects it.
         """
         if isinstance(prompt, Conversation):
-            return self.tokenize_rendered(self.render(prompt))
+            return self.tokenize_rendered(self.render(prompt), options)
         if not isinstance(prompt, tuple):
-            return self._nonempty(self.encode_prompt(prompt, add_special_tokens=True))
+            adds = options.adds_special_tokens is not False
+            return self._nonempty(self.encode_prompt(prompt, add_special_tokens=adds, options=options))
         self.check_known(prompt)
-        return self._nonempty(list(prompt))
+        return self._nonempty(options.truncated(prompt))
 
     def check_known(self, tokens: Sequence[int]) -> None:
-        """Raise InvalidRequest if a token is not in the vocabulary."""
+        """Raise InvalidField if a token is not in the vocabulary."""
         wrong = next((token for token in tokens if not 0 <= token < self.vocabulary_size), None)
         if wrong is not None:
             limit = self.vocabulary_size - 1
-            raise InvalidRequest(f"the prompt has an unknown token: {wrong} (expected 0 to {limit})")
+            raise InvalidField(f"the prompt has an unknown token: {wrong} (expected 0 to {limit})", field=_FIELD)
 
-    def tokenize_rendered(self, text: str) -> list[int]:
+    def tokenize_rendered(self, text: str, options: PromptOptions = _DEFAULT_OPTIONS) -> list[int]:
         """Return the tokens of a rendered conversation, as :meth:`tokenize_prompt`."""
-        return self._nonempty(self.encode_prompt(text, add_special_tokens=False))
+        adds = bool(options.adds_special_tokens)
+        return self._nonempty(self.encode_prompt(text, add_special_tokens=adds, options=options))
 
     @staticmethod
     def _nonempty(tokens: list[int]) -> list[int]:
         if not tokens:
-            raise InvalidRequest("the prompt has no tokens; send a text that is not empty")
+            raise InvalidField("the prompt has no tokens; send a text that is not empty", field=_FIELD)
         return tokens
 
-    def encode_prompt(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Tokenize a prompt, or a part of one; of a long one only as much as shows that it does not fit."""
+    def encode_prompt(
+        self, text: str, *, add_special_tokens: bool, options: PromptOptions = _DEFAULT_OPTIONS
+    ) -> list[int]:
+        """Tokenize a prompt, or a part of one; of a long one only as much as is kept, or shows that it does not fit."""
         if len(text) > self._max_characters:
             raise self._exceeded(f"the prompt has at least {len(text) * self._most // self._max_characters}")
+        needed = self._most if options.limit is None else options.limit
         tokens = np.empty(0, np.int64)
-        for length in prefix_lengths(len(text), self._most):
-            tokens = self.encode(text[:length], add_special_tokens=add_special_tokens)
-            if length < len(text) and has_enough_tokens(len(tokens), self._most):
-                raise self._exceeded(f"the prompt has at least {len(tokens)}")
-        return tokens.tolist()
+        for length in prefix_lengths(len(text), needed):
+            part = text[:length] if options.limit is None or options.keeps_first else text[len(text) - length :]
+            tokens = self.encode(part, add_special_tokens=add_special_tokens)
+            if length < len(text) and has_enough_tokens(len(tokens), needed):
+                if options.limit is None:
+                    raise self._exceeded(f"the prompt has at least {len(tokens)}")
+                break
+        return options.truncated(tokens.tolist())
 
     def encode(self, text: str, **options: Any) -> npt.NDArray[np.int64]:
         """Return the tokens of a text (options are the tokenizer's); raise InvalidRequest if it is rejected."""

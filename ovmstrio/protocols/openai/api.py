@@ -94,7 +94,8 @@ class OpenAIErrors(ErrorFormat):
         """Return the error document."""
         kind, code = next((kind, code) for category, kind, code in _ERROR_KINDS if isinstance(error, category))
         code = error.code if isinstance(error, InvalidField) else code
-        field = error.field if isinstance(error, InvalidField) else "model" if isinstance(error, ServiceMissing) else ""
+        field = "model" if isinstance(error, ServiceMissing | NotSupported) else ""
+        field = error.field if isinstance(error, InvalidField) else field
         return {"error": {"message": client_message(error), "type": kind, "param": field or None, "code": code or None}}
 
 

@@ -63,7 +63,8 @@ class _ChatStream(ChunkStream):
         first = b""
         if index not in self._started:
             self._started.add(index)
-            first = self._chunk(index, {"role": "assistant", "content": ""}, None, None, usage)
+            first = self._chunk(index, {"role": "assistant", "content": self._parsed.echoed}, None, None, usage)
+        piece = self._parsed.returned(piece)
         delta = _delta(piece)
         if not delta and not piece.finish and not piece.logprobs:
             return first
@@ -118,22 +119,34 @@ class Chat:
         fields = Fields(document, errors, prompt=PromptSize(limits, "messages"))
         options = read_stream_options(fields, is_stream=is_stream)
         max_tokens = read_max_tokens(fields, limits, "max_tokens", "max_completion_tokens")
+        conversation = read_conversation(fields)
         request = make_request(
             fields,
             limits,
-            read_conversation(fields),
+            conversation,
             max_tokens=max_tokens,
             is_stream=is_stream,
             logprobs=_read_logprobs(fields),
+            prompt_field="messages",
             deadline=deadline,
         )
+        echo, returns_reasoning = fields.flag("echo"), fields.flag("include_reasoning")
+        shows_token_ids = bool(fields.flag("return_tokens_as_token_ids"))
         CHAT.check(fields)
         errors.tell()
-        return ParsedRequest((request,), options.includes_usage, options.has_continuous_usage)
+        last = conversation.messages[-1]
+        return ParsedRequest(
+            (request,),
+            options.includes_usage,
+            options.has_continuous_usage,
+            returns_reasoning=returns_reasoning is not False,
+            shows_token_ids=shows_token_ids,
+            echoed=last["content"] if echo and last["role"] == "assistant" else "",
+        )
 
     def whole(self, body: Body, parsed: ParsedRequest) -> _ChatBuilder:
         """Create a response builder."""
-        return _ChatBuilder(body.model, parsed.requests[0].n, has_logprobs=parsed.requests[0].logprobs)
+        return _ChatBuilder(body.model, parsed)
 
     def streamed(self, body: Body, parsed: ParsedRequest, write_error: Callable[[Exception], bytes]) -> _ChatStream:
         """Create a chunk writer."""
@@ -150,6 +163,9 @@ def read_conversation(fields: Fields) -> Conversation:
         given = {"enable_thinking": effort != "none", "reasoning_effort": effort, **given}
     if verbosity is not None:
         given = {"verbosity": verbosity, **given}
+    documents = _read_documents(fields)
+    if documents:
+        given = {"documents": documents, **given}
     continues, options = _read_continuation(fields, messages, given)
     modalities = fields.items("modalities") or ["text"]
     if modalities != ["text"]:
@@ -163,8 +179,20 @@ def read_conversation(fields: Fields) -> Conversation:
         options,
         returns_first_call_only=once,
         continues_final_message=continues,
+        parameters_fields=tools.parameters_fields,
         images=tuple(fields.prompt.images),
     )
+
+
+def _read_documents(fields: Fields) -> list[Any]:
+    """Return the documents for the chat template: objects with texts, such as a title."""
+    name = "documents"
+    documents = fields.items(name) or []
+    for each in fields.objects(name):
+        for key in each.names():
+            each.prompt_text(key)
+            each.prompt.add(len(key))
+    return documents
 
 
 _CONTINUE: Final = "continue_final_message"

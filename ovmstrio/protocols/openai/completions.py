@@ -54,6 +54,7 @@ class _CompletionStream(ChunkStream):
         super().__init__(_head(model), parsed, write_error)
 
     def write(self, index: int, piece: GenerationChunk, usage: Usage) -> bytes:
+        piece = self._parsed.returned(piece)
         if not piece.text and not piece.finish and not piece.logprobs:
             return b""
         logprobs = _logprobs(piece.logprobs) if self._has_logprobs and piece.logprobs else None
@@ -109,21 +110,30 @@ class Completions:
             echo=echo,
             deadline=deadline,
         )
+        shows_token_ids = bool(fields.flag("return_tokens_as_token_ids"))
         COMPLETIONS.check(fields)
         errors.tell()
-        requests = tuple(replace(request, prompt=prompt) for prompt in prompts)
-        return ParsedRequest(requests, options.includes_usage, options.has_continuous_usage)
+        place = "prompt[{}]" if _is_batch(fields.get("prompt")) else "prompt"
+        requests = tuple(
+            replace(request, prompt=prompt, prompt_field=place.format(number)) for number, prompt in enumerate(prompts)
+        )
+        return ParsedRequest(
+            requests, options.includes_usage, options.has_continuous_usage, shows_token_ids=shows_token_ids
+        )
 
     def whole(self, body: Body, parsed: ParsedRequest) -> _CompletionBuilder:
         """Create a response builder."""
-        first = parsed.requests[0]
-        return _CompletionBuilder(body.model, len(parsed.requests) * first.n, has_logprobs=first.logprobs)
+        return _CompletionBuilder(body.model, parsed)
 
     def streamed(
         self, body: Body, parsed: ParsedRequest, write_error: Callable[[Exception], bytes]
     ) -> _CompletionStream:
         """Create a chunk writer."""
         return _CompletionStream(body.model, parsed, write_error)
+
+
+def _is_batch(prompt: Any) -> bool:
+    return isinstance(prompt, list) and not isinstance(prompt[0], int)
 
 
 def _read_logprobs(fields: Fields) -> bool:
@@ -184,7 +194,8 @@ def _read_one(
 def _read_tokens(
     fields: Fields, prompt: list[Any], name: str, limits: GenerationLimits, errors: ErrorList
 ) -> list[str | TokenIds]:
-    most_tokens = MAX_PROMPT_TOKENS if limits.context_length is None else limits.context_length
+    is_truncated = fields.get("truncate_prompt_tokens") is not None
+    most_tokens = MAX_PROMPT_TOKENS if limits.context_length is None or is_truncated else limits.context_length
     if len(prompt) > most_tokens:
         message = f"Number of prompt tokens: {len(prompt)} exceeds model max length: {most_tokens}"
         errors.add(ContextExceeded(message, field=name))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from math import inf, isfinite
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
@@ -350,10 +350,17 @@ _MAX_SPECULATIVE_TOKENS: Final = 100
 _SEEDS: Final = range(-(2**63), 2**64)  # Integers of 64 bits, signed or not
 _RANDOM_SEED: Final = -1
 _AS_MANY_AS_FIT: Final = -1
+_BEAM_SEARCH: Final = "use_beam_search"
+_PROMPT_LIMIT: Final = "truncate_prompt_tokens"
+_BAD_WORDS: Final = "bad_words"
+_MAX_BAD_WORDS: Final = 256
+_TRUNCATION_SIDES: Final = ("left", "right")
 _MAX_PENALTY: Final = 1e6  # Limit of penalties without a specified range
 
 
 def _read_sampling(fields: Fields, limits: GenerationLimits, *, max_tokens: int | None, is_stream: bool) -> Sampling:
+    best_of = _read_best_of(fields, limits, is_stream=is_stream)
+    temperature = fields.number("temperature", 0, 2, "temperature out of range(0.0, 2.0)")
     return Sampling(
         max_tokens=max_tokens,
         min_tokens=_read_min_tokens(fields, max_tokens),
@@ -361,13 +368,14 @@ def _read_sampling(fields: Fields, limits: GenerationLimits, *, max_tokens: int 
         presence_penalty=fields.number("presence_penalty", -2, 2, "presence_penalty out of range(-2.0, 2.0)"),
         repetition_penalty=_read_positive(fields, "repetition_penalty", _MAX_PENALTY, "is not a valid number"),
         length_penalty=fields.number("length_penalty", -_MAX_PENALTY, _MAX_PENALTY),
-        temperature=fields.number("temperature", 0, 2, "temperature out of range(0.0, 2.0)"),
-        top_p=fields.number("top_p", 0, 1, "top_p out of range(0.0, 1.0)"),
+        # The search with one beam takes the likeliest tokens.
+        temperature=0.0 if fields.get(_BEAM_SEARCH) is True and best_of == 1 else temperature,
+        top_p=_read_positive(fields, "top_p", 1, "should be above 0", "top_p out of range(0.0, 1.0)"),
         top_k=_read_top_k(fields),
         min_p=fields.number("min_p", 0, 1, "min_p out of range [0.0, 1.0)", excludes_high=True),
         seed=_read_seed(fields),
         ignore_eos=fields.flag("ignore_eos"),
-        best_of=_read_best_of(fields, limits, is_stream=is_stream),
+        best_of=best_of,
         stop_token_ids=_read_stop_token_ids(fields, limits),
         num_assistant_tokens=_read_assistant_tokens(fields),
         assistant_confidence_threshold=_read_positive(fields, "assistant_confidence_threshold", 1, "should be above 0"),
@@ -431,8 +439,8 @@ def _read_min_tokens(fields: Fields, max_tokens: int | None) -> int | None:
     return least
 
 
-def _read_positive(fields: Fields, name: str, high: float, message: str) -> float | None:
-    value = fields.number(name, 0, high)
+def _read_positive(fields: Fields, name: str, high: float, message: str, range_message: str = "") -> float | None:
+    value = fields.number(name, 0, high, range_message)
     if value == 0:
         fields.refuse(name, f"{name} {message}", got="0")
         return None
@@ -454,12 +462,16 @@ def _read_seed(fields: Fields) -> int | None:
 
 
 def _read_best_of(fields: Fields, limits: GenerationLimits, *, is_stream: bool) -> int:
-    best_of = fields.unsigned("best_of", minimum=1, message="best_of value should be greater than 0") or 1
+    name = "best_of"
+    best_of = fields.unsigned(name, minimum=1, message="best_of value should be greater than 0") or 1
+    n = fields.get("n")
+    if fields.flag(_BEAM_SEARCH) and best_of == 1 and type(n) is int and 1 < n <= limits.best_of_limit:
+        name, best_of = _BEAM_SEARCH, n
     if best_of > limits.best_of_limit:
         message = f"best_of exceeds limit provided in graph config: {limits.best_of_limit}"
-        fields.refuse("best_of", message, got=str(best_of))
+        fields.refuse(name, message, got=str(best_of))
     elif best_of > 1 and is_stream:
-        fields.refuse("best_of", "best_of cannot be used in streaming mode")
+        fields.refuse(name, f"{name} cannot be used in streaming mode")
     return best_of
 
 
@@ -492,6 +504,24 @@ def _read_stop_token_ids(fields: Fields, limits: GenerationLimits) -> TokenIds:
     return tuple(ids)
 
 
+def _read_prompt_limit(fields: Fields) -> int | None:
+    """Return the tokens to which a prompt is truncated, -1 for as many as fit, None for no truncation."""
+    if fields.get(_PROMPT_LIMIT) == _AS_MANY_AS_FIT:
+        return _AS_MANY_AS_FIT
+    return fields.unsigned(_PROMPT_LIMIT, minimum=1, message=f"{_PROMPT_LIMIT} should be -1 or at least 1")
+
+
+def _read_bad_words(fields: Fields) -> tuple[str, ...]:
+    words = fields.items(_BAD_WORDS) or []
+    if len(words) > _MAX_BAD_WORDS:
+        fields.refuse(_BAD_WORDS, f"{_BAD_WORDS}: expected at most {_MAX_BAD_WORDS}", got=str(len(words)))
+    elif not all(isinstance(word, str) and 0 < len(word) <= MAX_NAME_CHARACTERS for word in words):
+        fields.refuse(_BAD_WORDS, f"{_BAD_WORDS}: expected texts of 1 to {MAX_NAME_CHARACTERS} characters")
+    else:
+        return tuple(dict.fromkeys(words))
+    return ()
+
+
 # Response format
 
 _TEXT_GRAMMARS: Final[Mapping[str, tuple[GrammarKind, tuple[str, ...]]]] = {
@@ -499,11 +529,22 @@ _TEXT_GRAMMARS: Final[Mapping[str, tuple[GrammarKind, tuple[str, ...]]]] = {
     "grammar": (GrammarKind.EBNF, ("grammar",)),
 }
 """Text grammars, with the field names that clients use."""
+_FORMAT_FIELDS: Final = frozenset(
+    {
+        *("type", "name", "description", "strict", "schema", "json_schema", "regex", "pattern", "grammar"),
+        *("format", "structures", "triggers"),
+    }
+)
 _KINDS: Final = ("text", "json_object", "json_schema", "regex", "grammar", "structural_tag")
 
 
 def read_response_format(fields: Fields, name: str = "response_format") -> Grammar | None:
     """Return the output grammar, or None; the Responses API has the schema next to the type."""
+    grammar = _read_format(fields, name)
+    return None if grammar is None else replace(grammar, field=fields.path(name))
+
+
+def _read_format(fields: Fields, name: str) -> Grammar | None:
     form = fields.within(name)
     if form is None:
         return None
@@ -513,16 +554,24 @@ def read_response_format(fields: Fields, name: str = "response_format") -> Gramm
         missing = f"{at} is missing" if kind is None else f"{at} is none of {', '.join(_KINDS)}"
         form.refuse("type", missing, got="" if kind is None else shown(kind))
         return None
+    _refuse_unknown(form, _FORMAT_FIELDS)
     if kind == "text":
         return None
+    # llama.cpp's form of a schema has the type json_object.
+    if kind == "json_schema" or (kind == "json_object" and form.get("schema") is not None):
+        return _read_schema(form)
     if kind == "json_object":
         return Grammar(GrammarKind.JSON_OBJECT, "")
-    if kind == "json_schema":
-        return _read_schema(form)
     if kind == "structural_tag":
-        tag: dict[str, Any] | None = fields.mapping(name)
-        return None if tag is None else Grammar(GrammarKind.STRUCTURAL_TAG, orjson.dumps(tag).decode())
+        return _structural_tag(fields.mapping(name))
     return _read_text_grammar(form, kind)
+
+
+def _refuse_unknown(fields: Fields, known: frozenset[str]) -> None:
+    for name in sorted(fields.names() - known):
+        if fields.get(name) is not None:
+            path = fields.path(name[:_SHOWN_CHARACTERS])
+            fields.refuse(name, f"Unknown parameter: {path!r}; remove it", code="unknown_parameter")
 
 
 def _read_schema(form: Fields) -> Grammar | None:
@@ -531,12 +580,33 @@ def _read_schema(form: Fields) -> Grammar | None:
         if form.get("json_schema") is None:
             form.refuse("json_schema", f"{form.path('json_schema')} is missing")
         return None
+    _refuse_unknown(holder, _FORMAT_FIELDS)
     schema = holder.mapping("schema")
     if schema is None:
         if holder.get("schema") is None:
             holder.refuse("schema", f"{holder.path('schema')} is missing")
         return None
-    return Grammar(GrammarKind.JSON_SCHEMA, orjson.dumps(schema).decode())
+    return Grammar(GrammarKind.JSON_SCHEMA, orjson.dumps(schema).decode(), is_strict=bool(holder.flag("strict")))
+
+
+def _structural_tag(tag: Mapping[str, Any] | None) -> Grammar | None:
+    """Return the grammar of a structural tag; its earlier form has a list of structures, each with a schema."""
+    if tag is None:
+        return None
+    structures = tag.get("structures")
+    if "format" not in tag and isinstance(structures, list) and all(isinstance(each, dict) for each in structures):
+        tags = [
+            {
+                "type": "tag",
+                "begin": each.get("begin"),
+                "content": {"type": "json_schema", "json_schema": each.get("schema")},
+                "end": each.get("end"),
+            }
+            for each in structures
+        ]
+        form = {"type": "triggered_tags", "triggers": tag.get("triggers"), "tags": tags}
+        tag = {"type": "structural_tag", "format": form}
+    return Grammar(GrammarKind.STRUCTURAL_TAG, orjson.dumps(tag).decode())
 
 
 def _read_text_grammar(form: Fields, kind: str) -> Grammar | None:
@@ -549,6 +619,93 @@ def _read_text_grammar(form: Fields, kind: str) -> Grammar | None:
             return None
     form.refuse(names[0], f"{form.path(names[0])} is missing")
     return None
+
+
+# Names that vLLM has for response formats
+
+_GUIDED: Final[Mapping[str, str]] = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "structural_tag": "structural_tag",
+}
+"""Earlier fields of vLLM, with the members of ``structured_outputs`` that replaced them."""
+_CONSTRAINTS: Final = (*_GUIDED.values(), "json_object")
+_IN_EFFECT: Final = ("disable_any_whitespace", "disable_additional_properties")
+"""Options of ``structured_outputs`` that describe what the server does anyway."""
+
+
+def read_grammar(fields: Fields, other: Grammar | None = None) -> Grammar | None:
+    """Return the output grammar of ``response_format`` or one of vLLM's names for it; at most one may be present.
+
+    ``other`` is a grammar of another field.
+    """
+    found = [grammar for grammar in (other, read_response_format(fields)) if grammar is not None]
+    options = fields.within("structured_outputs")
+    if options is not None:
+        for name in sorted(options.names() - {*_CONSTRAINTS, *_IN_EFFECT}):
+            if options.get(name) is not None:
+                options.refuse(name, f"{options.path(name)} is not supported", code="unsupported_parameter")
+        for name in _IN_EFFECT:
+            options.flag(name)
+        found += [grammar for name in _CONSTRAINTS if (grammar := _read_constraint(options, name, name)) is not None]
+    found += [
+        grammar for name, kind in _GUIDED.items() if (grammar := _read_constraint(fields, name, kind)) is not None
+    ]
+    if len(found) > 1:
+        fields.refuse(found[1].field.partition(".")[0], f"{found[1].field} cannot be combined with {found[0].field}")
+    return found[0] if found else None
+
+
+def _read_constraint(fields: Fields, name: str, kind: str) -> Grammar | None:
+    grammar = None
+    match kind, fields.get(name):
+        case _, None:
+            return None
+        case "json", str(text):
+            grammar = Grammar(GrammarKind.JSON_SCHEMA, text, is_strict=True)
+        case "json", dict():
+            schema = fields.mapping(name)
+            text = orjson.dumps(schema).decode()
+            grammar = None if schema is None else Grammar(GrammarKind.JSON_SCHEMA, text, is_strict=True)
+        case "json_object", _:
+            grammar = Grammar(GrammarKind.JSON_OBJECT, "") if fields.flag(name) else None
+        case "choice", _:
+            grammar = _read_choices(fields, name)
+        case "structural_tag", str(text):
+            grammar = _read_tag_text(fields, name, text)
+        case "structural_tag", dict():
+            grammar = _structural_tag(fields.mapping(name))
+        case (("regex" | "grammar"), str(text)) if text:
+            grammar = Grammar(GrammarKind(kind), text)
+        case _:
+            expected = "is not a JSON schema" if kind == "json" else "is not a string, or is empty"
+            fields.refuse(name, f"{fields.path(name)} {expected}", got=shown(fields.get(name)))
+    return None if grammar is None else replace(grammar, field=fields.path(name))
+
+
+def _read_choices(fields: Fields, name: str) -> Grammar | None:
+    """Return the grammar of a list of texts, one of which is the answer."""
+    choices = fields.items(name)
+    if choices is None:
+        return None
+    if not choices or not all(isinstance(each, str) and each for each in choices):
+        fields.refuse(name, f"{fields.path(name)}: expected a list of texts that are not empty")
+        return None
+    texts = (orjson.dumps(each).decode() for each in dict.fromkeys(choices))
+    return Grammar(GrammarKind.EBNF, f"root ::= {' | '.join(texts)}\n")
+
+
+def _read_tag_text(fields: Fields, name: str, text: str) -> Grammar | None:
+    try:
+        tag = orjson.loads(text) if len(text) <= _MAX_OBJECT_SIZE else None
+    except orjson.JSONDecodeError:
+        tag = None
+    if not isinstance(tag, dict):
+        fields.refuse(name, f"{fields.path(name)} is not a structural tag in JSON")
+        return None
+    return _structural_tag(tag)
 
 
 # Tools
@@ -567,6 +724,7 @@ class _Tools(NamedTuple):
     tools: tuple[Mapping[str, Any], ...]
     choice: str
     name: str
+    parameters_fields: tuple[str, ...] = ()
 
 
 _ReadTool: TypeAlias = "Callable[[Fields], Sequence[Mapping[str, Any]]]"
@@ -576,20 +734,26 @@ _ReadTool: TypeAlias = "Callable[[Fields], Sequence[Mapping[str, Any]]]"
 def read_tools(fields: Fields, read: _ReadTool = lambda tool: (read_function_tool(tool),)) -> _Tools:
     """Return the tools; none if the choice forbids calls."""
     choice, name, allowed = _read_choice(fields, read)
-    given = fields.objects("tools", "Tools are not an array", "Tool is not a JSON object")
-    tools = tuple(function for tool in given for function in read(tool))
+    tools: tuple[Mapping[str, Any], ...] = ()
+    places: tuple[str, ...] = ()
+    for tool in fields.objects("tools", "Tools are not an array", "Tool is not a JSON object"):
+        functions = tuple(read(tool))
+        tools += functions
+        place = tool.path("function.parameters" if tool.get(_FUNCTION) is not None else "parameters")
+        places += (place,) * len(functions)
     if allowed is not None:
         for unknown in sorted(allowed - {tool[_FUNCTION]["name"] for tool in tools}):
             problem = "tool_choice allows a function that is not among the tools"
             fields.refuse("tool_choice", problem, got=shown(unknown))
-        tools = tuple(tool for tool in tools if tool[_FUNCTION]["name"] in allowed)
+        kept = [(tool, place) for tool, place in zip(tools, places, strict=True) if tool[_FUNCTION]["name"] in allowed]
+        tools, places = tuple(tool for tool, _ in kept), tuple(place for _, place in kept)
     if choice == "none":
         return _Tools((), choice, "")
     if not tools and choice in {"required", _FUNCTION}:
         fields.refuse("tool_choice", "tool_choice is only allowed when tools are specified")
     elif name and name not in {tool[_FUNCTION]["name"] for tool in tools}:
         fields.refuse("tool_choice", "tool_choice.function.name is not among the tools", got=shown(name))
-    return _Tools(tools, choice, name)
+    return _Tools(tools, choice, name, places)
 
 
 def _read_choice(fields: Fields, read: _ReadTool) -> tuple[str, str, set[str] | None]:
@@ -863,9 +1027,11 @@ def make_request(
     is_stream: bool,
     logprobs: bool,
     echo: bool = False,
+    grammar: Grammar | None = None,
+    prompt_field: str = "prompt",
     deadline: float,
 ) -> GenerationRequest:
-    """Return the request for one prompt, from the fields common to all endpoints."""
+    """Return the request for one prompt, from the fields common to all endpoints; see :func:`read_grammar`."""
     sampling = _read_sampling(fields, limits, max_tokens=max_tokens, is_stream=is_stream)
     keeps_special = fields.flag("skip_special_tokens") is False
     return GenerationRequest(
@@ -876,11 +1042,16 @@ def make_request(
         n=_read_n(fields, limits, sampling.best_of),
         logprobs=logprobs,
         echo=echo,
-        grammar=read_response_format(fields),
+        grammar=read_grammar(fields, grammar),
         skips_special_tokens=not keeps_special,
         # Text with special tokens is returned raw, without parsing tool calls and reasoning.
         parses_output=not keeps_special,
         deadline=deadline,
+        prompt_field=prompt_field,
+        adds_special_tokens=fields.flag("add_special_tokens"),
+        prompt_limit=_read_prompt_limit(fields),
+        truncates_end=fields.choice("truncation_side", _TRUNCATION_SIDES) == _TRUNCATION_SIDES[1],
+        bad_words=_read_bad_words(fields),
         cache_salt=_read_cache_salt(fields),
     )
 

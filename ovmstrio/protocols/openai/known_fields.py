@@ -1,6 +1,7 @@
 """Fields that requests may have: read by the endpoint, without effect on the answer, or refused with a reason.
 
 All other fields are refused, because a field that is ignored silently may have been meant to change the answer.
+``docs/openai_fields.md`` is generated from :data:`ENDPOINT_FIELDS`.
 """
 
 from __future__ import annotations
@@ -26,11 +27,16 @@ Refused = _Refused
 
 
 class KnownFields(NamedTuple):
-    """Fields of an endpoint; ``ignored`` has the check of each value that has no effect on the answer."""
+    """Fields of an endpoint.
+
+    ``ignored`` has the check of each value that has no effect on the answer; ``limits`` says which values of a used
+    field are supported, if not all are.
+    """
 
     used: frozenset[str]
     ignored: Mapping[str, _Check]
     refused: Mapping[str, _Refused]
+    limits: Mapping[str, str] = {}
 
     def check(self, fields: Fields) -> None:
         """Record an error for each field that is unknown, unsupported or ignored with an invalid value."""
@@ -64,52 +70,60 @@ def _integer(fields: Fields, name: str) -> int | None:
     return fields.whole(name, f"{name} is not an integer")
 
 
-_IDENTITY: Final[Mapping[str, _Check]] = {
-    "user": Fields.text,
-    "request_id": Fields.text,
-    "session_id": Fields.text,
-    "priority": _integer,
-}
+_IDENTITY: Final[Mapping[str, _Check]] = dict.fromkeys(("user", "request_id", "session_id"), Fields.text)
 _IGNORED: Final[Mapping[str, _Check]] = {
     **_IDENTITY,
     **dict.fromkeys(("safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier"), Fields.text),
     **dict.fromkeys(("metadata", "prediction", "prompt_cache_options"), Fields.mapping),
     "spaces_between_special_tokens": Fields.flag,
+    "guided_decoding_backend": Fields.text,
     "stream_interval": _integer,
 }
+IGNORED_REASONS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("user", "request_id", "session_id", "safety_identifier"), "identifies the caller or the request"),
+    **dict.fromkeys(
+        ("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
+        "a hint for caches; the prefix cache finds equal prompts itself",
+    ),
+    "metadata": "notes of the caller",
+    "service_tier": "the server has one tier",
+    "prediction": "a hint for speed; prompt_lookup of the model does the same",
+    "spaces_between_special_tokens": "the tokenizer decides",
+    "guided_decoding_backend": "the server has one grammar compiler",
+    "stream_interval": "each event has all text since the one before",
+    "parallel_tool_calls": "completions have no tools",
+    "stream_include_usage": "the last event has the usage",
+    "client_metadata": "notes of the caller",
+    "moderation": "auto or low: images are not moderated",
+    "background": "auto or opaque: images are opaque",
+}
+"""Why fields have no effect on the answer."""
 
-_USE_FORMAT: Final = _Refused("use response_format")
-_NO_FILTER: Final = _Refused("the generation library has no token filter; use response_format")
-_NO_TRUNCATION: Final = _Refused("prompts are not truncated; shorten the prompt")
 _NO_TOKEN_IDS: Final = _Refused("answers have no token ids; use /tokenize")
 _NO_MEDIA: Final = _Refused("the settings in the folder of the model apply")
 _ONE_ENGINE: Final = _Refused("a model has one engine")
+_ONE_QUEUE: Final = _Refused("requests are served in order of arrival; omit it, or send 0")
+_ONE_CHOICE: Final = "only the probability of the chosen token is known"
 _NAME_OF_ADAPTER: Final = _Refused("an adapter is fixed when its model is loaded; set model to the adapter's name")
 _REFUSED: Final[Mapping[str, _Refused]] = {
-    **dict.fromkeys(
-        ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "structural_tag"),
-        _USE_FORMAT,
-    ),
-    **dict.fromkeys(("bad_words", "allowed_token_ids"), _NO_FILTER),
-    **dict.fromkeys(("truncate_prompt_tokens", "truncation_side"), _NO_TRUNCATION),
-    **dict.fromkeys(("return_token_ids", "return_tokens_as_token_ids", "return_token_offsets"), _NO_TOKEN_IDS),
+    **dict.fromkeys(("return_token_ids", "return_token_offsets"), _NO_TOKEN_IDS),
+    "allowed_token_ids": _Refused("the generation library has no token filter; use response_format"),
     **dict.fromkeys(("mm_processor_kwargs", "media_io_kwargs"), _NO_MEDIA),
     **dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "routed_experts_prompt_start"), _ONE_ENGINE),
     **dict.fromkeys(("adapter_id", "lora", "lora_adapters", "lora_path", "lora_request"), _NAME_OF_ADAPTER),
     "return_mm_kwargs": _Refused("answers have no inputs of the model", neutral=True),
-    "guided_decoding_backend": _Refused("the server has one grammar compiler; omit it"),
     "guided_whitespace_pattern": _Refused("JSON has no optional white space; use response_format with a grammar"),
     "logit_bias": _Refused("the generation library has no logit bias"),
     "logits_processors": _Refused("the server runs no code of requests"),
-    "logprob_token_ids": _Refused("only the chosen token's probability is known"),
+    "logprob_token_ids": _Refused(_ONE_CHOICE),
     "moderation": _Refused("the server has no moderation"),
+    "priority": _ONE_QUEUE,
     "no_repeat_ngram_size": _Refused("use repetition_penalty"),
     "prompt_logprobs": _Refused("use echo and logprobs of /completions"),
     "repetition_detection": _Refused("use repetition_penalty, or max_tokens"),
     "return_prompt_text": _Refused("answers have no prompt"),
     "store": _Refused("only responses of /responses are stored; omit it or send false"),
     "thinking_token_budget": _Refused("reasoning has no separate limit; use max_tokens", neutral=-1),
-    "use_beam_search": _Refused("use best_of"),
     "vllm_xargs": _Refused("the server has no extensions of vLLM"),
     "watermarking": _Refused("the generation library has no watermarks"),
 }
@@ -120,40 +134,44 @@ _SAMPLING: Final = frozenset(
         *("min_p", "min_tokens", "frequency_penalty", "presence_penalty", "repetition_penalty", "length_penalty"),
         *("ignore_eos", "best_of", "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens"),
         *("num_assistant_tokens", "assistant_confidence_threshold", "max_ngram_size", "cache_salt"),
+        *("add_special_tokens", "bad_words", "truncate_prompt_tokens", "truncation_side", "use_beam_search"),
+        *("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structural_tag"),
     }
 )
 _TOOLS: Final = frozenset({"tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs"})
+_LIMITS: Final = {
+    "bad_words": "texts, not with response_format or imposed tool calls",
+    "truncate_prompt_tokens": "prompts with more characters than can fit the context are refused all the same",
+}
 _NO_TEMPLATE: Final = _Refused("the server uses the model's template")
 
 CHAT: Final = KnownFields(
     _SAMPLING
     | _TOOLS
     | {"messages", "max_tokens", "max_completion_tokens", "logprobs", "top_logprobs", "modalities"}
-    | {"reasoning_effort", "verbosity", "continue_final_message", "add_generation_prompt"},
+    | {"reasoning_effort", "verbosity", "continue_final_message", "add_generation_prompt", "documents"}
+    | {"echo", "include_reasoning", "return_tokens_as_token_ids"},
     _IGNORED,
     {
         **_REFUSED,
-        "add_special_tokens": _Refused("the chat template adds them"),
         "audio": _Refused("this model generates text only"),
         "chat_template": _NO_TEMPLATE,
-        "documents": _Refused("write the documents into a message"),
-        "echo": _Refused("the answer does not repeat the last message"),
         "function_call": _Refused("use tool_choice"),
         "functions": _Refused("use tools"),
-        "include_reasoning": _Refused("the answer has the reasoning in separate fields", neutral=True),
         "web_search_options": _Refused("this server has no web search"),
     },
+    {**_LIMITS, "top_logprobs": f"0: {_ONE_CHOICE}", "modalities": "text"},
 )
 COMPLETIONS: Final = KnownFields(
-    _SAMPLING | {"prompt", "max_tokens", "logprobs", "echo"},
+    _SAMPLING | {"prompt", "max_tokens", "logprobs", "echo", "return_tokens_as_token_ids"},
     {**_IGNORED, "parallel_tool_calls": Fields.flag},
     {
         **_REFUSED,
-        "add_special_tokens": _Refused("send tokens instead of a text", neutral=True),
         "prompt_embeds": _Refused("send a text or tokens"),
         "suffix": _Refused("the model only appends text"),
         "top_logprobs": _Refused("use logprobs"),
     },
+    {**_LIMITS, "logprobs": f"0 or 1: {_ONE_CHOICE}"},
 )
 RESPONSES: Final = KnownFields(
     _SAMPLING
@@ -166,6 +184,18 @@ RESPONSES: Final = KnownFields(
         "context_management": _Refused("the server shortens no conversation; send a shorter one"),
         "conversation": _Refused("the server has no conversations; use previous_response_id"),
         "prompt": _Refused("this server has no prompt templates; send input"),
+        **dict.fromkeys(("previous_input_messages", "previous_response"), _Refused("send the conversation as input")),
+        "return_tokens_as_token_ids": _NO_TOKEN_IDS,
+        "enable_response_messages": _Refused("answers have no messages of the engine"),
+        "access_programs": _Refused("this server has no access programs"),
+        "background_options": _Refused("the background has no completion windows"),
+        "image": _Refused("responses have no images"),
+    },
+    {
+        **_LIMITS,
+        "top_logprobs": f"0: {_ONE_CHOICE}",
+        "truncation": "auto never truncates: a conversation that is too long is refused",
+        "max_tool_calls": "never reached: the server calls no tools",
     },
 )
 
@@ -175,6 +205,7 @@ _ENCODERS: Final[Mapping[str, _Refused]] = {
     "cache_salt": _Refused("there is no prefix cache; omit it"),
     "mm_processor_kwargs": _NO_MEDIA,
     "padding": _Refused("padding never changes the result", neutral="do_not_pad"),
+    "priority": _ONE_QUEUE,
     "use_activation": _Refused("the options of the model decide"),
 }
 EMBEDDINGS: Final = KnownFields(
@@ -186,11 +217,16 @@ EMBEDDINGS: Final = KnownFields(
         "embed_dtype": _Refused("numbers have 32 bits", neutral="float32"),
         "endianness": _Refused("numbers are little-endian", neutral="little"),
         "input_type": _Refused("use prompt_name, or write the model's prefix into the texts"),
-        "messages": _Refused("send texts as input"),
+        **dict.fromkeys(
+            ("messages", "add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs"),
+            _Refused("send texts as input"),
+        ),
+        "media_io_kwargs": _NO_MEDIA,
         "normalize": _Refused("the option normalize of the model decides"),
         "stream": _Refused("embeddings do not stream"),
         "task": _Refused("use prompt_name, or write the model's prefix into the texts"),
     },
+    {"dimensions": "the model's own"},
 )
 RERANK: Final = KnownFields(
     frozenset({"model", "query", "documents", "top_n", "return_documents", "truncate_prompt_tokens"}),
@@ -214,7 +250,12 @@ SCORE: Final = KnownFields(
     _IDENTITY,
     {**_ENCODERS, "instruction": _Refused("write it into the texts"), "stream": _Refused("scores do not stream")},
 )
-POOLING: Final = KnownFields(EMBEDDINGS.used | {"task"}, EMBEDDINGS.ignored, EMBEDDINGS.refused)
+POOLING: Final = KnownFields(
+    EMBEDDINGS.used | {"task"},
+    EMBEDDINGS.ignored,
+    {name: refused for name, refused in EMBEDDINGS.refused.items() if name != "task"},
+    {**EMBEDDINGS.limits, "task": "embed"},
+)
 TOKENIZE: Final = KnownFields(
     frozenset(
         {
@@ -224,7 +265,7 @@ TOKENIZE: Final = KnownFields(
         }
     ),
     _IDENTITY,
-    {"chat_template": _NO_TEMPLATE, "mm_processor_kwargs": _NO_MEDIA},
+    {"chat_template": _NO_TEMPLATE, "mm_processor_kwargs": _NO_MEDIA, "media_io_kwargs": _NO_MEDIA},
 )
 DETOKENIZE: Final = KnownFields(frozenset({"model", "tokens"}), _IDENTITY, {})
 
@@ -255,6 +296,10 @@ TRANSCRIPTION: Final = KnownFields(
         "to_language": _Refused("translations are English", neutral="en"),
         "vllm_xargs": _Refused("the server has no extensions of vLLM"),
     },
+    {
+        "chunking_strategy": "auto",
+        "include": "empty: token probabilities are unknown",
+    },
 )
 SPEECH: Final = KnownFields(
     frozenset({"model", "input", "voice", "language", "speed", "response_format", "stream_format"}),
@@ -278,6 +323,7 @@ _IMAGE_OPTIONS: Final = frozenset(
     }
 )
 _PROMPTS: Final = frozenset({"prompt", "prompt_2", "prompt_3"})
+_LIMITS_OF_IMAGES: Final = {"response_format": "b64_json"}
 _PARTIAL_IMAGES: Final = frozenset({"stream", "partial_images"})
 _IGNORED_OF_IMAGES: Final[Mapping[str, _Check]] = {
     "user": Fields.text,
@@ -289,16 +335,21 @@ _REFUSED_OF_IMAGES: Final = {
     "lora_alphas": _Refused("image models have no LoRA adapters"),
     "quality": _Refused("use num_inference_steps", neutral="auto"),
     "style": _Refused("describe the style in the prompt"),
+    "complexity": _Refused("use num_inference_steps"),
+    **dict.fromkeys(("frame_count", "frame_duration_ms"), _Refused("images have one frame")),
+    "svg": _Refused("images have pixels"),
 }
 IMAGE_GENERATIONS: Final = KnownFields(
     _IMAGE_OPTIONS | _PROMPTS | _PARTIAL_IMAGES,
     _IGNORED_OF_IMAGES,
     {**_REFUSED_OF_IMAGES, **dict.fromkeys(("image", "mask"), _Refused("use /images/edits"))},
+    {**_LIMITS_OF_IMAGES, "strength": "1"},
 )
 IMAGE_EDITS: Final = KnownFields(
     _IMAGE_OPTIONS | _PROMPTS | _PARTIAL_IMAGES | {"image", "mask"},
     _IGNORED_OF_IMAGES,
-    {**_REFUSED_OF_IMAGES, "input_fidelity": _Refused("use strength")},
+    {**_REFUSED_OF_IMAGES, "input_fidelity": _Refused("use strength"), "markup": _Refused("send a mask")},
+    _LIMITS_OF_IMAGES,
 )
 IMAGE_VARIATIONS: Final = KnownFields(
     _IMAGE_OPTIONS | {"image"},
@@ -308,4 +359,24 @@ IMAGE_VARIATIONS: Final = KnownFields(
         **dict.fromkeys(("prompt", "mask"), _Refused("use /images/edits")),
         "stream": _Refused("variations do not stream; use /images/edits"),
     },
+    _LIMITS_OF_IMAGES,
 )
+
+ENDPOINT_FIELDS: Final[Mapping[str, KnownFields]] = {
+    "/chat/completions": CHAT,
+    "/completions": COMPLETIONS,
+    "/responses": RESPONSES,
+    "/embeddings": EMBEDDINGS,
+    "/pooling": POOLING,
+    "/rerank": RERANK,
+    "/score": SCORE,
+    "/tokenize": TOKENIZE,
+    "/detokenize": DETOKENIZE,
+    "/audio/transcriptions": TRANSCRIPTION,
+    "/audio/translations": TRANSCRIPTION,
+    "/audio/speech": SPEECH,
+    "/images/generations": IMAGE_GENERATIONS,
+    "/images/edits": IMAGE_EDITS,
+    "/images/variations": IMAGE_VARIATIONS,
+}
+"""Fields by endpoint."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from uuid import uuid4
 
@@ -465,7 +464,8 @@ class Responses:
         given = _read_input(fields)
         tools = read_tools(fields, read_agent_tool)
         once = fields.flag("parallel_tool_calls") is False
-        options = _read_template_options(fields)
+        text = fields.within("text")
+        options = _read_template_options(fields, text)
         prompt = Conversation(
             given.messages,
             tools.tools if tools.choice == "none" else tools.tools + given.tools,
@@ -473,6 +473,7 @@ class Responses:
             tools.name,
             options,
             returns_first_call_only=once,
+            parameters_fields=tools.parameters_fields,
             images=tuple(fields.prompt.images),
         )
         request = make_request(
@@ -482,10 +483,10 @@ class Responses:
             max_tokens=max_tokens,
             is_stream=is_stream,
             logprobs=_LOGPROBS in (fields.items("include") or ()),
+            grammar=None if text is None else read_response_format(text, "format"),
+            prompt_field="input",
             deadline=deadline,
         )
-        text = fields.within("text")
-        grammar = None if text is None else read_response_format(text, "format")
         if request.n > 1:
             fields.refuse("n", "n greater than 1 is not supported for Responses API", got=str(request.n))
         RESPONSES.check(fields)
@@ -498,7 +499,7 @@ class Responses:
         # The response repeats this object, so check its size.
         fields.mapping("text")
         errors.tell()
-        return ParsedRequest((replace(request, grammar=grammar or request.grammar),))
+        return ParsedRequest((request,))
 
     def whole(self, body: Body, parsed: ParsedRequest) -> _ResponseBuilder:
         """Create a response builder."""
@@ -511,9 +512,12 @@ class Responses:
         return self.stream
 
 
-def _read_template_options(fields: Fields) -> Mapping[str, Any]:
+def _read_template_options(fields: Fields, text: Fields | None) -> Mapping[str, Any]:
     """Return chat template variables; any reasoning effort except ``none`` enables thinking."""
+    verbosity = None if text is None else text.name_text("verbosity")
     options = fields.mapping("chat_template_kwargs", "chat_template_kwargs must be an object", is_prompt=True) or {}
+    if verbosity is not None:
+        options = {"verbosity": verbosity, **options}
     reasoning = fields.within("reasoning")
     if reasoning is None:
         return options

@@ -9,12 +9,13 @@ An endpoint is a function that returns its routes over an :class:`OpenAIApi`.
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from ovmstrio.core.callers import Permission
 from ovmstrio.core.errors import MethodNotAllowed, NotFound, NotReady
-from ovmstrio.protocols.openai.api import ERROR_FORMATS, OpenAIApi
+from ovmstrio.protocols.openai.api import ERROR_FORMATS, OpenAIApi, OpenAIErrors
 from ovmstrio.protocols.openai.background import BackgroundTasks
 from ovmstrio.protocols.openai.batches import BatchRunner, batch_rules, refused_rules
 from ovmstrio.protocols.openai.embeddings import embedding_rules
@@ -31,11 +32,12 @@ from ovmstrio.protocols.openai.stored_responses import ResponseStore, StoreLimit
 from ovmstrio.protocols.openai.text_endpoint import text_rules
 from ovmstrio.protocols.openai.tokenize import tokenize_rules
 from ovmstrio.protocols.openai.transcriptions import transcription_rules
+from ovmstrio.serving.ovms_errors import OvmsRouteErrors
 from ovmstrio.transport.http.responses import json_response
 from ovmstrio.transport.http.router import rule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from ovmstrio.core.http_messages import HttpAnswer, HttpRequest
     from ovmstrio.protocols.admin.changes import AdminChanges
@@ -75,6 +77,36 @@ def _catch_all_rules(api: OpenAIApi, known: Sequence[Rule]) -> list[Rule]:
 
     create = partial(api.rules, "/<path:path>", view=answer, has_tasks=True, prefixes=("/v3",))
     return [rule for method in ("GET", "POST") for rule in create(method=method)]
+
+
+_OTHER_APIS: Final = ("/v1/models", "/v1/config")
+"""Paths below ``/v1`` of TensorFlow Serving and OVMS."""
+
+
+class OpenAIRouteErrors(OvmsRouteErrors):
+    """Responses to requests without a route: below ``/v1`` in OpenAI's format, as OpenAI's clients expect."""
+
+    def no_path(self, method: str, path: str) -> HttpAnswer:
+        """Return the response to an unknown path."""
+        if not _is_openai_path(path):
+            return super().no_path(method, path)
+        return OpenAIErrors().refuse(NotFound(f"{method} {path}: unknown path {path!r:.80}; see /openapi.json"))
+
+    def no_method(self, method: str, path: str, allowed: Collection[str] = ()) -> HttpAnswer:
+        """Return the response to an unsupported method."""
+        if not allowed or not _is_openai_path(path):
+            return super().no_method(method, path, allowed)
+        return OpenAIErrors().refuse(MethodNotAllowed(f"{method} {path}: use {' or '.join(sorted(allowed))}"))
+
+
+def _is_openai_path(path: str) -> bool:
+    path = re.sub("/+", "/", path)
+    return path.startswith("/v1/") and not path.startswith(_OTHER_APIS)
+
+
+def route_errors(errors: str = "openai") -> OvmsRouteErrors:
+    """Return the responses to requests without a route; ``errors`` is a key of ``ERROR_FORMATS``."""
+    return OpenAIRouteErrors() if isinstance(ERROR_FORMATS[errors], OpenAIErrors) else OvmsRouteErrors()
 
 
 # All endpoints

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar, cast
 from uuid import uuid4
@@ -138,11 +138,29 @@ class ChoiceText:
 
 
 class ParsedRequest(NamedTuple):
-    """Parsed body: a request per prompt; usage at the end or in every chunk (``has_continuous_usage``)."""
+    """Parsed body: a request per prompt; usage at the end or in every chunk (``has_continuous_usage``).
+
+    Attributes:
+        returns_reasoning: whether the response has the reasoning.
+        shows_token_ids: whether log-probabilities name tokens by their numbers.
+        echoed: text before the generated one.
+    """
 
     requests: tuple[GenerationRequest, ...]
     includes_usage: bool = False
     has_continuous_usage: bool = False
+    returns_reasoning: bool = True
+    shows_token_ids: bool = False
+    echoed: str = ""
+
+    def returned(self, piece: GenerationChunk) -> GenerationChunk:
+        """Return the part of a delta that the response has."""
+        if piece.reasoning and not self.returns_reasoning:
+            piece = replace(piece, reasoning="")
+        if piece.logprobs and self.shows_token_ids:
+            tokens = (replace(token, data=b"token_id:%d" % token.id) for token in piece.logprobs)
+            piece = replace(piece, logprobs=tuple(tokens))
+        return piece
 
 
 @dataclass(slots=True)
@@ -381,14 +399,16 @@ def response_head(prefix: str, kind: str, model: str) -> dict[str, Any]:
 class ResponseBuilder:
     """Base of response builders."""
 
-    def __init__(self, model: str, texts: int, *, has_logprobs: bool) -> None:
+    def __init__(self, model: str, parsed: ParsedRequest) -> None:
         self._model = model
-        self._texts = [ChoiceText() for _ in range(texts)]
-        self._has_logprobs = has_logprobs
+        self._parsed = parsed
+        first = parsed.requests[0]
+        self._texts = [ChoiceText([parsed.echoed]) for _ in range(len(parsed.requests) * first.n)]
+        self._has_logprobs = first.logprobs
 
     def take(self, index: int, piece: GenerationChunk) -> None:
         """Append a delta."""
-        self._texts[index].take(piece)
+        self._texts[index].take(self._parsed.returned(piece))
 
 
 class ChunkStream:

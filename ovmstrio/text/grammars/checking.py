@@ -19,14 +19,17 @@ def check_grammar(grammar: Grammar) -> None:
     Raises:
         GrammarRefused: it is malformed, exceeds a limit, or has a part that the engine would ignore.
     """
-    if grammar.kind is GrammarKind.JSON_SCHEMA:
-        check_schema(read_json(grammar.text))
-    elif grammar.kind is GrammarKind.REGEX:
-        check_pattern(grammar.text)
-    elif grammar.kind is GrammarKind.EBNF:
-        check_ebnf(grammar.text)
-    elif grammar.kind is GrammarKind.STRUCTURAL_TAG:
-        _check_structural_tag(grammar.text)
+    try:
+        if grammar.kind is GrammarKind.JSON_SCHEMA:
+            check_schema(read_json(grammar.text), is_strict=grammar.is_strict)
+        elif grammar.kind is GrammarKind.REGEX:
+            check_pattern(grammar.text)
+        elif grammar.kind is GrammarKind.EBNF:
+            check_ebnf(grammar.text)
+        elif grammar.kind is GrammarKind.STRUCTURAL_TAG:
+            _check_structural_tag(grammar.text)
+    except GrammarRefused as refused:
+        raise refused.of(grammar.field) from None
 
 
 def _check_structural_tag(text: str) -> None:

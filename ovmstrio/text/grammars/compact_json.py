@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from ovmstrio.core.generation import Grammar, GrammarKind
-from ovmstrio.text.grammars.schemas import read_json, resolve_reference, without_wide_bounds
+from ovmstrio.text.grammars.schemas import read_json, resolve_reference, with_integer_bounds
 
 # ----------------------------------------------------------------------
 # Number ranges
@@ -185,15 +186,15 @@ class _UnsupportedSchema(Exception):
 def to_compact_json(grammar: Grammar) -> Grammar:
     """Return an equivalent grammar of single-line JSON, or the grammar itself if that is not possible."""
     if grammar.kind is GrammarKind.JSON_OBJECT:
-        return Grammar(GrammarKind.EBNF, compact_json_rules({"type": "object"}) or "")
+        return replace(grammar, kind=GrammarKind.EBNF, text=compact_json_rules({"type": "object"}) or "")
     if grammar.kind is GrammarKind.JSON_SCHEMA:
         schema = read_json(grammar.text)
-        narrow = without_wide_bounds(schema)
+        narrow = with_integer_bounds(schema)
         rules = compact_json_rules(narrow)
         if rules is not None:
-            return Grammar(GrammarKind.EBNF, rules)
+            return replace(grammar, kind=GrammarKind.EBNF, text=rules)
         if narrow != schema:
-            return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(narrow))
+            return replace(grammar, text=json.dumps(narrow))
     return grammar
 
 

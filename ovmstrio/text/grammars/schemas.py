@@ -1,4 +1,4 @@
-"""Check of JSON schemas: their shape, limits, and keywords that the engine would ignore; errors have a path.
+"""Check of JSON schemas: their shape, limits, and what the engine does not impose; errors have a path.
 
 The engine judges everything else, such as the syntax of a ``pattern``.
 """
@@ -6,7 +6,8 @@ The engine judges everything else, such as the syntax of a ``pattern``.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NoReturn
 
 from ovmstrio.text.grammars.limits import MAX_GRAMMAR_CHARACTERS, GrammarRefused, check_pattern, check_repetition
@@ -103,10 +104,162 @@ def _array_ends(schema: Mapping[str, Any], finite: set[str]) -> bool:
 
 
 # ----------------------------------------------------------------------
-# Schemas
+# Shape of any schema, and parts that are not imposed
 # ----------------------------------------------------------------------
 
 _TYPES: Final = ("string", "integer", "number", "boolean", "object", "array", "null")
+_NAMED_SCHEMAS: Final = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
+_LISTED_SCHEMAS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SINGLE_SCHEMAS: Final = frozenset(
+    {
+        *("items", "additionalItems", "unevaluatedItems", "contains", "additionalProperties", "unevaluatedProperties"),
+        *("propertyNames", "not", "if", "then", "else"),
+    }
+)
+_BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_COUNTS: Final = (
+    *("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"),
+    *("minContains", "maxContains"),
+)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_type(value: Any) -> bool:
+    return all(each in _TYPES for each in (value if isinstance(value, list) else [value]))
+
+
+_SHAPES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
+    **dict.fromkeys(_NAMED_SCHEMAS, (lambda value: isinstance(value, Mapping), "an object")),
+    **dict.fromkeys(_LISTED_SCHEMAS, (lambda value: isinstance(value, list) and value != [], "a list of schemas")),
+    **dict.fromkeys((*_BOUNDS, "multipleOf"), (_is_number, "a number")),
+    **dict.fromkeys(_COUNTS, (lambda value: _is_number(value) and value == int(value) >= 0, "an integer from 0")),
+    **dict.fromkeys(("pattern", "$ref"), (lambda value: isinstance(value, str), "a string")),
+    "enum": (lambda value: isinstance(value, list) and value != [], "a list of values"),
+    "required": (
+        lambda value: isinstance(value, list) and all(isinstance(each, str) for each in value),
+        "a list of names",
+    ),
+    "type": (_is_type, f"one of {', '.join(_TYPES)}"),
+}
+"""Values of keywords: a test and its description."""
+
+
+def _schema_parts(root: Any) -> Iterator[tuple[Any, str]]:
+    """Yield a schema and all its parts, outer parts first, with their paths."""
+    parts: list[tuple[Any, str]] = [(root, "$")]
+    for schema, path in parts:
+        yield schema, path
+        for word, value in schema.items() if isinstance(schema, Mapping) else ():
+            if word in _NAMED_SCHEMAS and isinstance(value, Mapping):
+                parts += [(part, f"{path}.{word}.{name}") for name, part in value.items()]
+            elif (word in _LISTED_SCHEMAS or word == "items") and isinstance(value, list):
+                parts += [(part, f"{path}.{word}[{number}]") for number, part in enumerate(value)]
+            elif word in _SINGLE_SCHEMAS and value is not None:
+                parts.append((value, f"{path}.{word}"))
+
+
+def check_shape(schema: Any, expected_type: str) -> None:
+    """Check that a schema is one, of a type; it need not be supported, and null counts as absent.
+
+    Raises:
+        GrammarRefused: a part has a value of a wrong type.
+    """
+    for part, path in _schema_parts(schema):
+        if not isinstance(part, Mapping | bool):
+            _refuse(path, f"expected an object, got {_shown(part)}")
+        for word, value in part.items() if isinstance(part, Mapping) else ():
+            is_valid, expected = _SHAPES.get(word, (None, ""))
+            if is_valid is not None and value is not None and not is_valid(value):
+                _refuse(f"{path}.{word}", f"expected {expected}, got {_shown(value)}")
+    kinds = schema.get("type")
+    if kinds is not None and expected_type not in (kinds if isinstance(kinds, list) else [kinds]):
+        _refuse("$.type", f'expected "{expected_type}", got {_shown(kinds)}')
+
+
+_NOT_IMPOSED: Final = (
+    *("not", "if", "then", "else", "dependentRequired", "dependentSchemas", "dependencies", "$dynamicRef"),
+    *("$recursiveRef", "contains", "minContains", "maxContains", "uniqueItems", "multipleOf"),
+)
+_LENGTHS: Final = ("minLength", "maxLength")
+_NEIGHBOURS: Final = (*_SHAPES.keys() - {"$defs", "definitions"}, "const", *_SINGLE_SCHEMAS)
+"""Keywords that restrict values."""
+_IMPOSED_ALONE: Final[Mapping[str, tuple[str, ...]]] = {
+    **dict.fromkeys(("$ref", "anyOf", "oneOf", "allOf"), _NEIGHBOURS),
+    **{word: tuple(set(_NEIGHBOURS) - {"type", "const", "enum"}) for word in ("const", "enum")},
+    "patternProperties": ("properties", "required", "propertyNames"),
+    "propertyNames": ("properties", "required", "additionalProperties", "unevaluatedProperties"),
+    "pattern": _LENGTHS,
+    "format": ("pattern", *_LENGTHS),
+}
+"""Keywords that the engine ignores next to another one; next to ``format`` if it knows the format."""
+_FORMATS: Final = frozenset(
+    {
+        *("date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uri-reference"),
+        *("uri-template", "json-pointer", "relative-json-pointer", "uuid"),
+    }
+)
+_JSON_TYPES: Final[Mapping[str, Any]] = {
+    "string": str,
+    "integer": int,
+    "number": (int, float),
+    "boolean": bool,
+    "object": dict,
+    "array": list,
+    "null": type(None),
+}
+
+
+def check_imposed(schema: Any) -> None:
+    """Check that the engine imposes all parts of a schema, as strict ones promise.
+
+    Raises:
+        GrammarRefused: a part is not imposed.
+    """
+    for part, path in _schema_parts(schema):
+        if isinstance(part, Mapping):
+            for word in _NOT_IMPOSED:
+                if part.get(word) not in (None, False):
+                    _refuse(f"{path}.{word}", "the engine does not impose this keyword; remove it")
+            _check_neighbours(part, path)
+            _check_values(part, path)
+
+
+def _check_neighbours(schema: Mapping[str, Any], path: str) -> None:
+    """Check for keywords that have no effect next to another one."""
+    for word, ignored in _IMPOSED_ALONE.items():
+        if word not in schema or (word == "format" and schema[word] not in _FORMATS):
+            continue
+        for other in ignored:
+            if other != word and schema.get(other) not in (None, False):
+                _refuse(f"{path}.{other}", f"the engine does not impose it next to {word}; remove one of them")
+    for name in schema.get("required") or ():
+        if name not in (schema.get("properties") or ()):
+            _refuse(f"{path}.required", f"{_shown(name)} is not among the properties, so the engine does not impose it")
+
+
+def _check_values(schema: Mapping[str, Any], path: str) -> None:
+    """Check bounds, and types of listed values."""
+    for word in _BOUNDS:
+        value = schema.get(word)
+        if schema.get("type") != "integer" and isinstance(value, float) and not value.is_integer():
+            _refuse(f"{path}.{word}", f"the engine imposes integers only, got {_shown(value)}; remove the bound")
+    kinds = schema.get("type")
+    for value in schema.get("enum") or ([schema["const"]] if "const" in schema else []):
+        if kinds and not any(_is_of_type(value, kind) for kind in (kinds if isinstance(kinds, list) else [kinds])):
+            _refuse(f"{path}.type", f"{_shown(value)} is of another type, and the engine does not impose the type")
+
+
+def _is_of_type(value: Any, kind: str) -> bool:
+    return isinstance(value, _JSON_TYPES[kind]) and (kind == "boolean" or not isinstance(value, bool))
+
+
+# ----------------------------------------------------------------------
+# Schemas
+# ----------------------------------------------------------------------
+
 _MAX_DEPTH: Final = 48
 _MAX_PARTS: Final = 4000
 _MAX_INTEGER: Final = 10**15
@@ -140,14 +293,16 @@ def read_json(text: str, subject: str = "schema") -> Any:
         raise GrammarRefused("", f"the {subject} is not valid JSON: {error}") from error
 
 
-def check_schema(schema: Any) -> None:
-    """Check a schema.
+def check_schema(schema: Any, *, is_strict: bool = False) -> None:
+    """Check a schema; a strict one must be imposed completely.
 
     Raises:
         GrammarRefused: it is invalid or not supported.
     """
     _SchemaChecker(schema).check()
     check_termination(schema)
+    if is_strict:
+        check_imposed(schema)
 
 
 def resolve_reference(root: Any, reference: str) -> Any:
@@ -159,17 +314,32 @@ def resolve_reference(root: Any, reference: str) -> Any:
     return found
 
 
-def without_wide_bounds(schema: Any) -> Any:
-    """Return a schema without number bounds beyond 15 digits, which xgrammar cannot read."""
+def with_integer_bounds(schema: Any) -> Any:
+    """Return a schema whose number bounds are integers of at most 15 digits, the only ones that xgrammar writes right.
+
+    Other bounds are dropped, or rounded: for integers without effect, for numbers to a wider range.
+    """
     if isinstance(schema, list):
-        return [without_wide_bounds(each) for each in schema]
+        return [with_integer_bounds(each) for each in schema]
     if not isinstance(schema, Mapping):
         return schema
+    is_integer = schema.get("type") == "integer"
     return {
-        word: value if word in _VALUE_KEYWORDS else without_wide_bounds(value)
+        word: value
+        if word in _VALUE_KEYWORDS
+        else _rounded(word, value, is_integer=is_integer)
+        if word in _BOUNDS and isinstance(value, float)
+        else with_integer_bounds(value)
         for word, value in schema.items()
         if not _is_wide(word, value)
     }
+
+
+def _rounded(word: str, value: float, *, is_integer: bool) -> float:
+    if value.is_integer() or not math.isfinite(value):
+        return value
+    rounds_up = word in ({"minimum", "exclusiveMaximum"} if is_integer else _UPPER_BOUNDS)
+    return math.ceil(value) if rounds_up else math.floor(value)
 
 
 def _is_wide(word: str, value: Any) -> bool:
@@ -341,7 +511,7 @@ def _check_string(schema: Mapping[str, Any], path: str) -> int:
 
 def _check_number(schema: Mapping[str, Any], path: str, *, whole: bool) -> None:
     bounds: dict[str, float] = {}
-    for word in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
+    for word in _BOUNDS:
         if word not in schema:
             continue
         value = schema[word]

@@ -12,7 +12,7 @@ from ovmstrio.core.errors import InvalidField
 from ovmstrio.core.generation import Conversation, Grammar, GrammarKind
 from ovmstrio.text.grammars.compact_json import compact_json_rules
 from ovmstrio.text.grammars.limits import MAX_GRAMMAR_CHARACTERS, GrammarRefused
-from ovmstrio.text.grammars.schemas import check_schema, without_wide_bounds
+from ovmstrio.text.grammars.schemas import check_imposed, check_schema, check_shape, with_integer_bounds
 from ovmstrio.util.truncation import size_of
 
 _SCHEMA_PATH: Final = re.compile(
@@ -38,7 +38,7 @@ class ForcedCalls:
 
     def refusal(self, error: InvalidField) -> GrammarRefused:
         """Return the engine's error about the grammar as an error of the function whose schema it names."""
-        reason = error.message.removeprefix("response_format: ")
+        reason = error.message.removeprefix(f"{error.field}: ")
         found = _SCHEMA_PATH.match(reason)
         if found is None:
             return GrammarRefused("", reason, field="tools")
@@ -76,6 +76,27 @@ _CALL_FORMATS: Final[Mapping[str, _CallFormat]] = {
 }
 
 
+def check_tools(conversation: Conversation) -> None:
+    """Check the parameters of all functions; those of strict functions must be imposed completely.
+
+    Raises:
+        GrammarRefused: parameters are not the schema of an object, or not supported.
+    """
+    for number, tool in enumerate(conversation.tools):
+        function = tool["function"]
+        try:
+            check_shape(function.get("parameters") or {}, expected_type="object")
+            if function.get("strict"):
+                check_imposed(function.get("parameters"))
+        except GrammarRefused as refused:
+            raise refused.of(_parameters_field(conversation, number)) from None
+
+
+def _parameters_field(conversation: Conversation, number: int) -> str:
+    fields = conversation.parameters_fields
+    return fields[number] if fields else f"tools[{number}].function.parameters"
+
+
 def tool_call_grammar(conversation: Conversation, tool_parser: str, *, guided: bool = False) -> ForcedCalls | None:
     """Return the grammar for a request's tools; None for free generation.
 
@@ -103,7 +124,7 @@ def tool_call_grammar(conversation: Conversation, tool_parser: str, *, guided: b
     if form is None or not (forced or (form.trigger and (guided or strict))):
         return None
     places = {tool["function"]["name"]: number for number, tool in enumerate(conversation.tools)}
-    fields = tuple(f"tools[{places[function['name']]}].function.parameters" for function in functions)
+    fields = tuple(_parameters_field(conversation, places[function["name"]]) for function in functions)
     if size_of(functions, MAX_GRAMMAR_CHARACTERS) > MAX_GRAMMAR_CHARACTERS:
         raise GrammarRefused(
             "", f"expected at most {MAX_GRAMMAR_CHARACTERS} characters with forced or strict calls", field="tools"
@@ -129,7 +150,7 @@ def _tag(form: _CallFormat, function: Mapping[str, Any], field: str, *, imposed:
     return {
         "type": "tag",
         "begin": form.begin.format(json.dumps(function["name"], ensure_ascii=False)[1:-1]),
-        "content": _content(form, without_wide_bounds(parameters)),
+        "content": _content(form, with_integer_bounds(parameters)),
         "end": form.end,
     }
 

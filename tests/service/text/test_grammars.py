@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from ovmstrio.core.generation import Conversation, Grammar, GrammarKind, ToolCallDelta
-from ovmstrio.text.grammars import GrammarRefused, check_grammar, to_compact_json, tool_call_grammar
+from ovmstrio.text.grammars import GrammarRefused, check_grammar, check_tools, to_compact_json, tool_call_grammar
 from ovmstrio.text.grammars.compact_json import (
     INTEGER,
     NUMBER,
@@ -125,6 +126,7 @@ _GOOD: Final[Sequence[Grammar]] = (
         Grammar(GrammarKind.EBNF, grammar)
         for grammar in (
             'root ::= "a"',
+            'root ::= "it\'s \\"no\\"\\n\\t\\\\" | "\\u0007\\b\\f/\u00e9"',
             'root ::= ("a" | "b"){2,3} [^a-z\\n\\]-]+ # note\n  | x.y-z\nx.y-z ::= "" | "\\x41\\u00e9" root',
             'root ::= root "a" | "b"',
             "root ::= ()",
@@ -424,6 +426,98 @@ def test_tool_of_an_invalid_schema_is_named() -> None:
     assert refused.value.field == "tools[1].function.parameters"
 
 
+def _tool(parameters: Any, **more: Any) -> Conversation:
+    function = {"name": "f", "parameters": parameters, **more}
+    return Conversation((), (_TOOLS[0], {"type": "function", "function": function}))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        ({"type": "string"}, r'\$.type: expected "object", got "string"'),
+        ({"type": "dict"}, r'\$.type: expected one of string, .*got "dict"'),
+        ({"properties": {"a": {"type": "int"}}}, r'\$.properties.a.type: expected one of .*got "int"'),
+        ({"properties": {"a": {"type": ["string", "any"]}}}, r"\$.properties.a.type"),
+        ({"properties": {"a": "string"}}, r'\$.properties.a: expected an object, got "string"'),
+        ({"properties": ["a"]}, r"\$.properties: expected an object"),
+        ({"required": True}, r"\$.required: expected a list of names, got true"),
+        ({"properties": {"a": {"type": "array", "items": "string"}}}, r"\$.properties.a.items: expected an object"),
+        ({"properties": {"a": {"enum": "x"}}}, r"\$.properties.a.enum: expected a list of values"),
+        ({"properties": {"a": {"anyOf": {}}}}, r"\$.properties.a.anyOf: expected a list of schemas"),
+        ({"properties": {"a": {"minimum": "1"}}}, r"\$.properties.a.minimum: expected a number"),
+        ({"properties": {"a": {"maxLength": 1.5}}}, r"\$.properties.a.maxLength: expected an integer"),
+        ({"$defs": {"b": {"type": "x"}}}, r"\$.\$defs.b.type"),
+        ({"properties": {"a": {"not": {"items": [{"type": "x"}]}}}}, r"\$.properties.a.not.items\[0\].type"),
+    ],
+)
+def test_parameters_of_a_wrong_type_are_refused_with_their_path(parameters: Any, text: str) -> None:
+    with pytest.raises(GrammarRefused, match=text) as refused:
+        check_tools(_tool(parameters))
+    assert refused.value.field == "tools[1].function.parameters"
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        None,
+        {},
+        {"type": ["object", "null"], "properties": None, "required": None},
+        {"properties": {"type": {"type": "string"}, "required": {"enum": [1]}}, "required": ["type"]},
+        {"properties": {"a": {"not": {"const": 1}, "allOf": [{}, {"multipleOf": 2}], "x-more": "x", "default": "y"}}},
+    ],
+)
+def test_any_other_schema_of_an_object_is_allowed(parameters: Any) -> None:
+    check_tools(_tool(parameters))
+
+
+_NOT_IMPOSED: Final[Sequence[tuple[Any, str]]] = (
+    ({"type": "integer", "multipleOf": 5}, "multipleOf"),
+    ({"type": "array", "items": {}, "uniqueItems": True}, "uniqueItems"),
+    ({"type": "array", "items": {}, "contains": {"const": 1}}, "contains"),
+    ({"type": "object", "properties": {"b": {}}, "dependentRequired": {"b": ["c"]}}, "dependentRequired"),
+    ({"not": {"type": "string"}}, "not"),
+    ({"if": {"type": "string"}, "then": {"minLength": 1}}, "if"),
+    ({"type": "object", "required": ["b"]}, "required"),
+    ({"anyOf": [{"type": "object"}], "required": ["b"]}, "required"),
+    ({"anyOf": [{"type": "string"}, {"type": "null"}], "maxLength": 5}, "maxLength"),
+    ({"$ref": "#/$defs/d", "minLength": 5}, "minLength"),
+    ({"type": "string", "pattern": "a+", "maxLength": 5}, "maxLength"),
+    ({"type": "string", "format": "date", "pattern": "^2.*$"}, "pattern"),
+    ({"type": "object", "properties": {"b": {}}, "patternProperties": {"c": {}}}, "properties"),
+    ({"type": "object", "propertyNames": {"pattern": "a"}, "additionalProperties": {"type": "null"}}, "additionalPro"),
+    ({"type": "number", "minimum": 0.5}, "minimum"),
+    ({"type": "string", "enum": ["a", 1]}, "type"),
+)
+
+
+@pytest.mark.parametrize(("part", "word"), _NOT_IMPOSED)
+def test_parts_that_are_not_imposed_are_refused_in_strict_schemas_only(part: Any, word: str) -> None:
+    schema = {"type": "object", "properties": {"a": part}, "required": ["a"], "$defs": {"d": {"type": "string"}}}
+    grammar = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
+    check_grammar(grammar)
+    check_tools(_tool(schema))
+    with pytest.raises(GrammarRefused, match=rf"at \$\.properties\.a\.{word}.*the engine"):
+        check_grammar(replace(grammar, is_strict=True))
+    with pytest.raises(GrammarRefused, match=rf"at \$\.properties\.a\.{word}.*the engine"):
+        check_tools(_tool(schema, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("schema", "accepted"),
+    [
+        ({"type": "number", "minimum": 0.5, "maximum": 2.5}, range(4)),
+        ({"type": "number", "exclusiveMinimum": -0.5, "maximum": 0.25}, range(-1, 2)),
+        ({"type": "integer", "minimum": 0.5, "exclusiveMaximum": 3.5}, range(1, 4)),
+        ({"type": "integer", "exclusiveMinimum": 0.5, "maximum": 3.5}, range(1, 4)),
+    ],
+)
+def test_bounds_that_are_not_integers_are_imposed_rounded(engine: GrammarEngine, schema: Any, accepted: range) -> None:
+    for seed in range(4):
+        error, text = engine.make(to_compact_json(_schema(schema)), tokens=20, seed=seed)
+        assert error == ""
+        assert accepted[0] <= json.loads(text) <= accepted[-1]
+
+
 @pytest.mark.parametrize("schema", [None, {}, {"type": "object"}, {"$ref": "#/$defs/a", "$defs": {"a": _FLAGS}}])
 def test_arguments_of_a_function_without_a_schema_are_any_object(engine: GrammarEngine, schema: Any) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
@@ -503,6 +597,11 @@ def test_noise_on_one_line_fits_its_schema(engine: GrammarEngine, shape: Any) ->
     assert ended
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_strict_schemas_of_pydantic_are_accepted(shape: Any) -> None:
+    check_grammar(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(TypeAdapter(shape).json_schema()), is_strict=True))
+
+
 @pytest.mark.parametrize("length", [0, 1, 2, 127, 128, 129, 300])
 def test_string_has_the_characters_of_its_bounds(engine: GrammarEngine, length: int) -> None:
     """Strings of more than 128 characters are counted in blocks; noise may be no UTF-8, so it is narrowed to ASCII."""
@@ -532,7 +631,6 @@ def test_json_object_is_on_one_line(engine: GrammarEngine) -> None:
         {"type": "string", "format": "date"},
         {"type": "string", "pattern": "a+"},
         {"type": "object", "properties": {"a": {"type": "string", "pattern": "a+"}}},
-        {"type": "number", "minimum": 0.5},
         {"type": "object", "minProperties": 1, "additionalProperties": True},
         {"type": "string", "maxLength": 100_000},
         {"type": "object", "required": ["a"]},

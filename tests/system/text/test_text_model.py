@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -171,6 +172,51 @@ async def test_prompt_that_leaves_no_room_is_refused_with_the_numbers(model: Tex
     assert sum(piece.tokens for piece in pieces) == 3
     with pytest.raises(ContextExceeded, match=f"length is {CONTEXT} tokens, and prompt has at least 40000000"):
         await made(model, greedy("the " * 10_000_000, 1))
+
+
+@pytest.mark.parametrize(
+    "prompt", [tuple(range(5, 45)), "of the men in the barn", Conversation(({"role": "user", "content": "hi"},))]
+)
+@on_model_loop
+async def test_long_prompts_are_truncated_on_request(model: TextModel, prompt: Any) -> None:
+    tokens = prompt
+    if not isinstance(prompt, tuple):
+        text = prompt if isinstance(prompt, str) else "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+        tokens = tuple(map(int, (await model.tokenize([text], add_special_tokens=isinstance(prompt, str)))[0]))
+    for limit, truncates_end, expected in (
+        (4, False, tokens[-4:]),
+        (4, True, tokens[:4]),
+        (1000, False, tokens),
+        (-1, False, tokens),
+    ):
+        asked = replace(greedy(prompt, 12), prompt_limit=limit, truncates_end=truncates_end)
+        async with model.generate(asked) as generation:
+            pieces = [piece async for piece in generation]
+        assert generation.prompt_tokens == len(expected)
+        assert text_of(pieces) == text_of(await made(model, greedy(expected, 12)))
+
+
+@on_model_loop
+async def test_prompt_longer_than_the_context_is_truncated_to_leave_room(model: TextModel) -> None:
+    asked = replace(greedy("of the men " * CONTEXT, 20), prompt_limit=-1)
+    async with model.generate(asked) as generation:
+        pieces = [piece async for piece in generation]
+    assert (generation.prompt_tokens, sum(piece.tokens for piece in pieces)) == (CONTEXT - 20, 20)
+
+
+@on_model_loop
+async def test_text_has_no_bad_words(model: TextModel) -> None:
+    whole = text_of(await made(model, greedy("hello", 60)))
+    words = tuple(re.findall(r"[!-~]{2}", whole))[:5]
+    assert words
+    other = text_of(
+        await made(model, replace(greedy("hello", 60), bad_words=(*words, f"{words[0]} more", "abc", "bcd")))
+    )
+    assert len(other) > 10
+    assert not [word for word in words if word in other]
+    with pytest.raises(InvalidField, match="bad_words cannot be combined with response_format") as refused:
+        await made(model, replace(_request(_saying("fine")), bad_words=words))
+    assert refused.value.field == "bad_words"
 
 
 async def test_prompts_are_read_beyond_the_bound_of_the_tokenizer(
@@ -724,7 +770,8 @@ async def test_engine_refuses_a_grammar_with_the_place_of_its_error(model: TextM
         await made(model, _request(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))))
     assert refused.value.field == "response_format"
     tools = tuple(
-        {"type": "function", "function": {"name": f"f{n}", "parameters": s}} for n, s in enumerate((good, schema))
+        {"type": "function", "function": {"name": f"f{n}", "parameters": s}}
+        for n, s in enumerate(({"properties": {"a": good}}, schema))
     )
     with pytest.raises(InvalidField, match=rf"tools\[1\].function.parameters: {reason}") as refused:
         await made(model, _request(tools=tools, tool_choice="required"))
@@ -760,7 +807,8 @@ _COMPARES_FOR_EVER: Final = (
 def odd_model(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory, host_of: HostOf) -> ModelHost:
     folder = tmp_path_factory.mktemp("odd") / "model"
     shutil.copytree(tiny_folder, folder)
-    (folder / "chat_template.jinja").write_text(_LOOPS + _COMPARES_FOR_EVER + "hello")
+    documents = "{% if documents %}{{ documents[0].text }}{% endif %}"
+    (folder / "chat_template.jinja").write_text(_LOOPS + _COMPARES_FOR_EVER + "hello" + documents)
     return host_of(base_path=folder, path=folder)
 
 
@@ -776,6 +824,44 @@ async def test_template_that_loops_or_refuses_fails_its_request(odd_model: TextM
     with pytest.raises(InvalidRequest, match="leaves out the final message"):
         await made(odd_model, GenerationRequest(Conversation(_HELLO, continues_final_message=True), asked.sampling))
     assert text_of(await made(odd_model, asked)) == "fine"
+
+
+@on_model_loop
+async def test_documents_reach_templates_that_have_them(odd_model: TextModel) -> None:
+    conversation = Conversation(_HELLO, template_options={"documents": [{"title": "a", "text": " the men"}]})
+    text = text_of(await made(odd_model, greedy(conversation, 12)))
+    tokens = tuple(map(int, (await odd_model.tokenize(["hello the men"], add_special_tokens=False))[0]))
+    assert text == text_of(await made(odd_model, greedy(tokens, 12)))
+
+
+@on_model_loop
+async def test_documents_are_refused_if_the_template_has_none(model: TextModel) -> None:
+    conversation = Conversation(_HELLO, template_options={"documents": [{"text": "the men"}]})
+    with pytest.raises(InvalidField, match="the chat template of this model has no documents") as refused:
+        await made(model, greedy(conversation, 1))
+    assert refused.value.field == "documents"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "field"),
+    [((5,) * CONTEXT, "prompt[1]"), ("of the men " * CONTEXT, "prompt"), (Conversation(_HELLO * 600), "input")],
+)
+@on_model_loop
+async def test_error_of_a_prompt_names_its_field(model: TextModel, prompt: Any, field: str) -> None:
+    with pytest.raises(ContextExceeded) as refused:
+        await made(model, replace(greedy(prompt, 1), prompt_field=field))
+    assert refused.value.field == field
+
+
+@on_model_loop
+async def test_error_of_a_grammar_names_its_field(model: TextModel) -> None:
+    for grammar in (
+        Grammar(GrammarKind.REGEX, "a(b", field="guided_regex"),
+        Grammar(GrammarKind.JSON_SCHEMA, '{"type": "integer", "multipleOf": 2}', is_strict=True, field="text.format"),
+    ):
+        with pytest.raises(InvalidField, match=f"^{grammar.field}: ") as refused:
+            await made(model, _request(grammar))
+        assert refused.value.field == grammar.field
 
 
 @on_model_loop

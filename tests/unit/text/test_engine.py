@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import trio
 import trio.testing
-from openvino_genai.py_openvino_genai import GenerationStatus
+from openvino_genai.py_openvino_genai import GenerationConfig, GenerationStatus
 from trio.testing import MockClock
 
 from ovmstrio.core.errors import ContextExceeded, ModelFailure, NotReady, WorkerRestarting
@@ -33,8 +33,8 @@ from ovmstrio.inference.engine.messages import (
     encode_request,
     encode_texts,
 )
-from ovmstrio.inference.engine.pipeline import ImagePrompt, Pipeline
-from ovmstrio.inference.engine.prompts import PromptTokenizer
+from ovmstrio.inference.engine.pipeline import NO_TOP_K, ImagePrompt, Pipeline, configure_generation
+from ovmstrio.inference.engine.prompts import PromptOptions, PromptTokenizer
 from ovmstrio.inference.engine.tokenizer import find_token_bound
 from ovmstrio.isolation.worker_process import WorkerProcess
 from ovmstrio.text.engine_client import EngineClient
@@ -57,7 +57,7 @@ class _CountingTokenizer:
         return {b"a" * 100: 0}
 
     def encode(self, texts: str | list[str], **options: Any) -> Any:
-        del options
+        self.options = options
         rows = [np.arange(-(-len(text) // self.step)) for text in ([texts] if isinstance(texts, str) else texts)]
         self.characters += sum(map(len, [texts] if isinstance(texts, str) else texts))
         longest = max(map(len, rows))
@@ -780,3 +780,40 @@ async def test_failed_load_of_an_engine_is_reported_at_once(autojump_clock: Mock
             assert await engines.answer(LISTEN_ENGINE, ["m 1", 1]) == "new"
         with pytest.raises(NotReady):
             await engines.answer(LISTEN_ENGINE, ["m 1", 1])
+
+
+@pytest.mark.parametrize(
+    ("default", "asked", "expected"), [(None, None, NO_TOP_K), (None, -1, NO_TOP_K), (5, None, 5), (5, 7, 7)]
+)
+def test_top_k_is_off_unless_the_request_or_the_model_sets_it(
+    default: int | None, asked: int | None, expected: int
+) -> None:
+    config = GenerationConfig() if default is None else GenerationConfig(top_k=default)
+    assert configure_generation(config, Sampling(temperature=0.5, top_k=asked)).top_k == expected
+
+
+@pytest.mark.parametrize(
+    ("prompt", "asked", "expected"),
+    [
+        ("a", None, True),
+        ("a", False, False),
+        (Conversation(()), None, False),
+        (Conversation(()), True, True),
+    ],
+)
+def test_special_tokens_are_added_to_texts_unless_the_request_says_otherwise(
+    prompt: Any, asked: bool | None, expected: bool
+) -> None:
+    tokenizer = _CountingTokenizer(1)
+    PromptTokenizer(tokenizer, lambda _: "a", CONTEXT).tokenize_prompt(prompt, PromptOptions(adds_special_tokens=asked))
+    assert tokenizer.options == {"add_special_tokens": expected}
+
+
+@pytest.mark.parametrize("keeps_first", [False, True])
+def test_of_a_truncated_prompt_only_the_end_that_is_kept_is_tokenized(*, keeps_first: bool) -> None:
+    tokenizer = _CountingTokenizer(1)
+    prompts = PromptTokenizer(tokenizer, str, CONTEXT)
+    tokens = prompts.tokenize_prompt("a" * max_characters(CONTEXT), PromptOptions(None, 100, keeps_first))
+    assert tokens == (list(range(100)) if keeps_first else list(range(3996, 4096)))
+    assert tokenizer.characters == 4096
+    assert prompts.tokenize_prompt((0,) * 50, PromptOptions(None, 20, keeps_first)) == [0] * 20

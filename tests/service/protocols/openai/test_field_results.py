@@ -1,20 +1,27 @@
-"""The results of fields that docs/openai_fields.md lists, for each endpoint."""
+"""The results of fields that docs/openai_fields.md lists, for each endpoint, and that the list is complete."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pytest
+from openai.types import EmbeddingCreateParams, ImageCreateVariationParams, completion_create_params
+from openai.types.audio import SpeechCreateParams, TranslationCreateParams
+from openai.types.audio.transcription_create_params import TranscriptionCreateParamsStreaming
+from openai.types.chat.completion_create_params import CompletionCreateParamsStreaming
+from openai.types.image_edit_params import ImageEditParamsStreaming
+from openai.types.image_generate_params import ImageGenerateParamsStreaming
+from openai.types.responses.response_create_params import ResponseCreateParamsStreaming
 
+from ovmstrio.cli.field_reference import reference
+from ovmstrio.protocols.openai.known_fields import ENDPOINT_FIELDS
 from tests.service.protocols.openai.servers import BRUSH, CHAT, EARS, VOICE, WORDS, service_of
 from tests.unit.protocols.servers import Serving
 
 _PAGE: Final = Path(__file__).parents[4] / "docs" / "openai_fields.md"
-_TEXT: Final = "All endpoints that generate text"
 _BODIES: Final[dict[str, dict[str, Any]]] = {
     "/chat/completions": {"model": CHAT, "messages": [{"role": "user", "content": "a"}]},
     "/completions": {"model": CHAT, "prompt": "a"},
@@ -29,28 +36,106 @@ _BODIES: Final[dict[str, dict[str, Any]]] = {
     "/audio/speech": {"model": VOICE, "input": "a"},
     "/images/generations": {"model": BRUSH, "prompt": "a"},
 }
-_VALUES: Final[tuple[Any, ...]] = ([[5.5]], 5.5, {"x": 5.5}, "x", 1, True, {})
+_VALUES: Final[tuple[Any, ...]] = ([[5.5]], 5.5, {"x": 5.5}, "x", "auto", 1, True, {})
 """Values of all types; of a field that the server reads or checks, at least one is invalid."""
+
+
+_OPENAI: Final[dict[str, tuple[Any, ...]]] = {
+    "/chat/completions": (CompletionCreateParamsStreaming,),
+    "/completions": (completion_create_params.CompletionCreateParamsStreaming,),
+    "/responses": (ResponseCreateParamsStreaming,),
+    "/embeddings": (EmbeddingCreateParams,),
+    "/audio/transcriptions": (TranscriptionCreateParamsStreaming, TranslationCreateParams),
+    "/audio/speech": (SpeechCreateParams,),
+    "/images/generations": (ImageGenerateParamsStreaming,),
+    "/images/edits": (ImageEditParamsStreaming,),
+    "/images/variations": (ImageCreateVariationParams,),
+}
+"""Types of OpenAI's client that have the fields of an endpoint."""
+_VLLM_TEXT: Final = """
+    allowed_token_ids bad_words cache_salt ec_transfer_params frequency_penalty ignore_eos include_stop_str_in_output
+    kv_transfer_params length_penalty logit_bias logprob_token_ids logprobs min_p min_tokens model n presence_penalty
+    priority prompt_logprobs repetition_detection repetition_penalty request_id response_format return_mm_kwargs
+    return_token_ids return_token_offsets return_tokens_as_token_ids routed_experts_prompt_start seed session_id
+    skip_special_tokens spaces_between_special_tokens stop stop_token_ids stream stream_interval stream_options
+    structured_outputs temperature thinking_token_budget top_k top_p truncate_prompt_tokens truncation_side
+    use_beam_search user vllm_xargs watermarking add_special_tokens echo
+    best_of guided_choice guided_decoding_backend guided_grammar guided_json guided_regex guided_whitespace_pattern
+    logits_processors structural_tag
+"""
+_VLLM_ENCODERS: Final = """
+    cache_salt mm_processor_kwargs model padding priority request_id truncate_prompt_tokens truncation_side
+    use_activation user
+"""
+_VLLM: Final = {
+    "/chat/completions": f"""
+        {_VLLM_TEXT} add_generation_prompt chat_template chat_template_kwargs continue_final_message documents
+        include_reasoning max_completion_tokens max_tokens media_io_kwargs messages mm_processor_kwargs
+        parallel_tool_calls reasoning_effort return_prompt_text tool_choice tools top_logprobs
+    """,
+    "/completions": f"{_VLLM_TEXT} max_tokens prompt prompt_embeds suffix",
+    "/responses": """
+        background cache_salt enable_response_messages ignore_eos include include_stop_str_in_output input instructions
+        logit_bias max_output_tokens max_tool_calls metadata mm_processor_kwargs model parallel_tool_calls
+        previous_input_messages previous_response_id priority prompt prompt_cache_key reasoning repetition_penalty
+        request_id seed service_tier skip_special_tokens stop store stream structured_outputs temperature text
+        tool_choice tools top_k top_logprobs top_p truncation user vllm_xargs
+    """,
+    "/embeddings": f"""
+        {_VLLM_ENCODERS} add_special_tokens dimensions embed_dtype encoding_format endianness input normalize messages
+        add_generation_prompt continue_final_message chat_template chat_template_kwargs media_io_kwargs
+    """,
+    "/pooling": f"""
+        {_VLLM_ENCODERS} add_special_tokens dimensions embed_dtype encoding_format endianness input messages task
+        add_generation_prompt continue_final_message chat_template chat_template_kwargs media_io_kwargs
+    """,
+    "/rerank": f"{_VLLM_ENCODERS} documents query top_n",
+    "/score": f"{_VLLM_ENCODERS} data_1 data_2 documents queries text_1 text_2",
+    "/tokenize": """
+        add_generation_prompt add_special_tokens chat_template chat_template_kwargs continue_final_message
+        media_io_kwargs messages mm_processor_kwargs model prompt return_token_strs tools
+    """,
+    "/detokenize": "model tokens",
+    "/audio/transcriptions": """
+        file frequency_penalty hotwords include_stop_str_in_output language length_penalty max_completion_tokens min_p
+        model n presence_penalty prompt repetition_penalty response_format seed stream stream_continuous_usage_stats
+        stream_include_usage temperature timestamp_granularities to_language top_k top_p use_beam_search vllm_xargs
+    """,
+}
+"""Fields of vLLM's request classes, those of earlier versions included."""
 
 
 class _Row(NamedTuple):
     path: str
     result: str
     field: str
-    accepted: str
+    accepted: Any = None
 
 
 def _rows() -> Iterator[_Row]:
-    for section in _PAGE.read_text(encoding="utf-8").split("\n## ")[1:]:
-        title, _, rest = section.partition("\n")
-        paths = list(_BODIES)[:3] if title == _TEXT else [title.split()[0]]
-        for result, fields in re.findall(r"^\| (works|no effect|refused[^|]*) \| ([^|]*) \|", rest, re.MULTILINE):
-            accepted = result.partition("except `")[2].removesuffix("`")
-            for name in re.findall(r"`(\w+)`(?=,| \||$| \()", fields):
-                yield from (_Row(path, result.partition(",")[0], name, accepted) for path in paths)
+    for path, known in ENDPOINT_FIELDS.items():
+        yield from (_Row(path, "works", name) for name in known.used)
+        yield from (_Row(path, "no effect", name) for name in known.ignored)
+        for name, refused in known.refused.items():
+            yield _Row(path, "refused", name, False if refused.neutral is None else refused.neutral)
 
 
 ROWS: Final = list(_rows())
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert _PAGE.read_text(encoding="utf-8") == reference(), "run `just docs`"
+
+
+@pytest.mark.parametrize("path", _OPENAI)
+def test_each_field_of_the_client_of_openai_has_a_result(path: str) -> None:
+    fields = {name for each in _OPENAI[path] for name in (*each.__required_keys__, *each.__optional_keys__)}
+    assert fields - {row.field for row in ROWS if row.path == path} == set()
+
+
+@pytest.mark.parametrize("path", _VLLM)
+def test_each_field_of_vllm_has_a_result(path: str) -> None:
+    assert set(_VLLM[path].split()) - {row.field for row in ROWS if row.path == path} == set()
 
 
 async def _post(serving: Serving, path: str, **fields: Any) -> Any:
@@ -79,8 +164,7 @@ async def test_each_listed_field_has_its_result(serving: Serving, path: str) -> 
         refused = [_refused(answer) for answer in answers]
         unsupported = (row.field, "unsupported_parameter")
         if row.result == "refused":
-            accepted = json.loads(row.accepted) if row.accepted else False
-            answer = await _post(serving, path, **{row.field: accepted})
+            answer = await _post(serving, path, **{row.field: row.accepted})
             has_result = unsupported in refused and answer.status_code == 200
         elif row.result == "no effect":
             has_result = ("", "") in refused and all(param in {"", row.field} for param, _ in refused)

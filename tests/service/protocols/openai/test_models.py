@@ -68,12 +68,35 @@ async def test_an_unknown_model_is_refused_in_the_form_of_ovms_on_request(ovms_s
         *((f"{prefix}/images/generations", 400, "does no image_generation; it") for prefix in PREFIXES),
         ("/v3/chat/completion", 404, "unknown path 'chat/completion'"),
         ("/v3/models", 405, "POST /v3/models: use GET"),
+        ("/v1/chat/completion", 404, "unknown path '/v1/chat/completion'"),
+        ("/v1/chat/completions/7", 404, "unknown path"),
+        ("/v1/assistants", 404, "unknown path"),
+        ("/v1/", 404, "unknown path"),
     ],
 )
 async def test_unsupported_paths_are_refused(serving: Serving, path: str, status: int, message: str) -> None:
     answer = await serving.post(path, json={"model": CHAT, "prompt": "a cat"})
     assert answer.status_code == status
     assert message in answer.json()["error"]["message"]
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+async def test_wrong_methods_below_v1_are_refused_in_the_form_of_openai(serving: Serving) -> None:
+    answer = await serving.get("/v1/chat/completions")
+    assert answer.status_code == 405
+    assert answer.json()["error"]["message"] == "GET /v1/chat/completions: use POST"
+
+
+@pytest.mark.parametrize("path", ["/v1/models/chat/x", "/v1/config/x", "/v9/x"])
+async def test_unknown_paths_of_other_apis_are_refused_in_the_form_of_ovms(serving: Serving, path: str) -> None:
+    answer = await serving.post(path, json={})
+    assert answer.status_code == 400
+    assert answer.json()["error"].startswith(f"Invalid request URL - POST {path}")
+
+
+async def test_unknown_paths_are_refused_in_the_form_of_ovms_on_request(ovms_serving: Serving) -> None:
+    answer = await ovms_serving.post("/v1/assistants", json={})
+    assert (answer.status_code, answer.json()) == (400, {"error": "Invalid request URL - POST /v1/assistants"})
 
 
 async def test_examples_of_the_openapi_document_are_answered(serving: Serving) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import trio
@@ -462,6 +462,13 @@ async def test_tools_and_their_choice_reach_the_service(
     assert all(tool == TOOL for tool in prompt.tools)
 
 
+_STRUCTURE: Final = {"begin": "<f=a>", "schema": {"type": "object"}, "end": "</f>"}
+_TAG: Final = (
+    '{"type":"structural_tag","format":{"type":"triggered_tags","triggers":["<f"],"tags":[{"type":"tag",'
+    '"begin":"<f=a>","content":{"type":"json_schema","json_schema":{"type":"object"}},"end":"</f>"}]}}'
+)
+
+
 @pytest.mark.parametrize(
     ("sent", "expected"),
     [
@@ -469,7 +476,11 @@ async def test_tools_and_their_choice_reach_the_service(
         ({"type": "json_object"}, Grammar(GrammarKind.JSON_OBJECT, "")),
         (
             {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": {"type": "object"}}},
-            Grammar(GrammarKind.JSON_SCHEMA, '{"type":"object"}'),
+            Grammar(GrammarKind.JSON_SCHEMA, '{"type":"object"}', is_strict=True),
+        ),
+        (
+            {"type": "structural_tag", "structures": [_STRUCTURE], "triggers": ["<f"]},
+            Grammar(GrammarKind.STRUCTURAL_TAG, _TAG),
         ),
         ({"type": "regex", "regex": "a+"}, Grammar(GrammarKind.REGEX, "a+")),
         ({"type": "grammar", "grammar": "root ::= x"}, Grammar(GrammarKind.EBNF, "root ::= x")),
@@ -477,6 +488,143 @@ async def test_tools_and_their_choice_reach_the_service(
 )
 async def test_the_response_format_becomes_a_grammar(serving: Serving, sent: Any, expected: Grammar | None) -> None:
     assert (await _request(serving, response_format=sent)).grammar == expected
+
+
+async def test_the_schema_of_a_json_object_is_a_schema(serving: Serving) -> None:
+    request = await _request(serving, response_format={"type": "json_object", "schema": {"type": "integer"}})
+    assert request.grammar == Grammar(GrammarKind.JSON_SCHEMA, '{"type":"integer"}')
+
+
+async def test_errors_of_grammars_prompts_and_tools_name_the_field_of_the_request(serving: Serving) -> None:
+    form = {"type": "json_schema", "name": "n", "schema": {}}
+    response = await _request(serving, RESPONSES, text={"format": form}, tools=[{"type": "function", **FUNCTION}])
+    assert response.grammar.field == "text.format"
+    assert (response.prompt_field, response.prompt.parameters_fields) == ("input", ("tools[0].parameters",))
+    other = {"type": "function", "function": {"name": "other"}}
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [TOOL]}}
+    chat = await _request(serving, tools=[other, TOOL], tool_choice=allowed, response_format=form)
+    assert chat.grammar.field == "response_format"
+    assert (chat.prompt_field, chat.prompt.parameters_fields) == ("messages", ("tools[1].function.parameters",))
+    await _request(serving, COMPLETIONS, prompt=["one", "two"])
+    assert [each.prompt_field for each in service_of(serving).requests[-2:]] == ["prompt[0]", "prompt[1]"]
+    assert (await _request(serving, COMPLETIONS, prompt=[5, 6])).prompt_field == "prompt"
+
+
+_NUMBER: Final = Grammar(GrammarKind.JSON_SCHEMA, '{"type":"integer"}', is_strict=True)
+_CHOICES: Final = Grammar(GrammarKind.EBNF, 'root ::= "yes" | "it\'s \\"no\\"\\n"\n')
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected", "field"),
+    [
+        ({"guided_json": {"type": "integer"}}, _NUMBER, "guided_json"),
+        ({"guided_json": '{"type":"integer"}'}, _NUMBER, "guided_json"),
+        ({"guided_regex": "a+", "guided_decoding_backend": "outlines"}, Grammar(GrammarKind.REGEX, "a+"), ""),
+        ({"guided_grammar": "root ::= x"}, Grammar(GrammarKind.EBNF, "root ::= x"), ""),
+        ({"guided_choice": ["yes", 'it\'s "no"\n', "yes"]}, _CHOICES, ""),
+        ({"structural_tag": _TAG}, Grammar(GrammarKind.STRUCTURAL_TAG, _TAG), ""),
+        (
+            {"structured_outputs": {"json": {"type": "integer"}, "disable_any_whitespace": True}},
+            _NUMBER,
+            "structured_outputs.json",
+        ),
+        ({"structured_outputs": {"regex": "a+"}}, Grammar(GrammarKind.REGEX, "a+"), "structured_outputs.regex"),
+        ({"structured_outputs": {"choice": ["yes", 'it\'s "no"\n']}}, _CHOICES, "structured_outputs.choice"),
+        ({"structured_outputs": {"json_object": True}}, Grammar(GrammarKind.JSON_OBJECT, ""), ""),
+        ({"structured_outputs": {"json_object": False, "regex": None}}, None, ""),
+    ],
+)
+async def test_structured_outputs_of_vllm_become_the_same_grammars(
+    serving: Serving, sent: Any, expected: Grammar | None, field: str
+) -> None:
+    for path, body in (("/v3/chat/completions", chat_body(**sent)), ("/v3/completions", {"prompt": "a", **sent})):
+        answer = await serving.post(path, json={"model": CHAT, **body})
+        assert answer.status_code == 200, answer.text
+        grammar = service_of(serving).requests[-1].grammar
+        assert grammar == expected
+        assert grammar is None or grammar.field == (field or grammar.field)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_echo_repeats_the_final_message_of_an_assistant(serving: Serving, *, stream: bool) -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "one two"}]
+    for sent, expected in ((messages, "one twoone two"), (messages[:1], "hi")):
+        answer = await _post(
+            serving, messages=sent, echo=True, continue_final_message=len(sent) > 1, stream=stream, n=2
+        )
+        texts = ["", ""]
+        for each in events_of(answer.text)[:-1] if stream else [answer.json()]:
+            for choice in each["choices"]:
+                texts[choice["index"]] += choice["delta" if stream else "message"].get("content") or ""
+        assert texts == [expected] * 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_reasoning_is_left_out_on_request(serving: Serving, *, stream: bool) -> None:
+    service_of(serving).script = lambda _: (
+        GenerationChunk(reasoning="hm", tokens=3, reasoning_tokens=2),
+        GenerationChunk(text="so", tokens=1, finish=Finish.STOP),
+    )
+    for include in (True, False):
+        answer = await _post(serving, include_reasoning=include, stream=stream)
+        assert ("hm" in answer.text) is include
+        assert "so" in answer.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_log_probabilities_name_tokens_by_their_numbers_on_request(serving: Serving, *, stream: bool) -> None:
+    token = TokenLogprob(b"so", -0.5, id=7)
+    service_of(serving).script = lambda _: (
+        GenerationChunk(text="so", tokens=1, logprobs=(token,), finish=Finish.STOP),
+    )
+    for path, logprobs, names in ((CHATS, True, ["token"]), (COMPLETIONS, 1, ["tokens", 0])):
+        answer = await _post(serving, path, logprobs=logprobs, return_tokens_as_token_ids=True, stream=stream)
+        events = events_of(answer.text)[:-1] if stream else [answer.json()]
+        (found,) = [each for event in events for choice in event["choices"] if (each := choice["logprobs"])]
+        named: Any = found["content"][0] if path == CHATS else found
+        for name in names:
+            named = named[name]
+        assert named == "token_id:7"
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        ({"add_special_tokens": True}, {"adds_special_tokens": True}),
+        ({"add_special_tokens": False}, {"adds_special_tokens": False}),
+        ({"truncate_prompt_tokens": 5}, {"prompt_limit": 5}),
+        ({"truncate_prompt_tokens": -1, "truncation_side": "right"}, {"prompt_limit": -1, "truncates_end": True}),
+        ({"bad_words": ["a", "b", "a"]}, {"bad_words": ("a", "b")}),
+    ],
+)
+@pytest.mark.parametrize("path", [CHATS, COMPLETIONS])
+async def test_fields_of_vllm_reach_the_service(serving: Serving, path: str, sent: Any, expected: Any) -> None:
+    request = await _request(serving, path, **sent)
+    assert {name: getattr(request, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        ({"use_beam_search": True}, Sampling(temperature=0)),
+        ({"use_beam_search": True, "n": 3}, Sampling(best_of=3)),
+        ({"use_beam_search": True, "n": 2, "best_of": 4}, Sampling(best_of=4)),
+        ({"use_beam_search": False, "n": 3}, Sampling()),
+    ],
+)
+async def test_beam_search_has_a_beam_for_each_choice(serving: Serving, sent: Any, expected: Sampling) -> None:
+    assert (await _request(serving, **sent)).sampling == expected
+
+
+async def test_verbosity_of_a_response_is_a_template_variable(serving: Serving) -> None:
+    request = await _request(serving, RESPONSES, text={"verbosity": "low"}, chat_template_kwargs={"x": 1})
+    assert request.prompt.template_options == {"verbosity": "low", "x": 1}
+
+
+async def test_documents_are_a_template_variable(serving: Serving) -> None:
+    documents = [{"title": "a", "text": "b"}]
+    request = await _request(serving, documents=documents, chat_template_kwargs={"x": 1})
+    assert request.prompt.template_options == {"documents": documents, "x": 1}
 
 
 async def test_input_items_of_a_response_become_messages(serving: Serving) -> None:

@@ -22,7 +22,7 @@ from ovmstrio.protocols.openai.chat import Chat
 from ovmstrio.protocols.openai.completions import Completions
 from ovmstrio.protocols.openai.responses import Responses
 from ovmstrio.protocols.openai.text_endpoint import TextEndpoint, Usage
-from ovmstrio.text.grammars import check_grammar, tool_call_grammar
+from ovmstrio.text.grammars import check_grammar, check_tools, tool_call_grammar
 from ovmstrio.util.truncation import MAX_ITEMS, MAX_TOKENIZED_CHARACTERS, max_characters
 from tests.service.protocols.openai.servers import CHAT, WORDS, events_of, post_of, service_of
 from tests.support.examples import examples
@@ -61,6 +61,7 @@ async def test_bodies_of_clients_are_answered_in_the_requested_form(serving: Ser
         if request.grammar is not None:
             check_grammar(request.grammar)
         if isinstance(request.prompt, Conversation):
+            check_tools(request.prompt)
             tool_call_grammar(request.prompt, "hermes3")
 
 
@@ -238,6 +239,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str, str]]] = {
         ({"temperature": 2.1}, "temperature out of range(0.0, 2.0); got 2.1", "temperature"),
         ({"temperature": True}, "temperature is not a valid number; got True", "temperature"),
         ({"top_p": 1.1}, "top_p out of range(0.0, 1.0); got 1.1", "top_p"),
+        ({"top_p": 0}, "top_p should be above 0; got 0", "top_p"),
         ({"top_k": 0}, "top_k must be -1 (all tokens) or a positive integer; got 0", "top_k"),
         ({"min_p": 1}, "min_p out of range [0.0, 1.0); got 1", "min_p"),
         ({"frequency_penalty": 3}, "frequency_penalty out of range(-2.0, 2.0); got 3", "frequency_penalty"),
@@ -273,8 +275,41 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str, str]]] = {
         ({"add_generation_prompt": "no"}, "accepts values true or false", "add_generation_prompt"),
         ({"chat_template_kwargs": []}, "chat_template_kwargs must be an object; got a list", "chat_template_kwargs"),
         ({"response_format": {"type": "json_schema"}}, "is missing", "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_object", "schemas": {}}},
+            "Unknown parameter: 'response_format.schemas'",
+            "response_format.schemas",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "exact": True}}},
+            "Unknown parameter: 'response_format.json_schema.exact'",
+            "response_format.json_schema.exact",
+        ),
         ({"logit_bias": {"1": 5}}, "logit_bias is not supported", "logit_bias"),
-        ({"guided_json": {"type": "object"}}, "guided_json is not supported: use response_format", "guided_json"),
+        ({"bad_words": [""]}, "expected texts of 1 to 256 characters", "bad_words"),
+        ({"bad_words": ["a"] * 257}, "bad_words: expected at most 256; got 257", "bad_words"),
+        ({"truncate_prompt_tokens": 0}, "should be -1 or at least 1", "truncate_prompt_tokens"),
+        ({"truncation_side": "middle"}, "should be one of left, right", "truncation_side"),
+        ({"use_beam_search": True, "n": 2, "stream": True}, "cannot be used in streaming mode", "use_beam_search"),
+        ({"documents": [{"text": 1}]}, "documents[0].text is not a string", "documents[0].text"),
+        ({"documents": ["a"]}, "documents[0] is not an object", "documents[0]"),
+        ({"guided_json": [1]}, "guided_json is not a JSON schema; got a list", "guided_json"),
+        ({"guided_regex": ""}, "guided_regex is not a string, or is empty", "guided_regex"),
+        ({"guided_choice": []}, "expected a list of texts that are not empty", "guided_choice"),
+        ({"guided_choice": ["a", 1]}, "expected a list of texts that are not empty", "guided_choice"),
+        ({"structural_tag": "x"}, "structural_tag is not a structural tag in JSON", "structural_tag"),
+        ({"structured_outputs": {"regex": 1}}, "is not a string", "structured_outputs.regex"),
+        ({"structured_outputs": {"whitespace_pattern": " "}}, "not supported", "structured_outputs.whitespace_pattern"),
+        (
+            {"guided_regex": "a", "response_format": {"type": "json_object"}},
+            "guided_regex cannot be combined with response_format",
+            "guided_regex",
+        ),
+        (
+            {"structured_outputs": {"regex": "a", "choice": ["b"]}},
+            "structured_outputs.choice cannot be combined with structured_outputs.regex",
+            "structured_outputs",
+        ),
         ({"allowed_token_ids": [1]}, "allowed_token_ids is not supported", "allowed_token_ids"),
         ({"parallel_tool_calls": 1}, "parallel_tool_calls", "parallel_tool_calls"),
         ({"num_assistant_tokens": 0}, "num_assistant_tokens value should be at least 1", "num_assistant_tokens"),
