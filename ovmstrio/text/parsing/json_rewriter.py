@@ -211,7 +211,11 @@ class JsonRewriter:
         key = yield from self._tape.run(_KEY_STOP, _MAX_KEY)
         at = yield from self._tape.ahead(len(key))
         after = (yield from self._tape.peek(at + 1))[at:]
-        is_key = after == ":" if _QUOTED_KEY.fullmatch(key) else after == "=" and self._notation.python
+        if _QUOTED_KEY.fullmatch(key):
+            is_key = after == ":"
+        else:
+            # An element may be a text that begins like "x=".
+            is_key = after == "=" and self._notation.python and letter not in {'"', "'"}
         return is_key and any(each.is_object for each in self._open)
 
     def _lead(self, top: _Open | None) -> None:

@@ -162,6 +162,13 @@ def test_json_in_other_notations_has_the_same_values(tools: str, form: str, argu
     assert json.loads(call[1]) == expected
 
 
+@pytest.mark.parametrize("text", ["=SUM(A1)", "unit=cm", "a: 1"])
+def test_text_like_an_argument_stays_an_element_of_its_list(text: str) -> None:
+    written = f"<|tool_call_start|>[now(all=[1, {text!r}, 2], unit='m')]<|tool_call_end|>"
+    found = _joined(make_parser("lfm2", "none", tools=TOOLS), [written])
+    assert [json.loads(arguments) for _, arguments in found.calls] == [{"all": [1, text, 2], "unit": "m"}]
+
+
 _SCHEMA = {
     "type": "object",
     "$defs": {
