@@ -129,9 +129,9 @@ def run(
     Exit codes: 0 if every step succeeded, 1 if the server refuses or an input does not fit, 2 if the server does not
     answer, 64 if the command line is wrong, 130 if it is interrupted.
     """
+    from ovmstrio.cli.sequence_inputs import SliceOptions, WrongOption, plan
     from ovmstrio.cli.sequence_run import SequenceModel, new_id, stream_steps
     from ovmstrio.cli.sequence_show import OutputRecorder, show
-    from ovmstrio.cli.sequence_steps import SliceOptions, WrongOption, plan
     from ovmstrio.core.errors import InvalidRequest
 
     slicing = SliceOptions(chunk, axis, pad, frozenset(unsliced or ()))

@@ -14,7 +14,7 @@ from ovmstrio.core.errors import InvalidRequest, NotFound, ServerError
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
 
-    from ovmstrio.cli.sequence_steps import Steps
+    from ovmstrio.cli.sequence_inputs import Steps
     from ovmstrio.client import Client
     from ovmstrio.core.tensor import Array
 

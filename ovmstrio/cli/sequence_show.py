@@ -33,7 +33,7 @@ _SUFFIXES: Final = frozenset({".npy", ".npz", ".json"})
 
 @dataclass(slots=True)
 class OutputRecorder:
-    """Outputs of all steps for a file; without a file none are kept.
+    """Collector of the outputs of all steps for a file; does nothing without a file.
 
     Attributes:
         file: name of the file.
@@ -105,7 +105,7 @@ class _Figures:
     total: float = 0.0
     elements: int = 0
 
-    def print_message(self, array: Array) -> None:
+    def add(self, array: Array) -> None:
         """Add the values of a step."""
         self.last = array
         if array.dtype.kind in "biuf" and array.size:
@@ -142,7 +142,7 @@ def show(answers: Generator[StepAnswer], number: int, total: int, recorder: Outp
             seconds.append(answer.seconds)
             outputs = dict(answer.outputs)
             for name, array in outputs.items():
-                figures.setdefault(name, _Figures(name, array)).print_message(array)
+                figures.setdefault(name, _Figures(name, array)).add(array)
             recorder.add(outputs)
             if as_json:
                 _print_line(answer, number)

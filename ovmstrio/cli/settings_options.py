@@ -1,4 +1,4 @@
-"""Options of a server: one for each setting, with the metavar that its type or its name suggests."""
+"""Command-line options of ``ovms serve``, one per field of ``ServerSettings``."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def show_live(replies: Iterator[StreamReply], seen: Seen) -> None:
     try:
         with live:
             for reply in replies:
-                seen.print_message(reply)
+                seen.add(reply)
                 for output in reply.outputs:
                     text = texts.read(output)
                     growing.add(output.name, f"{line_of(output)}\n" if text is None else text)

@@ -100,7 +100,7 @@ def _int64(what: str, number: int) -> int:
 
 
 def are_typed(source: str) -> bool:
-    """Return whether a user types the requests at a terminal."""
+    """Return whether requests are read from an interactive terminal."""
     return source == _STANDARD_INPUT and sys.stdin.isatty()
 
 

@@ -47,7 +47,7 @@ def _choose(form: Output, *, verbose: bool, live: bool) -> Callable[[Iterator[St
 
 def _print_json(replies: Iterator[StreamReply], seen: Seen) -> None:
     for reply in replies:
-        seen.print_message(reply)
+        seen.add(reply)
         document: dict[str, Any] = {}
         if reply.timestamp is not None:
             document["timestamp"] = reply.timestamp
@@ -63,7 +63,7 @@ def _print_rows(replies: Iterator[StreamReply], seen: Seen) -> None:
     print_csv([("timestamp", "output", "value")])
     texts = TextReader()
     for reply in replies:
-        seen.print_message(reply)
+        seen.add(reply)
         for output in reply.outputs:
             text = texts.read(output)
             value = json.dumps(values_of(output)) if text is None else text
@@ -73,7 +73,7 @@ def _print_rows(replies: Iterator[StreamReply], seen: Seen) -> None:
 def _print_lines(replies: Iterator[StreamReply], seen: Seen) -> None:
     texts = TextReader()
     for reply in replies:
-        seen.print_message(reply)
+        seen.add(reply)
         stamp = "-" if reply.timestamp is None else reply.timestamp
         for output in reply.outputs:
             text = texts.read(output)
@@ -90,7 +90,7 @@ def _print_text(replies: Iterator[StreamReply], seen: Seen) -> None:
     texts, writer = TextReader(), _Writer()
     try:
         for reply in replies:
-            seen.print_message(reply)
+            seen.add(reply)
             for output in reply.outputs:
                 text = texts.read(output)
                 if text is None:

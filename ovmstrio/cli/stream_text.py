@@ -39,7 +39,7 @@ class Seen:
     outputs: int = 0
     problem: str = ""
 
-    def print_message(self, reply: StreamReply) -> None:
+    def add(self, reply: StreamReply) -> None:
         """Count a response, and print its error."""
         if reply.outputs:
             self.last = perf_counter()

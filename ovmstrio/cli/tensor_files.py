@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.cli.tensor_contents import WAVE, choose, load_numpy, read_json, read_packed, sniff
+from ovmstrio.cli.tensor_conversion import to_own_type, to_type
 from ovmstrio.cli.tensor_images import ImageOptions, decode_image, is_image
 from ovmstrio.cli.tensor_sounds import decode_wave
-from ovmstrio.cli.tensor_types import to_own_type, to_type
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.tensor import BY_NAME, BYTES
 from ovmstrio.encoding.raw_contents import bytes_array

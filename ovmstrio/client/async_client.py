@@ -17,7 +17,8 @@ import anyio
 from anyio.abc import ByteStream, SocketAttribute
 from anyio.streams.tls import TLSStream
 
-from ovmstrio.client.attempts import (
+from ovmstrio.client.calls import ClientCall, GrpcCalls, T, single_request
+from ovmstrio.client.client_base import (
     DEFAULT_RETRIES,
     DEFAULT_TIMEOUT_SECONDS,
     END_SECONDS,
@@ -29,7 +30,6 @@ from ovmstrio.client.attempts import (
     SequenceControls,
     call_parameters,
 )
-from ovmstrio.client.calls import ClientCall, GrpcCalls, T, single_request
 from ovmstrio.client.links import LinkError
 from ovmstrio.core.errors import ServerError
 from ovmstrio.core.request import Buffer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ovmstrio.client.addresses import parse_address
-from ovmstrio.client.attempts import DEFAULT_TIMEOUT_SECONDS
+from ovmstrio.client.client_base import DEFAULT_TIMEOUT_SECONDS
 from ovmstrio.client.sync_client import Client
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from collections import deque
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from ovmstrio.client.attempts import (
+from ovmstrio.client.calls import ClientCall, GrpcCalls, T, single_request
+from ovmstrio.client.client_base import (
     DEFAULT_RETRIES,
     DEFAULT_TIMEOUT_SECONDS,
     END_SECONDS,
@@ -24,7 +25,6 @@ from ovmstrio.client.attempts import (
     SequenceControls,
     call_parameters,
 )
-from ovmstrio.client.calls import ClientCall, GrpcCalls, T, single_request
 from ovmstrio.client.links import LinkError
 from ovmstrio.core.errors import ServerError
 

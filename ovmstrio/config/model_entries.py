@@ -1,4 +1,4 @@
-"""Entries of ``model_config_list`` and graph entries, and model settings of repository load requests.
+"""Parser of ``model_config_list``, ``mediapipe_config_list`` and the model settings of repository load requests.
 
 Paths of a graph::
 

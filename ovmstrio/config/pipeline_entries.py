@@ -1,4 +1,4 @@
-"""Entries of ``pipeline_config_list`` and ``custom_node_library_config_list``.
+"""Parser of ``pipeline_config_list`` and ``custom_node_library_config_list``.
 
 Only the form of entries is checked here; connections between nodes are checked at load time.
 """

@@ -40,7 +40,7 @@ class ServableHooks(BatchHooks):
     """Observer of one loaded model version."""
 
     def inferred(self, waited: float, seconds: float) -> None:
-        """Record the runtime of one inference, and its wait for an infer request (0 on the event loop)."""
+        """Record the run time of one inference, and its wait for an infer request (0 if inline)."""
 
     def set_streams(self, count: int) -> None:
         """Set the number of execution streams."""
@@ -49,10 +49,10 @@ class ServableHooks(BatchHooks):
         """Set the size of the infer-request pool and the requests in use."""
 
     def set_execution_mode(self, *, inline: bool, changed: bool) -> None:
-        """Record whether inferences run on the event loop, and with ``changed`` a move."""
+        """Record the execution mode; ``changed`` also counts a switch."""
 
     def set_cpu_pinning(self, *, to_cores: bool, changed: bool) -> None:
-        """Record whether threads are pinned to cores, and with ``changed`` a change."""
+        """Record the CPU pinning; ``changed`` also counts a switch."""
 
     def record_padding(self, fit: str, request_elements: int, padding_elements: int) -> None:
         """Count a bucketed inference: ``exact``, ``padded`` or ``larger``, with input and padding elements."""
@@ -68,7 +68,7 @@ NULL_HOOKS: Final = ServableHooks()
 
 
 class GraphHooks:
-    """Observer of one graph."""
+    """Metric hooks of one graph."""
 
     def started(self) -> None:
         """Count a started instance, for one call or one stream."""

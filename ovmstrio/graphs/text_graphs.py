@@ -1,4 +1,4 @@
-"""Graphs whose only node is a text model."""
+"""Detection of graph files that are a single text model, and their conversion to text-model specs."""
 
 from __future__ import annotations
 

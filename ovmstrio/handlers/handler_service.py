@@ -1,4 +1,4 @@
-"""Handler projects as services of a server."""
+"""Loaded Nucleus handler project as a service: loading in process or isolated, readiness, and gRPC handlers by path."""
 
 from __future__ import annotations
 

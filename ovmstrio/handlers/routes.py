@@ -1,4 +1,4 @@
-"""HTTP routes of a handler: arguments of a request, method call, response and errors."""
+"""HTTP routes of a Nucleus handler class: argument binding, method call, response and errors."""
 
 from __future__ import annotations
 

@@ -332,7 +332,7 @@ _SMALL_TENSORS_BYTES: Final = 64 * 2**10
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """Source of a model: file, configuration and input shapes that a request asks for, by input name.
+    """Source of a model: file, configuration and input shapes of a request by input name.
 
     ``labels`` name the classes of its outputs; ``kept`` is the server's compile cache, used if the user set none.
     """
@@ -348,8 +348,8 @@ class ModelFile:
 def compile_model(source: ModelFile) -> Compiled:
     """Load and compile a model and time its first inferences. Blocks.
 
-    A small model without user-defined threads, streams or throughput hint is first compiled for one thread. It stays so
-    if its inferences are short enough for the event loop.
+    A small model without user-defined threads, streams or throughput hint is first compiled for one thread. This
+    model is kept if its inferences are short enough for the event loop.
 
     Raises:
         ConfigError: the file cannot be read, a setting does not fit, or the device cannot compile the model; the
@@ -397,7 +397,7 @@ def _is_for_loop(compiled: Compiled) -> bool:
 
 
 def _with_recompilation(compiled: Compiled, model: ov.Model, source: ModelFile, again: Recompiler) -> Compiled:
-    """Allow recompilation of a one-thread model for all cores, for when its requests take long."""
+    """Allow recompilation of a one-thread model for all cores if requests turn out to be slow."""
     if CORES.count == 1 or source.spec.target_device != "CPU" or _has_unmanaged_state(model, source):
         return compiled
     can_choose_concurrency = _can_choose_concurrency(model, source, source.spec.plugin_config, CORES.count)
@@ -405,7 +405,7 @@ def _with_recompilation(compiled: Compiled, model: ov.Model, source: ModelFile, 
 
 
 def _with_inline_model(compiled: Compiled, model: ov.Model, source: ModelFile, again: Recompiler) -> Compiled:
-    """Add a one-thread model for the event loop: handing a short inference to another thread would take longer."""
+    """Add a one-thread model for inline inference; a thread switch would cost more than a short inference."""
     is_left = compiled.streams > 1 and source.spec.target_device == "CPU" and not _has_unmanaged_state(model, source)
     if not is_left or compiled.timing is None or again.on_loop is None or not _is_small(model):
         return compiled
@@ -520,7 +520,7 @@ def _build(
         marks_failures = source.spec.target_device == "CPU" and failure_marks(signature) is not None
         blocking = InferMode.MARKED if marks_failures else InferMode.QUEUED
     if any(spec.datatype is BYTES for spec in signature.outputs):
-        blocking = InferMode.QUEUED  # The synchronous call reads outputs; of strings it cannot read an empty tensor.
+        blocking = InferMode.QUEUED  # The synchronous call reads the outputs, and fails on an empty string tensor.
     # The thread's CPU time excludes other models that load at the same time; valid if this thread does all the work.
     is_single_threaded = threads <= 1 and blocking is not InferMode.QUEUED
     timing = warm_up(compiled, signature, blocking, time.thread_time if is_single_threaded else time.perf_counter)

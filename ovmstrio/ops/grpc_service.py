@@ -1,4 +1,7 @@
-"""gRPC service ``PipelineService``; failures except overload are in the response, not in the gRPC status."""
+"""Paddle Serving's gRPC ``PipelineService`` for Op pipelines.
+
+Errors other than overload are in the response, not in the gRPC status.
+"""
 
 from __future__ import annotations
 

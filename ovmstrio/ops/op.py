@@ -1,4 +1,4 @@
-"""Ops: the pipeline steps that services subclass."""
+"""``Op``: base class of Paddle Serving pipeline steps, with the hooks that user code overrides."""
 
 # ruff: noqa: ARG002 - default hooks ignore some arguments
 
@@ -102,7 +102,7 @@ class LocalServiceHandler:
         return str(Path(self.conf["model_config"]) / "serving_server_conf.prototxt")
 
     def prepare_server(self) -> None:
-        """Do nothing: the model runs in the process of its worker."""
+        """Do nothing; the model runs in the worker process."""
 
     def start_server(self) -> None:
         """Do nothing: the model runs in the process of its worker."""
@@ -123,7 +123,7 @@ class Op:
         concurrency: number of workers, each with a copy of the Op.
         timeout: milliseconds of one attempt of ``process``; no limit if not positive.
         retry: attempts of ``process`` on timeout.
-        batch_size: most samples that are processed together.
+        batch_size: maximum number of samples per batch.
         auto_batching_timeout: milliseconds that the first sample of a batch waits for others.
         local_service_handler: a :class:`LocalServiceHandler`, local model in place of ``local_service_conf``.
         jump_to_ops: Ops whose output this Op's output may replace, see :meth:`check_jumping`.

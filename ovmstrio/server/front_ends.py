@@ -17,8 +17,8 @@ from ovmstrio.protocols.admin.routes import admin_rules, metrics_rules
 from ovmstrio.protocols.anthropic.routes import anthropic_rules
 from ovmstrio.protocols.grpc_codec import Codec
 from ovmstrio.protocols.grpc_gate import GuardedRoutes, GuardedService
+from ovmstrio.protocols.health.dynamic_services import DynamicServices
 from ovmstrio.protocols.health.grpc_health import HealthService, OpenEndedCalls, PlaneHealth
-from ovmstrio.protocols.health.hosted_services import DynamicServices
 from ovmstrio.protocols.health.reflection import ReflectionService
 from ovmstrio.protocols.kserve.generate import generate_rules
 from ovmstrio.protocols.kserve.grpc_service import InferenceService

@@ -1,11 +1,11 @@
-"""Plan of a server: services, addresses and processes, whatever way it is started.
+"""Server plan: services, addresses and number of processes, the same for every start command.
 
 ::
 
-    ovms serve PATH, --config-path, ... ────┐
+    ovms serve PATH, --config-path, ... ─────┐
     ovms serve PROJECT ──────────────────────┤
     ovms serve config.yml --service SCRIPT ──┼─> Plan ─> serve
-    ovms paddle run SCRIPT ─────────────────────────┤
+    ovms paddle run SCRIPT ──────────────────┤
     ovmstrio.serve(settings) ────────────────┘
 """
 

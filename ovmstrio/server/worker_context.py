@@ -24,13 +24,13 @@ class WorkerProcessContext:
 
     Attributes:
         listeners: listeners by protocol, instead of the plan's addresses.
-        make_load_context: creates the context of a load from the server's objects.
+        make_load_context: creates the LoadContext from the server's objects.
         unready_reason: returns why the server with all workers is not ready, or an empty text.
         wait_drain: returns when the server must drain.
         wait_drain_warning: returns shortly before ``wait_drain``.
         is_restart: returns whether only this worker drains, so that the server stays ready and refuses no queued calls.
         observers: call observers that precede the server's own.
-        watches: polls of further files.
+        watches: pollers of additional files, for reloads.
         serve_peers: RPC server, started with ``nursery.start``, the data plane and the reloads; runs until cancelled.
         worker_deaths: returns the number of unexpected exits of workers.
         leave: runs after all connections have ended, before sequences are saved.

@@ -5,7 +5,7 @@
     change lock ──> this worker and the others, concurrently ──> done
                         └─ a failure ──> undone by all
 
-No worker goes first, because one may have to wait for what another one loads, such as the engine of a text model.
+All workers load at the same time, because a worker may need an object that another worker loads, such as an engine.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class PeerRequest(StrEnum):
     REGIONS = "regions"
     LOAD = "load"
     UNLOAD = "unload"
-    UNDO = "take back"
+    UNDO = "undo"
     LOADED = "loaded"
     EXPECTED = "expected services"
 
@@ -104,7 +104,7 @@ class _ControlOfAll:
         await self._peers.run_locked(partial(self._change, here, PeerRequest.UNLOAD, name, with_callees))
 
     async def _change(self, here: Callable[..., Awaitable[None]], *method: Any) -> None:
-        """Make a change here and on the other workers, or undo it everywhere."""
+        """Make a change in all workers, or undo it in all workers."""
         change = token_hex(8)
         others = partial(self._peers.call_all, *method, change, limit_seconds=float("inf"))
         try:
@@ -208,7 +208,7 @@ async def sync_regions(plane: DataPlane) -> None:
 
 
 async def sync_loaded_models(plane: DataPlane) -> None:
-    """Adopt the requested loads of one of the other workers in a starting worker."""
+    """Copy the explicit model loads of a peer to a starting worker."""
     if plane.peers is None or plane.control is None:
         return
     try:
@@ -223,7 +223,7 @@ async def sync_loaded_models(plane: DataPlane) -> None:
 
 
 async def sync_expected_services(plane: DataPlane) -> None:
-    """Expect in a starting worker what the readiness of the other workers expects, if any of them has loaded."""
+    """Add the services that ready peers expect to the readiness of a starting worker."""
     if plane.peers is None:
         return
     calls = {row: [PeerRequest.EXPECTED] for row in plane.peers.others}

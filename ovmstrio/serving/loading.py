@@ -69,7 +69,7 @@ class ChangeDetector:
 
 
 def find_cycles(specs: Iterable[ServableSpec], calls: Mapping[str, Sequence[str]]) -> dict[str, Problem]:
-    """Return a problem for each service that calls itself through others, by name.
+    """Return a problem for each service in a dependency cycle, by service name.
 
     Loading cannot detect this: during a configuration change, each service still finds the old ones.
     """
@@ -174,7 +174,7 @@ def retirement_order(records: Collection[ServiceRecord]) -> list[ServiceRecord]:
 
 
 def check_grpc_names(name: str, kind: Kind[Any], service: Service, records: Iterable[ServiceRecord]) -> None:
-    """Check that no other configured service and not the server itself has one of the gRPC services of a loaded entry.
+    """Check that the gRPC service names of a loaded entry are unique in the server.
 
     Raises:
         ConfigError: a gRPC service name is taken.
@@ -204,7 +204,7 @@ def check_grpc_names(name: str, kind: Kind[Any], service: Service, records: Iter
 
 
 def grpc_declaration(kind: Kind[Any], service: Service) -> GrpcDeclaration | None:
-    """Return the gRPC services that a service brings; None for none."""
+    """Return the gRPC services that a service provides; None without any."""
     return cast("GrpcServices", service).declaration if CallType.GRPC in kind.call_types else None
 
 
@@ -340,7 +340,7 @@ class Reconciler:
         loader: loads a version.
         change_detector: lists and fingerprints versions.
         retire: schedules the closing of an idle instance, without waiting.
-        unready_reason: returns why the files of a service are not there yet, and whether that is a failure.
+        unready_reason: returns why a service's files are unavailable, and whether the download failed.
     """
 
     def __init__(
@@ -356,7 +356,7 @@ class Reconciler:
         self._obstacle = unready_reason
 
     async def reconcile(self, service: ServiceRecord, *, forced: bool) -> ApplyResult:
-        """Load what is missing and retire what is not wanted; ``forced`` retries failed versions at once.
+        """Load missing versions and retire unwanted ones; ``forced`` retries failed versions at once.
 
         Failures are in the result and in the service's states, never raised.
         """

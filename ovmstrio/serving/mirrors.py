@@ -1,4 +1,4 @@
-"""Local copies of the remote addresses that configured services name, kept up to date while the server runs.
+"""Local copies of remote model repositories (object stores, hubs, web servers), updated while the server runs.
 
 ::
 
@@ -53,7 +53,7 @@ async def update_mirror(
         ConfigError: the package of the store is not installed.
         StorageFailure: the store or the disk failed, or sent nothing for ``stall_seconds``.
 
-    Cancellation: at once; the worker thread ends at its next piece.
+    Cancellation: immediate; the worker thread ends at its next chunk.
     """
     moved = time.monotonic()
     # The hub's client limits stalls itself, and reports progress in pieces of 10 MB.
@@ -77,7 +77,7 @@ async def update_mirror(
 
         nursery.start_soon(watch)
         try:
-            # An own limiter, because the thread of a hanging store does not end.
+            # A separate limiter, because the thread of a hanging store does not end.
             limiter = trio.CapacityLimiter(1)
             changed = await trio.to_thread.run_sync(update, abandon_on_cancel=True, limiter=limiter)
         except Exception as error:  # noqa: BLE001 - raised below, outside of the nursery
@@ -107,7 +107,7 @@ def _reason(error: Exception, address: Address) -> str:
 
 
 class _Followed:
-    """One address, with the reason why its files cannot be used yet or any more."""
+    """Remote address with its local copy, download progress and last failure."""
 
     def __init__(self, address: Address) -> None:
         self.mirror = Mirror(address)
@@ -162,7 +162,7 @@ class Mirrors:
         self._others += addresses
 
     def follow(self, specs: Iterable[ServableSpec]) -> None:
-        """Follow the addresses of these services and no others."""
+        """Follow exactly the addresses of these services."""
         policies: dict[Address, tuple[VersionPolicy, ...]] = dict.fromkeys(self._others, ())
         for spec in specs:
             for address in spec.sources:
@@ -186,7 +186,7 @@ class Mirrors:
             await self._requested.wait()
 
     def unready_reason(self, spec: ServableSpec) -> tuple[str, bool] | None:
-        """Return why the files of a service are not there yet, and whether that is a failure; None if they are."""
+        """Return why a service's files are unavailable, and whether the download failed; None if they are available."""
         for address in spec.sources:
             each = self._followed.get(address)
             if each is not None and not each.mirror.is_usable:
@@ -228,7 +228,6 @@ class Mirrors:
                     backoff.reset()
                     if changed or not had_copy:
                         log.info("files downloaded", address=str(mirror.address), path=str(mirror.address.path))
-                    if changed or not had_copy:
                         await self._on_change()
                         await self._evict()
                     is_last = mirror.address.is_immutable or not self._poll_seconds

@@ -1,4 +1,4 @@
-"""Engine link: multiplexes the requests of one engine, and routes its step outputs to them."""
+"""Client of one engine process: multiplexes requests, and routes the tokens of each step to their request."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ _SEND_TIMEOUT_SECONDS: Final = 5.0
 
 
 class AcceptedRequest:
-    """An accepted request with the figures of its prompt; see :data:`ACCEPTED`."""
+    """Accepted request with the token counts of its prompt; see :data:`ACCEPTED`."""
 
     __slots__ = ("answer", "cached_tokens", "own_cached_tokens", "prompt_end", "prompt_tokens")
 
@@ -233,7 +233,7 @@ class AcceptedRequest:
 
 
 class EngineClient:
-    """All requests of one engine; survives restarts of its process.
+    """Client of one engine with all its open requests; survives restarts of the engine process.
 
     Args:
         metrics: metrics of the model.
@@ -313,7 +313,7 @@ class EngineClient:
         self.fail_all(reason)
 
     def fail_all(self, reason: str) -> None:
-        """Fail all requests."""
+        """Fail all open requests with ``ModelFailure``."""
         for answer in self._answers.values():
             answer.fail(ModelFailure(reason))
 
@@ -394,7 +394,7 @@ class EngineClient:
     async def _convert(
         self, process: AskedEngine, kind: str, encode: Callable[[], Any], size: int, *more: Any
     ) -> list[Any]:
-        """Call the engine for tokens or texts; return its answer."""
+        """Send a tokenization request to the engine and return the response."""
         self.last_asked = trio.current_time()
         number = next(self._numbers)
         try:

@@ -35,7 +35,7 @@ READ_BYTES: Final = 64 * 1024
 MAX_WRITEV_BUFFERS: Final = 512
 """Buffers per ``writev`` call; Linux allows 1,024."""
 _MAX_SKIPPED_READS: Final = 31
-"""Maximum number of speculative reads to skip after failed ones, so that slow clients cost few vain system calls."""
+"""Maximum number of speculative reads to skip after failed ones, so that slow clients cost few system calls."""
 
 
 class DirectStream(trio.abc.HalfCloseableStream):
@@ -55,10 +55,10 @@ class DirectStream(trio.abc.HalfCloseableStream):
         self._is_sending = False
 
     def expect(self) -> None:
-        """Announce that the peer may send soon, so that the next receive reads before it waits for readability.
+        """Make the next receive try to read before it waits for readability.
 
         Other tasks run before the read. On a busy server most clients have sent by then, which saves an epoll
-        registration. After vain reads the shortcut is skipped increasingly often.
+        registration. After unsuccessful reads the shortcut is skipped increasingly often.
         """
         if self._reads_to_skip:
             self._reads_to_skip -= 1
@@ -225,7 +225,7 @@ def _translate_error(error: OSError) -> Exception:
 def run_eagerly(
     running: Coroutine[Any, Any, _T], tell: Callable[[], object], context: Context | None = None
 ) -> Generator[Any, Any, _T]:
-    """Run a coroutine to its end; call ``tell`` when the coroutine blocks for the first time, if ever.
+    """Run a coroutine to its end; call ``on_first_block`` when the coroutine first blocks.
 
     The coroutine runs in ``context``, or in the context of the running task.
     """

@@ -1,8 +1,8 @@
-"""SIGINT in a command: exit while nothing has begun, and no ``KeyboardInterrupt`` inside imports or the event loop.
+"""SIGINT handling of commands: immediate exit during startup, afterwards a deferred ``KeyboardInterrupt``.
 
-The import system and the event loop lose such an exception, or print it and continue. A signal that arrives there is
-sent again until it finds other code, or the signal receiver of a server. The module is imported first of all, and
-imports nothing that is written in Python, because an interrupt meanwhile prints a traceback.
+An exception raised inside an import or the event loop would be lost or printed. The handler therefore sends SIGINT
+again until other code runs, or the server installs its signal receiver. Import this module first: it imports no Python
+modules, because SIGINT during such an import prints a traceback.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def exit_at_interrupt() -> None:
 
 
 def ignore_interrupts() -> None:
-    """Ignore SIGINT, also one that waits to be sent again."""
+    """Ignore SIGINT, including a deferred one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def raise_at_interrupt() -> None:
-    """Raise ``KeyboardInterrupt`` at SIGINT, but not inside imports and the event loop, which would lose it."""
+    """Raise ``KeyboardInterrupt`` at SIGINT, deferred while an import or the event loop runs."""
     if signal.getsignal(signal.SIGINT) is _exit:
         signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
         signal.signal(signal.SIGINT, raise_interrupt)
@@ -53,7 +53,7 @@ def raise_at_interrupt() -> None:
 
 
 def raise_interrupt(_number: int, frame: FrameType | None) -> None:
-    """Raise ``KeyboardInterrupt``, later if an import or the event loop runs; a second signal exits instead.
+    """Raise ``KeyboardInterrupt``, deferred while an import or the event loop runs; a second SIGINT exits.
 
     Raises:
         KeyboardInterrupt: neither runs.
@@ -89,7 +89,7 @@ def run_interruptible(function: Callable[[], Awaitable[_T]]) -> _T:
 
 
 async def interruptible(function: Callable[[], Awaitable[_T]]) -> _T:
-    """Call an async function; SIGINT cancels it, and raises ``KeyboardInterrupt`` then.
+    """Call an async function; SIGINT cancels the call and raises ``KeyboardInterrupt``.
 
     Raises:
         KeyboardInterrupt: SIGINT arrived.

@@ -81,7 +81,7 @@ class LineStream:
     Args:
         original: the stream.
         take: called with each line, without its line break.
-        is_taken: returns whether lines of the current context go to ``take``.
+        is_taken: returns whether lines of the current context go to ``on_line``.
     """
 
     def __init__(self, original: TextIO, take: Callable[[str], None], is_taken: Callable[[], bool]) -> None:
@@ -118,7 +118,7 @@ class LineStream:
             self.write(line)
 
     def finish(self, text: str) -> None:
-        """Pass on a line without a line break."""
+        """Send a line without a line break to the callback."""
         for line in split_lines("", f"{text}\n")[0]:
             self._take(line)
 

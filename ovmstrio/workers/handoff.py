@@ -1,4 +1,4 @@
-"""Messages between the supervisor and a worker: start, notifications, and accepted connections.
+"""Messages between supervisor and worker: worker start, drain and readiness notifications, accepted connections.
 
 ::
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # Start and notifications
 
 EXIT_CUT: Final = 3
-"""Exit code after requests were cancelled at the drain timeout."""
+"""Exit code of a worker that cancelled requests at the drain timeout."""
 
 DRAIN: Final = "drain"
 """Message of the parent at the start of a drain; connections may still follow."""
@@ -82,7 +82,7 @@ class HandedOffStream(DirectStream):
     """Connection accepted by the parent; reports its end.
 
     Args:
-        closed: is called once when the connection is closed.
+        closed: called once when the connection is closed.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""RPC methods of a worker: dispatch of calls from peers, calls to all peers, and the lock for admin changes."""
+"""RPC between worker processes: dispatch of peer calls, calls to all peers, and the lock for admin changes."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 _CHANGE_LOCK: Final = "change lock"
 """RPC of the first worker, which owns the lock."""
-_DRAINED: Final = "farewell"
-"""RPC by which a worker reports that it needs no more answers."""
+_DRAINED: Final = "drained"
+"""RPC that reports a drained worker."""
 _LOCK_OWNER: Final = 0
 
 _T = TypeVar("_T")
@@ -48,7 +48,7 @@ class WorkerGroup:
         self._handlers: dict[str, Callable[..., Awaitable[Any]]] = {}
 
     async def run(self, plane: DataPlane, reloading: Reloader, *, task_status: trio.TaskStatus[None]) -> None:
-        """Answer the other workers until cancelled."""
+        """Serve RPC calls of the peers until cancelled."""
 
         async def answer(call: Sequence[Any]) -> Any:
             method, *arguments = call
@@ -69,7 +69,7 @@ class WorkerGroup:
         await self._rpc.run(answer, task_status=task_status)
 
     async def call(self, row: int, method: str, *arguments: Any) -> Any:
-        """Call one worker; raises as the call there."""
+        """Call one worker; raise the exception of its handler."""
         try:
             return await self._rpc.call(row, [method, *arguments])
         except PeerUnreachable as error:
@@ -101,8 +101,8 @@ class WorkerGroup:
         return self._metrics.texts([row for row in range(self._rpc.rows) if row not in known], is_open=is_open)
 
     async def wait_peers_drained(self, others: AbstractSet[int]) -> None:
-        """Report that this worker needs no more answers, and wait until ``others`` need none either."""
-        # A failure is logged there, and that worker waits for its time limit.
+        """Report this worker as drained, and wait until all ``others`` are drained."""
+        # The RPC client logs a failure; the peer then waits for its timeout.
         with suppress(Exception):
             await self._rpc.call_all(_DRAINED, self.row)
         while not self._drained_peers.issuperset(others):
@@ -127,7 +127,7 @@ class WorkerGroup:
         return done[0]
 
     async def _hold_lock(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Hold the lock until cancelled; without the first worker, which is restarting then, there is no lock."""
+        """Hold the lock until cancelled; if the lock owner is restarting, no lock is taken."""
         has_turn = trio.Event()
 
         def begin(_: Any) -> None:

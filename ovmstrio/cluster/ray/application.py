@@ -35,23 +35,18 @@ if TYPE_CHECKING:
     from ovmstrio.cluster.layout import ClusterLayout
     from ovmstrio.config.specs import Autoscaling
 
-# Drain time
-
-_DRAIN_SECONDS: Final = 30
-
-
 # Request router
 
 _PUSH: Final = "push_to_stream"
 
 
-class StreamRouter(LocalityMixin, RequestRouter):  # type: ignore[misc]  # Ray is not there where types are checked
+class StreamRouter(LocalityMixin, RequestRouter):  # type: ignore[misc]  # Ray is not installed in type checks
     """Power-of-two-choices router with locality; Ray runs it in every calling process."""
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Return the replicas among which Ray chooses by queue length."""
+        """Return the candidate replicas; Ray picks the one with the shortest queue."""
         if pending_request is not None and pending_request.metadata.call_method == _PUSH:
             wanted = replica_of(pending_request.args[0])
             owner = [each for each in candidate_replicas if each.replica_id.unique_id == wanted]

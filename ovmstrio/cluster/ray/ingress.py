@@ -26,7 +26,7 @@ from ovmstrio.cluster.ray.grpc import GrpcResult
 from ovmstrio.cluster.ray.grpc_services import CALLS, INDEX, READY, STREAM
 from ovmstrio.cluster.ray.replica import GroupReplica, HttpParts
 from ovmstrio.cluster.ray.request_streams import answer_stream, pass_stream
-from ovmstrio.cluster.ray.targets import grpc_shard, grpc_target, http_shard, http_target, is_openai, plain_path
+from ovmstrio.cluster.ray.routing import grpc_shard, grpc_target, http_shard, http_target, is_openai, plain_path
 from ovmstrio.core.connection import UNKNOWN, Peer, socket_address
 from ovmstrio.core.errors import NotReady, NotSupported, ServerError
 from ovmstrio.core.http_messages import STATUSES_WITHOUT_BODY, HttpRequest

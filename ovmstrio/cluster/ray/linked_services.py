@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import trio
 
 from ovmstrio.cluster.layout import shard_names
-from ovmstrio.cluster.ray.targets import shard_of
+from ovmstrio.cluster.ray.routing import shard_of
 from ovmstrio.config.specs import ServableSpec
 from ovmstrio.core.errors import DeadlineExceeded, NotSupported, PayloadTooLarge
 from ovmstrio.core.events import ApiInterface

@@ -1,4 +1,4 @@
-"""Calls of services in other groups through Ray handles.
+"""Connection to another deployment group through Ray handles.
 
 Calls without user code are repeated after the loss of a replica; other calls fail.
 """
@@ -45,7 +45,7 @@ class GroupLink:
         Raises:
             NotReady: there is no replica, or it was lost during the call.
             Overloaded: the queue is full.
-            Exception: the call failed there.
+            Exception: the method raised it in the replica.
         """
         for attempt in range(1, self._attempts + 1):
             try:
@@ -85,9 +85,9 @@ class GroupLink:
 
         Raises:
             NotReady: there is no replica, or it was lost during the call.
-            Exception: the call failed there.
+            Exception: the method raised it in the replica.
 
-        Cancellation: closing the iterator cancels the call there too.
+        Cancellation: closing the iterator cancels the call in the replica.
         """
         response = getattr(self._handle.options(stream=True), method).remote(*arguments)
         try:
@@ -102,7 +102,7 @@ class GroupLink:
         """Call a method that returns a success flag, and a result or an encoded error.
 
         Raises:
-            ServerError: the call failed there, or as :meth:`call`.
+            ServerError: the method failed in the replica, or as :meth:`call`.
         """
         succeeded, value = await self.call(method, *arguments)
         if succeeded:
@@ -113,6 +113,3 @@ class GroupLink:
 
 def _line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0]
-
-
-# Linked services

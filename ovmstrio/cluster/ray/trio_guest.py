@@ -3,7 +3,7 @@
 ::
 
     asyncio ── call(function) ──> trio task with cancel scope ──> result ──> asyncio
-    trio ───── ask(function) ───> asyncio task ─────────────────> result ──> trio
+    trio ───── call_asyncio(function) ───> asyncio task ─────────────────> result ──> trio
 
 Cancellation is forwarded in both directions.
 """
@@ -27,7 +27,7 @@ from ovmstrio.transport.grpc.headers import single_error
 _IDLE_DELAY_SECONDS: Final = 0.05
 """Maximum delay of events that no call waits for."""
 _HOST_DELAY_SECONDS: Final = 0.001
-"""Maximum delay while calls wait for the host only, as far as is known; parts may wait for I/O."""
+"""Maximum delay of events while every running call waits for asyncio."""
 _MAX_TURNS: Final = 4
 
 
@@ -36,7 +36,7 @@ class GuestTurns(trio.abc.Clock):
 
     Attributes:
         calls: number of running calls, and other work that must not be delayed.
-        asking: number of calls to the host that these wait for.
+        asking: number of running calls that wait for asyncio.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -87,7 +87,7 @@ class GuestTurns(trio.abc.Clock):
     def run_turns(self) -> None:
         """Run turns while there is work, unless trio waits in a thread.
 
-        Handles events from outside of a turn; without a scheduled turn, trio is woken by itself.
+        Call this after an event from outside of a turn. If no turn is scheduled, trio wakes itself.
         """
         for _ in range(_MAX_TURNS):
             if not self._run_held_turn() or self._is_idle:
@@ -134,7 +134,7 @@ _ENDED: Final = "the replica has stopped"
 
 
 class TrioProgram(Protocol):
-    """Program that runs in the guest."""
+    """Async main function of the guest run."""
 
     async def __call__(self, until: Callable[[], Awaitable[None]], *, task_status: trio.TaskStatus[Any]) -> None:
         """Run until ``until`` returns; calls are accepted after the start is reported."""

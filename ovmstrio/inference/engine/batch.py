@@ -43,7 +43,7 @@ class SequenceDivergedError(Exception):
 
 
 class CacheFullError(Exception):
-    """The KV cache has no room for a sequence, even alone."""
+    """The KV cache is too small for a single sequence."""
 
     def __init__(self) -> None:
         super().__init__("the KV cache has no room for this text")
@@ -64,7 +64,7 @@ class QueuedRequest:
     prompt: list[int]  # its tokens; negative numbers stand for those of images
     most: int  # maximum tokens per sequence
     seed: int
-    is_open: bool = False  # whether the user set no limit of tokens
+    is_open: bool = False  # whether the request has no token limit
     is_grammar_proven: bool = True  # whether its grammar, if any, is known to work
     image_prompt: ImagePrompt | None = None  # the prompt for a pipeline that takes images
     prompt_logprobs: list[float | None] = field(default_factory=list)
@@ -175,7 +175,7 @@ class RunningSequence:
         self.handle = pipeline.add(number, self.pending_tokens[:end], config)
 
     def rewind(self) -> None:
-        """Go back to the prompt before a restart if earlier tokens affect the next one beyond being its prompt."""
+        """Discard generated tokens before a restart if penalties, a grammar or images depend on them."""
         sampling = self.asked.request.sampling
         penalties = sampling.frequency_penalty, sampling.presence_penalty
         if self.asked.request.grammar is not None or self.asked.image_prompt is not None or any(penalties):
@@ -278,7 +278,7 @@ def block_keys(tokens: Sequence[int], block_tokens: int) -> Iterator[tuple[int, 
         yield start + len(block), key
 
 
-_MAX_SALTS: Final = 64  # salts remembered per block; of an older one, fewer cached tokens are reported
+_MAX_SALTS: Final = 64  # salts remembered per block; older salts are reported as uncached
 
 
 class PrefixCacheModel:
@@ -294,7 +294,7 @@ class PrefixCacheModel:
         self._known: OrderedDict[int, tuple[str, ...]] = OrderedDict()
 
     def find(self, tokens: Sequence[int], salt: str = "") -> tuple[int, int]:
-        """Return the number of cached tokens of a new prompt, and of those in blocks that ``salt`` has used.
+        """Return the number of cached tokens of a new prompt: all, and those in blocks used with ``salt``.
 
         The last token is always computed.
         """
@@ -339,12 +339,12 @@ class PrefixCacheModel:
                     self._known.popitem(last=False)
 
     def clear(self) -> None:
-        """Forget everything, after a rebuild of the batch."""
+        """Remove all entries after a rebuild of the batch."""
         self._known.clear()
 
 
 class PartialBlocks:
-    """Ends of finished sequences; ``limit`` limits how many are remembered."""
+    """LRU set of positions inside a block at which finished sequences ended; at most ``limit``."""
 
     def __init__(self, limit: int, block_tokens: int) -> None:
         self._most = limit
@@ -514,7 +514,7 @@ class Batch:
         )
 
     def takes(self, queued: QueuedRequest) -> bool:
-        """Return whether a request that begins now is in the next step; otherwise it must wait."""
+        """Return whether a new request can join the next step."""
         texts = self._texts.values()
         if not self._has_started_all() or self._room(is_newcomer=True) < min(len(queued.prompt), self._block):
             return False
@@ -552,7 +552,7 @@ class Batch:
         return all(text.handle is not None or text.chunk_end for text in self._texts.values())
 
     def _room(self, *, is_newcomer: bool = False) -> int:
-        """Return the number of prompt tokens that the next step can process besides those that have been started.
+        """Return the number of prompt tokens that the next step can process in addition to started prompts.
 
         A newcomer leaves half of them to a prompt that was started before; the other half lets it overtake.
         """
@@ -688,7 +688,7 @@ class Batch:
             self._step_tokens = min(max(most, self._step_tokens // 2, self._block), 2 * self._step_tokens)
 
     def _follow_beams(self, stepped: list[RunningSequence]) -> None:
-        """Track prefill of beam sequences, of which the library reports nothing before they end.
+        """Track the prefill of beam sequences; the library reports only their end.
 
         The library processes prompts in order of arrival, with the step's token budget that decoding leaves.
         """
@@ -743,7 +743,7 @@ class Batch:
             outcome.failed.append((queued, error))
 
     def _recover(self, reason: str, outcome: StepOutcome) -> None:
-        """Recreate the pipeline and restart all sequences except the culprits; RuntimeError if that fails."""
+        """Recreate the pipeline and restart the sequences that did not cause the failure; may raise RuntimeError."""
         print(f"step failed, batch rebuilt: {reason}", file=sys.stderr)  # noqa: T201 - the server logs it
         self.rebuilds += 1
         texts = list(self._texts.values())
@@ -768,9 +768,9 @@ class Batch:
     def _culprits(
         self, texts: list[RunningSequence], newcomers: list[QueuedRequest], reason: str
     ) -> list[tuple[QueuedRequest, ServerError]]:
-        """Return the requests to blame: one with an unproven grammar, else the only new one, else all restarted ones.
+        """Return the failed requests: one with an unproven grammar, else the only new one, else all restarted ones.
 
-        Of several new requests none is blamed before each has started alone.
+        With several new requests, each is first restarted alone to find the failing one.
         """
         unproven = [text.asked for text in texts if not text.asked.is_grammar_proven]
         if unproven:

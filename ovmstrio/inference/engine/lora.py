@@ -1,6 +1,6 @@
 """LoRA adapters: their files and scale, and the check that every tensor fits a layer of the model.
 
-openvino-genai skips tensors that fit no layer with no more than a line on stderr, and ignores the scale of the files.
+openvino-genai skips tensors without a matching layer (one line on stderr) and ignores the scale in the files.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class LoraAdapter(NamedTuple):
     """An adapter that fits its model."""
 
     file: Path
-    scale: float  # of the product of its matrices
+    scale: float  # factor of B x A
 
 
 def read_adapter(path: Path, model: Path) -> LoraAdapter:
@@ -93,7 +93,7 @@ def _tensors(file: Path) -> dict[str, _Tensor]:
 
 
 def _layers(tensors: dict[str, _Tensor]) -> tuple[dict[str, _Matrices], list[str]]:
-    """Return the matrices by layer, and what is wrong with other tensors."""
+    """Return the matrices by layer, and the problems of other tensors."""
     found: defaultdict[str, list[tuple[int, ...]]] = defaultdict(lambda: [(), ()])
     faults = []
     for name, tensor in sorted(tensors.items()):
@@ -124,7 +124,7 @@ def _weights(model: Path) -> list[tuple[str, int, int]]:
 
 
 def _misfits(layers: dict[str, _Matrices], weights: Iterable[tuple[str, int, int]]) -> list[str]:
-    """Return the layers that the model does not have, or has with other sizes.
+    """Return the problems of layers that the model lacks or has with another size.
 
     openvino-genai looks the name of a layer up in the names of operations, also in those with ``_`` for ``.``.
     """

@@ -1,6 +1,6 @@
-"""Program of an Op worker process.
+"""Main program of an Op worker process.
 
-The first request selects the worker; each later request is a batch.  The server sends one batch at a time.
+The first request names the Op and the worker; each later request is a batch, one at a time.
 """
 
 from __future__ import annotations

@@ -45,10 +45,10 @@ from ovmstrio.util.truncation import text_of
 # ----------------------------------------------------------------------
 
 GRACE_SECONDS: Final = 5.0
-"""Time for open requests at the end of a pipeline, and for cancelled hooks and batches, to end by themselves."""
+"""Grace period of open requests at shutdown, and of cancelled hooks and batches."""
 
 MAX_STUCK_INSTANCES: Final = 8
-"""Most copies of one worker that may be stuck in hooks; at this limit the worker counts as failing."""
+"""Maximum stuck Op instances per worker; at this limit the worker fails."""
 
 RECOVERY_TIMEOUT_SECONDS: Final = 60.0
 """Time for a worker to recover before requests fail instead of waiting for it."""
@@ -100,7 +100,7 @@ class InstanceWorker:
         return run_batch(self._instance, samples, self._report_stage)
 
     async def recover(self) -> None:
-        """Wait until the hooks end, or abandon them and create a new copy; ConfigError if too many are stuck."""
+        """Wait for running hooks, or abandon them with a new Op instance; raise ConfigError if too many are stuck."""
         if self._instance is not None:
             with trio.move_on_after(GRACE_SECONDS):
                 await self._instance.idle()
@@ -183,7 +183,7 @@ class WorkerPool:
         return waited[1]
 
     def notice(self, worker: Worker) -> None:
-        """Start the recovery of an idle worker; a busy worker recovers after its batch."""
+        """Start the recovery of an exited worker if it is idle; a busy one recovers after its batch."""
         if worker in self._free:
             self._free.remove(worker)
             self._nursery.start_soon(self._recover, worker)
@@ -310,7 +310,7 @@ class ProcessWorker:
 
     async def _process_exited(self, process: WorkerProcess) -> None:
         if process is self._process and not self._is_closed:
-            log.error("worker process exited", op=self._op, worker=self.index, pid=process.pid, why=process.why)
+            log.error("worker process exited", op=self._op, worker=self.index, pid=process.pid, reason=process.why)
             self._died(process.why)
 
     async def run(self, samples: Sequence[Sample]) -> list[Result]:

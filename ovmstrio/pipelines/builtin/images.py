@@ -88,7 +88,7 @@ class ImageSettings:
         return describe_item("image", "FP32", 1, *image_shape(self.layout, COLOR_CHANNELS, self.height, self.width))
 
     def target(self, name: str, *before: int) -> ItemInfo:
-        """Return the description of an output of finished images."""
+        """Return the description of an image output."""
         channels = 1 if self.is_grey else COLOR_CHANNELS
         shape = image_shape(self.target_layout, channels, self.target_height, self.target_width)
         return describe_item(name, "FP32", *before, *shape)

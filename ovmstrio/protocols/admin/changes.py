@@ -1,4 +1,4 @@
-"""Admin changes that clients request: origin checks, permission check and audit log."""
+"""Authorization and audit log of admin changes: origin checks, permission check and log."""
 
 from __future__ import annotations
 

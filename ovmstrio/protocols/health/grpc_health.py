@@ -16,7 +16,7 @@ from ovmstrio.serving.records import VersionState
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ovmstrio.protocols.health.hosted_services import DynamicServices
+    from ovmstrio.protocols.health.dynamic_services import DynamicServices
     from ovmstrio.serving.data_plane import DataPlane
     from ovmstrio.transport.grpc.call import Call
 

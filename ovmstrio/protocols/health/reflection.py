@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
+    from ovmstrio.protocols.health.dynamic_services import DynamicServices
     from ovmstrio.protocols.health.grpc_health import OpenEndedCalls
-    from ovmstrio.protocols.health.hosted_services import DynamicServices
     from ovmstrio.transport.grpc.call import Call
     from ovmstrio.transport.grpc.server import GrpclibService
 

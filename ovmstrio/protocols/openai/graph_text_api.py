@@ -1,4 +1,4 @@
-"""OpenAI text endpoints for models inside graphs, with responses as documents that graph nodes pass on.
+"""Adapter of the OpenAI text endpoints for graph nodes: sends JSON documents to a callback instead of an HTTP response.
 
 ::
 

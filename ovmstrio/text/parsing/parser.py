@@ -128,7 +128,7 @@ class Cursor:
         return self._text[self._at : self._at + count]
 
     def run(self, stops: re.Pattern[str], most: int) -> Steps[str]:
-        """Return the text before the first letter of ``stops`` without consuming it; at most about ``most`` letters."""
+        """Return the text before the next match of ``stops``, about ``most`` characters at most, without consuming."""
         place = 0
         while True:
             if found := stops.search(self._text, self._at + place):
@@ -165,7 +165,7 @@ class Cursor:
         return True
 
     def ahead(self, start: int = 0) -> Steps[int]:
-        """Return the offset of the first letter after blanks, without consuming them; at most 256 beyond ``start``."""
+        """Return the offset of the next non-whitespace character, without consuming; at most ``start`` + 256."""
         offset = start
         while (letter := (yield from self.peek(offset + 1))[offset:]) and letter in WHITESPACE and offset < start + 256:
             offset += 1
@@ -338,7 +338,7 @@ class ReasoningMarkers:
     """Markers of reasoning at the start of a text.
 
     Attributes:
-        opened: the prompt ended with the begin marker.
+        opened: whether the prompt ends with the start marker.
         special: the markers are special tokens.
         others: further begin markers with their end markers.
         answer: markers around an answer after reasoning; None if there are none.
@@ -430,7 +430,7 @@ class StreamingParser:
 
     # Used by formats
     def begin_call(self, name: str, identifier: str = "") -> None:
-        """Emit the begin of a call; no backtracking after this."""
+        """Emit the start of a call; no backtracking afterwards."""
         self.tape.release()
         self.out.begin_call(name, identifier)
 
@@ -440,7 +440,7 @@ class StreamingParser:
         return name if written not in self.schemas and name in self.schemas else written
 
     def end_call(self) -> None:
-        """Mark a call as complete; the following text may be no call."""
+        """Mark a call as complete."""
         self.tape.hold()
 
     def attempt(self, reader: Reader, marker: str = "") -> Steps[bool]:
@@ -501,7 +501,7 @@ class StreamingParser:
                 self.tape.hold()
                 has_end = bool((yield from self.tape.until(end, lambda _: None)))
                 self.tape.rewind()
-            # A call is a draft if the reasoning goes on to its end; otherwise the model forgot the end marker.
+            # With a later end marker the call is part of the reasoning; without one the model omitted the marker.
             self.marker = marker
             if not has_end and (yield from self.attempt(self.call)):
                 break

@@ -17,12 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from ovmstrio.cli.sequence_steps import SliceOptions, Steps, WrongOption, plan
+from ovmstrio.cli.sequence_inputs import SliceOptions, Steps, WrongOption, plan
+from ovmstrio.cli.tensor_conversion import to_type
 from ovmstrio.cli.tensor_files import read_inputs
 from ovmstrio.cli.tensor_images import ImageOptions
 from ovmstrio.cli.tensor_output import as_json, write_outputs
 from ovmstrio.cli.tensor_sounds import decode_wave
-from ovmstrio.cli.tensor_types import to_type
 from ovmstrio.client import TensorInfo
 from ovmstrio.core.errors import InvalidRequest
 

@@ -13,7 +13,7 @@ from ovmstrio.cluster.layout import ClusterLayout, drain_seconds, make_layout, s
 from ovmstrio.cluster.ray.controller import DESIRED_REPLICAS, desired_replicas
 from ovmstrio.cluster.ray.group_server import QUEUE_METRICS, sum_samples
 from ovmstrio.cluster.ray.grpc_services import INFER
-from ovmstrio.cluster.ray.targets import HttpTarget, grpc_shard, http_shard, http_target, plain_path
+from ovmstrio.cluster.ray.routing import HttpTarget, grpc_shard, http_shard, http_target, plain_path
 from ovmstrio.config.config_file import parse_config
 from ovmstrio.core.connection import UNKNOWN_PEER
 from ovmstrio.core.errors import ConfigError, InvalidRequest, NotSupported

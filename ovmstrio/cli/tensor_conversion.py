@@ -1,4 +1,4 @@
-"""Lossless conversion of values from files to arrays of an input's datatype."""
+"""Lossless conversion of JSON and NumPy values to the datatype of an input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings, deadline, retries, errors and sequences, common to ``Client`` and ``AsyncClient``."""
+"""Base of ``Client`` and ``AsyncClient``: settings, error mapping, retries within a deadline, and sequence state."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _LONGEST_PAUSE_SECONDS: Final = 2.0
 
 
 class NotSent(Unreachable):
-    """The call did not reach the server, so that it can be repeated."""
+    """The server did not process the request, so a retry is safe."""
 
 
 class Refused(Exception):
-    """The server refused the call before it began, and invites another try after ``seconds``."""
+    """The server rejected the call before it started, with a retry delay (``Retry-After`` or gRPC pushback)."""
 
     def __init__(self, error: ServerError, seconds: float) -> None:
         super().__init__(error)
@@ -56,7 +56,7 @@ class Attempts:
         return self._deadline if self._deadline == math.inf else max(0.0, self._deadline - self._clock())
 
     def pause_after(self, failure: NotSent | Refused) -> float:
-        """Return the seconds before the next try; raises the error if there is none, or not before the deadline."""
+        """Return the delay before the next attempt; raise the error if no attempt is left before the deadline."""
         seconds = failure.seconds if isinstance(failure, Refused) else self._backoff.seconds_after()
         if not self._retries_left or seconds >= self.left():
             raise (failure.error if isinstance(failure, Refused) else failure) from None
@@ -87,7 +87,7 @@ class ClientBase:
         self._where = f"{self._calls.name} at {self._address.text}"
 
     def _finish(self, call: ClientCall[T], answer: Answer, link: Link) -> T:
-        """Return the value of an answer; raises its error, or ``Refused`` if the server invites another try."""
+        """Return the value of a response; raise its error, or ``RetryAfter`` if the server sent a delay."""
         received = link.received
         answer.body = received.popleft() if len(received) == 1 else b"".join(received)
         received.clear()
@@ -102,7 +102,7 @@ class ClientBase:
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Raise ``ServerError`` for parse errors in the block, which parses an answer."""
+        """Raise ``ServerError`` for parse errors in the block."""
         try:
             yield
         except ServerError:
@@ -149,11 +149,11 @@ END_SECONDS: Final = 5.0
 
 
 class SequenceControls:
-    """Controls of one sequence: what the next request must say.
+    """State of one sequence: its id and the control parameters of the next request.
 
     Attributes:
         id: id of the sequence.
-        last: inputs with which the end can be sent, as the server has taken them before; None if no end is needed.
+        last: last accepted inputs, to be sent again with the end control; None if no end is needed.
     """
 
     def __init__(self, model: str, sequence_id: int | str | None) -> None:
@@ -183,7 +183,7 @@ class SequenceControls:
         return result
 
     def failed(self, error: BaseException) -> None:
-        """Record a failed request: after a refusal the sequence is as before, otherwise it may have begun."""
+        """Record a failed request; unless the server rejected the request, the sequence may have started."""
         if isinstance(error, NotFound):
             self.last = None
         elif not isinstance(error, ServerError) or isinstance(error, Unreachable | DeadlineExceeded):

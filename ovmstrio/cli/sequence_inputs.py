@@ -1,4 +1,4 @@
-"""Steps of a sequence: arrays cut into parts along an axis."""
+"""Request inputs of ``ovms sequence run``: cuts the input arrays along an axis, one part per step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class WrongOption(Exception):
-    """An option does not fit the model or the data."""
+    """Invalid value of an option for the given model or data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +41,12 @@ class SliceOptions:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Inputs of each step.
+    """Requests of a sequence: iterating yields the inputs of each step.
 
     Attributes:
         sliced: arrays that are cut, all of the same length along their axes.
         axes: axes of the arrays that are cut.
-        unsliced: arrays that each step sends completely.
+        unsliced: arrays sent unchanged with every step.
         size: length of a part.
         total: number of steps.
         padded: whether a short last part is padded.

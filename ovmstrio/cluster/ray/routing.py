@@ -1,4 +1,4 @@
-"""The service that a request names, from its path or the first bytes of its message, and the shard of its sequence."""
+"""Routing of requests to services and shards, by HTTP path, OpenAI body or the first gRPC message."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _OPENAI: Final = (
     "/api/generate",
     "/api/embed",
 )
-"""Paths of OpenAI's, Anthropic's and Ollama's APIs, by their beginnings."""
+"""Path prefixes of the OpenAI, Anthropic and Ollama APIs."""
 
 _DEFAULT_TAG: Final = ":latest"
 
@@ -80,7 +80,7 @@ def _merged(request: HttpRequest) -> str:
 
 
 def is_openai(path: str) -> bool:
-    """Return whether a path belongs to OpenAI's API, or another one whose bodies name the model."""
+    """Return whether a path belongs to the OpenAI, Anthropic or Ollama API."""
     return path.startswith(_OPENAI) or path == _LIST
 
 
@@ -98,7 +98,7 @@ def http_target(request: HttpRequest, names: Collection[str]) -> HttpTarget:
 
 
 def _name_in(rest: str, segment: str, names: Collection[str]) -> str:
-    """Return the name at the begin of the rest of a path; ``segment`` is its first segment, encoded."""
+    """Return the service name at the start of ``rest``; ``segment`` is the first path segment, percent-encoded."""
     first = unquote(segment)
     named = first.rpartition(":")[0] if first not in names else first
     if named in names:

@@ -1,8 +1,8 @@
-"""Dynamic gRPC services: services that servables provide, and the Paddle Serving pipeline service.
+"""Dynamic gRPC services: the services that loaded handlers provide, and the Paddle Serving pipeline service.
 
 ::
 
-    registry ── changes ──> HostedServices ── path -> entry <── lookup by the transport, after its fixed services
+    registry ── changes ──> DynamicServices ── path -> entry <── lookup by the transport, after its fixed services
                                 │ names, descriptors            │
                             health, reflection           call ──┴─> DataPlane.call ─> handlers of the loaded instance
 """
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class DynamicServices:
-    """gRPC services of user code and pipelines, as loaded now; ``root`` answers pipeline calls without a name."""
+    """gRPC services of user code and pipelines, updated on loads; ``root`` serves pipeline calls without a name."""
 
     def __init__(self, plane: DataPlane, root: str = "") -> None:
         self._plane = plane
@@ -60,7 +60,7 @@ class DynamicServices:
     # Lookup
 
     def get(self, path: str, /) -> Handler | None:
-        """Return the handler of a path; no path is unknown while a service that may provide it is loading."""
+        """Return the handler of a path; while services load, every path has a handler."""
         handler = self._pipelines.get(path)
         if handler is not None:
             return handler
@@ -182,7 +182,7 @@ def _unknown(path: str) -> GRPCError:
 
 
 def _note_end(event: CallEvent, error: GRPCError | StreamTerminatedError) -> None:
-    """Record the status of a call: the error that its service raised, else the gRPC status."""
+    """Record the service's error, or the gRPC status without one."""
     if isinstance(error, StreamTerminatedError):
         event.code = CANCELLED
         return
