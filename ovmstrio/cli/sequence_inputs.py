@@ -90,7 +90,9 @@ def plan(
         OSError: a file cannot be read.
     """
     axes = _axes(expected, slicing)
-    arrays = read_inputs(given, [_open(tensor, axes.get(tensor.name)) for tensor in expected], print_message)
+    arrays = read_inputs(
+        given, [_with_dynamic_axis(tensor, axes.get(tensor.name)) for tensor in expected], print_message
+    )
     lengths = {name: arrays[name].shape[axis] for name, axis in axes.items()}
     longest = max(lengths.values())
     sliced = {name: arrays[name] for name, length in lengths.items() if length == longest}
@@ -130,7 +132,7 @@ def _axes(expected: Sequence[TensorInfo], slicing: SliceOptions) -> dict[str, in
     return axes
 
 
-def _open(tensor: TensorInfo, axis: int | None) -> TensorInfo:
+def _with_dynamic_axis(tensor: TensorInfo, axis: int | None) -> TensorInfo:
     """Make the length of an input along the axis dynamic."""
     if axis is None:
         return tensor

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ovmstrio.cli.sequence_run import StepAnswer
     from ovmstrio.core.tensor import Array
 
-_SHOWN: Final = 4
+_MAX_SHOWN_VALUES: Final = 4
 _SUFFIXES: Final = frozenset({".npy", ".npz", ".json"})
 
 
@@ -42,7 +42,7 @@ class OutputRecorder:
 
     file: str = ""
     axis: int | None = None
-    _kept: dict[str, list[Array]] = field(default_factory=dict)
+    _arrays: dict[str, list[Array]] = field(default_factory=dict)
 
     @classmethod
     def from_options(cls, file: str, axis: int | None) -> OutputRecorder:
@@ -70,7 +70,7 @@ class OutputRecorder:
         if len(outputs) > 1 and self.file.endswith(".npy"):
             raise InvalidRequest(f"{self.file}: the model returns {', '.join(outputs)}; save several outputs as .npz")
         for name, array in outputs.items():
-            kept = self._kept.setdefault(name, [])
+            kept = self._arrays.setdefault(name, [])
             # Join now, to report an error before thousands of further steps.
             self._join(name, [*kept[-1:], array])
             kept.append(array)
@@ -83,7 +83,7 @@ class OutputRecorder:
             OSError: the file cannot be written.
         """
         if self.file:
-            write_outputs({name: self._join(name, arrays) for name, arrays in self._kept.items()}, self.file)
+            write_outputs({name: self._join(name, arrays) for name, arrays in self._arrays.items()}, self.file)
 
     def _join(self, name: str, arrays: list[Array]) -> Array:
         try:
@@ -95,7 +95,7 @@ class OutputRecorder:
 
 
 @dataclass(slots=True)
-class _Figures:
+class _OutputStatistics:
     """Statistics of one output."""
 
     name: str
@@ -119,8 +119,11 @@ class _Figures:
         kind = "bytes" if self.last.dtype.hasobject else str(self.last.dtype)
         figures = [self.low, self.total / max(1, self.elements), self.high]
         shown = [f"{value:.6g}" for value in figures] if self.elements else ["-"] * len(figures)
-        flat = [repr(value) if isinstance(value, bytes) else f"{value:.6g}" for value in self.last.reshape(-1)[:_SHOWN]]
-        more = ", ..." if self.last.size > _SHOWN else ""
+        flat = [
+            repr(value) if isinstance(value, bytes) else f"{value:.6g}"
+            for value in self.last.reshape(-1)[:_MAX_SHOWN_VALUES]
+        ]
+        more = ", ..." if self.last.size > _MAX_SHOWN_VALUES else ""
         return [safe(each) for each in (self.name, kind, str(list(self.last.shape)), *shown, ", ".join(flat) + more)]
 
 
@@ -133,7 +136,7 @@ def show(answers: Generator[StepAnswer], number: int, total: int, recorder: Outp
         InvalidRequest: outputs cannot be saved in the chosen file.
         ServerError: a step failed.
     """
-    figures: dict[str, _Figures] = {}
+    figures: dict[str, _OutputStatistics] = {}
     seconds: list[float] = []
     as_json = form is Output.JSON
     began = perf_counter()
@@ -142,13 +145,13 @@ def show(answers: Generator[StepAnswer], number: int, total: int, recorder: Outp
             seconds.append(answer.seconds)
             outputs = dict(answer.outputs)
             for name, array in outputs.items():
-                figures.setdefault(name, _Figures(name, array)).add(array)
+                figures.setdefault(name, _OutputStatistics(name, array)).add(array)
             recorder.add(outputs)
             if as_json:
                 _print_line(answer, number)
             advance()
     if form is Output.CSV:
-        print_csv(plain_rows(_summary(list(figures.values()))))
+        print_csv(plain_rows(_summary_table(list(figures.values()))))
     elif not as_json:
         _print_summary(list(figures.values()), number, seconds, perf_counter() - began)
     recorder.save()
@@ -164,15 +167,15 @@ def _print_line(answer: StepAnswer, number: int) -> None:
     typer.echo(json.dumps(line))
 
 
-def _summary(figures: list[_Figures]) -> Table:
+def _summary_table(figures: list[_OutputStatistics]) -> Table:
     table = data_table("output", "type", "shape", "lowest", "mean", "highest", "last step")
     for each in figures:
         table.add_row(*each.row())
     return table
 
 
-def _print_summary(figures: list[_Figures], number: int, seconds: list[float], elapsed: float) -> None:
-    print_table(_summary(figures))
+def _print_summary(figures: list[_OutputStatistics], number: int, seconds: list[float], elapsed: float) -> None:
+    print_table(_summary_table(figures))
     median, late, worst = np.percentile(np.array(seconds) * 1e3, [50, 99, 100])
     print_result(
         f"{count(len(seconds), 'step')} in {elapsed:.2f} s, {len(seconds) / elapsed:.0f} steps/s; ms a step: "

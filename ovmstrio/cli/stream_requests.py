@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 _STANDARD_INPUT: Final = "-"
 _KEYS: Final = frozenset({"inputs", "timestamp", "parameters", "id"})
-_WORDS: Final[dict[str, bool]] = {"true": True, "false": False}
+_BOOLEANS: Final[dict[str, bool]] = {"true": True, "false": False}
 _NAME: Final = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _INTEGER: Final = re.compile(r"[+-]?\d+", re.ASCII)
 _INT64: Final = range(-(2**63), 2**63)
-_SHOWN: Final = 60
+_MAX_SHOWN: Final = 60
 
 
 def one_request(
@@ -56,10 +56,10 @@ def _split(argument: str, names: Sequence[str]) -> tuple[str, str]:
     if len(names) == 1 and not (equals and _NAME.fullmatch(name) and not _is_file(argument)):
         return names[0], argument
     if equals and _NAME.fullmatch(name):
-        hint = f"; to send it as text, write {names[0]}={argument[:_SHOWN]}" if len(names) == 1 else ""
+        hint = f"; to send it as text, write {names[0]}={argument[:_MAX_SHOWN]}" if len(names) == 1 else ""
         raise InvalidRequest(f'unknown input "{name}"; the graph takes {", ".join(names) or "none"}{hint}')
     known = ", ".join(f"--input {each}=..." for each in names)
-    raise InvalidRequest(f"{argument[:_SHOWN]}: the graph has {len(names)} inputs; name one{known and ': '}{known}")
+    raise InvalidRequest(f"{argument[:_MAX_SHOWN]}: the graph has {len(names)} inputs; name one{known and ': '}{known}")
 
 
 def _is_file(text: str) -> bool:
@@ -85,8 +85,8 @@ def _parameter(argument: str) -> tuple[str, Parameter]:
     name, equals, text = argument.partition("=")
     if not equals or not name:
         raise InvalidRequest(f"--parameter {argument!r}: expected NAME=VALUE")
-    if text in _WORDS:
-        return name, _WORDS[text]
+    if text in _BOOLEANS:
+        return name, _BOOLEANS[text]
     if _INTEGER.fullmatch(text):
         return name, _int64(f"--parameter {name}", int(text))
     is_quoted = len(text) > 1 and text.startswith('"') and text.endswith('"')
@@ -133,7 +133,7 @@ def _request(line: bytes, where: str, names: Sequence[str]) -> StreamRequest:
         raise InvalidRequest(f"{where}: expected a JSON object: {error}") from None
     inputs = document.get("inputs", {}) if isinstance(document, dict) else None
     if not isinstance(inputs, dict):
-        shown = line.strip()[:_SHOWN].decode(errors="replace")
+        shown = line.strip()[:_MAX_SHOWN].decode(errors="replace")
         raise InvalidRequest(f'{where}: expected {{"inputs": {{NAME: VALUE}}}}, got {shown}')
     unknown = [*(document.keys() - _KEYS), *(inputs.keys() - set(names))]
     if unknown:
@@ -148,7 +148,7 @@ def _request(line: bytes, where: str, names: Sequence[str]) -> StreamRequest:
 
 def _json_timestamp(value: Any, where: str) -> int | None:
     if value is not None and type(value) is not int:
-        raise InvalidRequest(f"{where}: timestamp: expected an integer, got {json.dumps(value)[:_SHOWN]}")
+        raise InvalidRequest(f"{where}: timestamp: expected an integer, got {json.dumps(value)[:_MAX_SHOWN]}")
     return None if value is None else _int64(f"{where}: timestamp", value)
 
 
@@ -169,5 +169,5 @@ def _json_value(value: Any, where: str) -> Value:
     except ValueError as error:
         raise InvalidRequest(f"{where}: {error}") from None
     if array.dtype.kind not in "bif":
-        raise InvalidRequest(f"{where}: expected a text, numbers or truth values, got {json.dumps(value)[:_SHOWN]}")
+        raise InvalidRequest(f"{where}: expected a text, numbers or truth values, got {json.dumps(value)[:_MAX_SHOWN]}")
     return array

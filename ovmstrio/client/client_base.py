@@ -81,10 +81,10 @@ class ClientBase:
         self._address = address or parse_address(url, tls)
         self._timeout = timeout
         self._retries = retries
-        self._no_api = "does not answer as a KServe v2 server does"
+        self._invalid_response = "does not answer as a KServe v2 server does"
         fields = read_headers(api_key, headers)
         self._calls: GrpcCalls | RestCalls = (GrpcCalls if self._address.is_grpc else RestCalls)(self._address, fields)
-        self._where = f"{self._calls.name} at {self._address.text}"
+        self._endpoint = f"{self._calls.name} at {self._address.text}"
 
     def _finish(self, call: ClientCall[T], answer: Answer, link: Link) -> T:
         """Return the value of a response; raise its error, or ``RetryAfter`` if the server sent a delay."""
@@ -92,7 +92,7 @@ class ClientBase:
         answer.body = received.popleft() if len(received) == 1 else b"".join(received)
         received.clear()
         if not call.reads_failures and (error := self._calls.error(answer)) is not None:
-            raise self._refusal(error, answer) or error
+            raise self._retry_after(error, answer) or error
         try:
             return call.read(answer)
         except ServerError:
@@ -111,15 +111,15 @@ class ClientBase:
             raise self._malformed(error) from None
 
     def _malformed(self, error: Exception) -> ServerError:
-        return ServerError(f"{self._address.text} {self._no_api}: {error}")
+        return ServerError(f"{self._address.text} {self._invalid_response}: {error}")
 
-    def _refusal(self, error: ServerError, answer: Answer) -> Refused | None:
+    def _retry_after(self, error: ServerError, answer: Answer) -> Refused | None:
         if isinstance(error, Overloaded | NotReady) and (seconds := retry_seconds(answer.headers)) is not None:
             return Refused(error, seconds)
         return None
 
     def _unreachable(self, reason: object) -> NotSent:
-        return NotSent(f"no server answers {self._where}: {reason}")
+        return NotSent(f"no server answers {self._endpoint}: {reason}")
 
     def _late(self) -> DeadlineExceeded:
         return DeadlineExceeded(f"{self._address.text} did not answer in time")
@@ -134,7 +134,7 @@ class ClientBase:
             text = str(error) if isinstance(error, LinkError) else f"the connection broke: {error}"
             if is_stream:
                 raise Unreachable(f"the stream from {self._address.text} broke: {text}") from None
-            raise Unreachable(f"no server answers {self._where}: {text}") from None
+            raise Unreachable(f"no server answers {self._endpoint}: {text}") from None
         raise error
 
 
@@ -142,7 +142,7 @@ class ClientBase:
 
 SEQUENCE_ID: Final = "sequence_id"
 _LARGEST_INTEGER: Final = 2**63 - 1
-_IDS: Final = 2**48
+_MAX_SEQUENCE_ID: Final = 2**48
 """Number of possible ids: small enough for JSON readers that parse numbers as doubles."""
 END_SECONDS: Final = 5.0
 """Longest time to end a sequence after an error."""
@@ -158,7 +158,7 @@ class SequenceControls:
 
     def __init__(self, model: str, sequence_id: int | str | None) -> None:
         # If the server chose the id, a client that is interrupted in its first call could not end the sequence.
-        self.id = secrets.randbelow(_IDS) + 1 if sequence_id is None else sequence_id
+        self.id = secrets.randbelow(_MAX_SEQUENCE_ID) + 1 if sequence_id is None else sequence_id
         self._model = model
         self._is_started = self._is_ended = False
         self._sent: Mapping[str, Value] = {}

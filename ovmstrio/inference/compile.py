@@ -214,7 +214,7 @@ def reshape(model: ov.Model, spec: ModelSpec, mapping: TensorMapping, requested:
     Raises:
         ConfigError: a name is unknown, or the model rejects the shapes.
     """
-    wanted = _configured(model, spec, mapping, file)
+    wanted = _spec_shapes(model, spec, mapping, file)
     names = port_names(model.inputs, mapping.inputs, is_input=True)
     for name, sizes in requested.items():
         wanted[names.index(name)] = tuple(Dim.fixed(size) for size in sizes)
@@ -230,7 +230,7 @@ def reshape(model: ov.Model, spec: ModelSpec, mapping: TensorMapping, requested:
         raise ConfigError([problem]) from error
 
 
-def _configured(model: ov.Model, spec: ModelSpec, mapping: TensorMapping, file: str) -> dict[int, tuple[Dim, ...]]:
+def _spec_shapes(model: ov.Model, spec: ModelSpec, mapping: TensorMapping, file: str) -> dict[int, tuple[Dim, ...]]:
     """Return the configured shapes by input position; ``auto`` keeps the model's own until a request."""
     names = port_names(model.inputs, mapping.inputs, is_input=True)
     everywhere = "" in spec.shapes and spec.shapes[""].auto
@@ -243,10 +243,10 @@ def _configured(model: ov.Model, spec: ModelSpec, mapping: TensorMapping, file: 
         return {index: shape.dims for index, shape in shapes.items() if shape.dims is not None}
     if spec.batch is None or spec.batch.dim is None:
         return {}
-    return _batched(read_signature(model, mapping, file), spec.batch.dim, spec, file)
+    return _batched_shapes(read_signature(model, mapping, file), spec.batch.dim, spec, file)
 
 
-def _batched(signature: ModelSignature, batch: Dim, spec: ModelSpec, file: str) -> dict[int, tuple[Dim, ...]]:
+def _batched_shapes(signature: ModelSignature, batch: Dim, spec: ModelSpec, file: str) -> dict[int, tuple[Dim, ...]]:
     wanted: dict[int, tuple[Dim, ...]] = {}
     for port, tensor in zip(signature.input_ports, signature.inputs, strict=True):
         axis = tensor.batch_axis
@@ -312,13 +312,13 @@ _MAX_INLINE_SECONDS_FEW_CORES: Final = 350e-6
 
 _MIN_CACHED_OPERATIONS: Final = 100  # smaller models compile as fast as a cached blob loads (docs/compiled_files.md)
 
-_USER_DECIDES: Final = {"INFERENCE_NUM_THREADS", "NUM_STREAMS"}
+_USER_SETTINGS: Final = {"INFERENCE_NUM_THREADS", "NUM_STREAMS"}
 LATENCY: Final = "LATENCY"
 CPU_PINNING: Final = "ENABLE_CPU_PINNING"
-_ON_LOOP: Final = {"INFERENCE_NUM_THREADS": "1", "PERFORMANCE_HINT": LATENCY}
+_INLINE_CONFIG: Final = {"INFERENCE_NUM_THREADS": "1", "PERFORMANCE_HINT": LATENCY}
 # OpenVINO pins the inferring thread, here the event loop, to one core during each inference. The loop would have to
 # migrate, and to wait if another process uses that core.
-_UNBOUND: Final = {CPU_PINNING: "NO"}
+_UNPINNED_CONFIG: Final = {CPU_PINNING: "NO"}
 # Cache entries per stream, one per operation and shape. OpenVINO's default of 5,000 grows without bound under varying
 # shapes and has no measurable benefit (docs/memory.md).
 _CACHED_SHAPES: Final = {"CPU_RUNTIME_CACHE_CAPACITY": "256"}
@@ -375,18 +375,18 @@ def _compile_shaped(model: ov.Model, source: ModelFile) -> Compiled:
     if spec.low_latency_transformation:
         _unroll_loops(model, file)
     variables = read_variables(model, file) if spec.stateful else ()
-    config = _config(source, model)
+    config = _compile_config(source, model)
     build = partial(_build, model, source, signature, variables)
-    if _is_small(model) and not _USER_DECIDES & config.keys() and config.get("PERFORMANCE_HINT", LATENCY) == LATENCY:
-        unbound = _UNBOUND if spec.target_device == "CPU" else {}
-        on_loop = {**unbound, **config, **_ON_LOOP}
+    if _is_small(model) and not _USER_SETTINGS & config.keys() and config.get("PERFORMANCE_HINT", LATENCY) == LATENCY:
+        unbound = _UNPINNED_CONFIG if spec.target_device == "CPU" else {}
+        on_loop = {**unbound, **config, **_INLINE_CONFIG}
         compiled = build(on_loop)
-        if _is_for_loop(compiled):
+        if _can_run_inline(compiled):
             return _with_recompilation(compiled, model, source, Recompiler(build, config, on_loop, is_for_loop=True))
     return _with_inline_model(build(config), model, source, Recompiler(build, config, _one_stream(config, 1)))
 
 
-def _is_for_loop(compiled: Compiled) -> bool:
+def _can_run_inline(compiled: Compiled) -> bool:
     """Return whether the shortest run of a one-thread model is short enough for the event loop.
 
     The minimum is used, as other models loading at the same time make runs up to three times longer on few cores.
@@ -414,7 +414,7 @@ def _with_inline_model(compiled: Compiled, model: ov.Model, source: ModelFile, a
     except ConfigError as error:
         log.info("inline model copy not compiled", reason=str(error))
         return compiled
-    if not _is_for_loop(loop):
+    if not _can_run_inline(loop):
         return compiled
     return replace(again, can_choose_concurrency=compiled.can_choose_concurrency).of(compiled.with_inline_model(loop))
 
@@ -440,7 +440,7 @@ def _weight_bytes(operations: Iterable[ov.Node]) -> int:
     return sum(int(node.get_byte_size()) for node in operations if node.get_type_name() == "Constant")
 
 
-def _config(source: ModelFile, model: ov.Model) -> dict[str, str]:
+def _compile_config(source: ModelFile, model: ov.Model) -> dict[str, str]:
     spec = source.spec
     config = dict(spec.plugin_config)
     follows_requests = any(shape.auto for shape in spec.shapes.values()) or (spec.batch is not None and spec.batch.auto)
@@ -575,7 +575,7 @@ def _fills_few_cores(compiled: ov.CompiledModel, streams: int, threads: int) -> 
 
 
 def _can_choose_concurrency(model: ov.Model, source: ModelFile, config: Mapping[str, str], threads: int) -> bool:
-    is_left = not (_USER_DECIDES | {"PERFORMANCE_HINT", NUM_REQUESTS_HINT}) & config.keys()
+    is_left = not (_USER_SETTINGS | {"PERFORMANCE_HINT", NUM_REQUESTS_HINT}) & config.keys()
     return is_left and threads > 1 and source.spec.target_device == "CPU" and not _has_unmanaged_state(model, source)
 
 

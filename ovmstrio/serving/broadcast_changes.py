@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-_UNDO_SECONDS: Final = 60.0
-_EXPECTED_SECONDS: Final = 5.0
+_UNDO_TIMEOUT_SECONDS: Final = 60.0
+_EXPECTED_TIMEOUT_SECONDS: Final = 5.0
 """Longest wait of a starting worker for the expected services of the others, which may be stopped."""
 
 _T = TypeVar("_T")
@@ -83,10 +83,10 @@ def server_model_control(plane: DataPlane) -> ServerModelControl:
         )
     if plane.peers is None:
         return plane.control
-    return _ControlOfAll(plane.control, plane.peers)
+    return _BroadcastModelControl(plane.control, plane.peers)
 
 
-class _ControlOfAll:
+class _BroadcastModelControl:
     def __init__(self, control: ModelControl, peers: WorkerPeers) -> None:
         self._control = control
         self._peers = peers
@@ -111,7 +111,7 @@ class _ControlOfAll:
             await run_everywhere(partial(here, change=change), others)
         except BaseException:
             undo = partial(_undo_on_peers, self._peers, PeerRequest.UNDO, change)
-            with trio.move_on_after(_UNDO_SECONDS, shield=True):
+            with trio.move_on_after(_UNDO_TIMEOUT_SECONDS, shield=True):
                 await run_everywhere(partial(self._control.undo, change), undo)
             raise
 
@@ -167,7 +167,7 @@ async def register_region(plane: DataPlane, name: str, key: str, offset: int, by
             try:
                 await peers.call_all(PeerRequest.REGISTER, name, key, offset, byte_size)
             except BaseException:
-                with trio.move_on_after(_UNDO_SECONDS, shield=True):
+                with trio.move_on_after(_UNDO_TIMEOUT_SECONDS, shield=True):
                     plane.regions.unregister(name)
                     await _undo_on_peers(peers, PeerRequest.UNREGISTER, name)
                 raise
@@ -227,7 +227,7 @@ async def sync_expected_services(plane: DataPlane) -> None:
     if plane.peers is None:
         return
     calls = {row: [PeerRequest.EXPECTED] for row in plane.peers.others}
-    answers = (await plane.peers.call_within(calls, _EXPECTED_SECONDS)).values()
+    answers = (await plane.peers.call_within(calls, _EXPECTED_TIMEOUT_SECONDS)).values()
     known = [names for names in answers if names is not None]
     if known:
         plane.registry.expect(name for names in known for name in names)

@@ -75,7 +75,7 @@ def find_cycles(specs: Iterable[ServableSpec], calls: Mapping[str, Sequence[str]
     """
     found = {}
     for spec in specs:
-        path = _path_to_itself(spec.name, calls)
+        path = _shortest_cycle(spec.name, calls)
         if path:
             code = f"{spec.kind.replace(' ', '_').upper()}_CALLS_ITSELF"
             message = f"{code}: it calls itself through others: {' -> '.join(path)}"
@@ -86,13 +86,13 @@ def find_cycles(specs: Iterable[ServableSpec], calls: Mapping[str, Sequence[str]
 def callers_before_callees(calls: Mapping[str, Sequence[str]]) -> list[str]:
     """Return names ordered so that callers come before callees, except within circles."""
     acyclic = {
-        name: () if _path_to_itself(name, calls) else [each for each in called if each in calls]
+        name: () if _shortest_cycle(name, calls) else [each for each in called if each in calls]
         for name, called in calls.items()
     }
     return list(reversed(tuple(TopologicalSorter(acyclic).static_order())))
 
 
-def _path_to_itself(start: str, calls: Mapping[str, Iterable[str]]) -> Sequence[str]:
+def _shortest_cycle(start: str, calls: Mapping[str, Iterable[str]]) -> Sequence[str]:
     """Return the shortest path from a service to itself; empty if there is none."""
     paths: deque[tuple[str, ...]] = deque([(start,)])
     seen = {start}
@@ -234,7 +234,7 @@ class VersionLoader:
         self, context: Callable[[], LoadContext | None], change_detector: ChangeDetector, concurrent_loads: int
     ) -> None:
         self._context = context
-        self._marks = change_detector
+        self._change_detector = change_detector
         self._limiter = trio.CapacityLimiter(concurrent_loads)
         self._memory_growth = MemoryGrowthMeter()
 
@@ -245,13 +245,13 @@ class VersionLoader:
         """
         record = service.begin_load(version)
         async with self._limiter:
-            files = await self._marks.of(service, spec, directory)
+            files = await self._change_detector.of(service, spec, directory)
             reported: list[Problem] = []
             detections: list[Detection] = []
             log.info("service loading", kind=spec.kind, name=service.name, version=version, path=str(directory))
             started = perf_counter()
             try:
-                if spec.errors and not self._finds_all_problems(service):
+                if spec.errors and not self._can_report_all_problems(service):
                     raise ConfigError(spec.errors)  # noqa: TRY301 - a failure of the version like any other
                 # Callers check `call_types` before they use the service as a servable.
                 receive = {"warn": reported.append, "detect": detections.append}
@@ -276,7 +276,7 @@ class VersionLoader:
             instance = Instance(spec, str(version), servable, files, calls, call_types, warnings, tuple(detections))
             return service.finish_load(record, instance, seconds)
 
-    def _finds_all_problems(self, service: ServiceRecord) -> bool:
+    def _can_report_all_problems(self, service: ServiceRecord) -> bool:
         """Return True if a configuration check should load an invalid service to find its further problems."""
         context = self._context()
         return service.kind.reports_all_problems and service.circle is None and context is not None and context.is_trial
@@ -287,7 +287,7 @@ class VersionLoader:
         context = self._context()
         if context is None:
             raise NotReady("the server is not running")
-        load_context = replace(context, **receive, names=tuple(self._marks.services))
+        load_context = replace(context, **receive, names=tuple(self._change_detector.services))
         with owned_by(service.name), self._memory_growth.watching() as grown:
             loaded = await service.kind.load(spec, version, directory, load_context)
             size = grown()
@@ -300,7 +300,7 @@ class VersionLoader:
 
     async def _check_grpc_names(self, record: ServiceRecord, servable: Service) -> None:
         try:
-            check_grpc_names(record.name, record.kind, servable, self._marks.services.values())
+            check_grpc_names(record.name, record.kind, servable, self._change_detector.services.values())
         except ConfigError:
             await servable.aclose()
             raise
@@ -351,9 +351,9 @@ class Reconciler:
         unready_reason: Callable[[ServableSpec], tuple[str, bool] | None] = lambda _: None,
     ) -> None:
         self._loader = loader
-        self._marks = change_detector
+        self._change_detector = change_detector
         self._retire = retire
-        self._obstacle = unready_reason
+        self._unready_reason = unready_reason
 
     async def reconcile(self, service: ServiceRecord, *, forced: bool) -> ApplyResult:
         """Load missing versions and retire unwanted ones; ``forced`` retries failed versions at once.
@@ -361,16 +361,16 @@ class Reconciler:
         Failures are in the result and in the service's states, never raised.
         """
         spec = service.wanted
-        unready_reason = None if spec is None else self._obstacle(spec)
+        unready_reason = None if spec is None else self._unready_reason(spec)
         if spec is not None and unready_reason is not None:
-            return self._postpone(service, spec, *unready_reason)
+            return self._defer(service, spec, *unready_reason)
         try:
             if spec is None:
                 return ApplyResult(changed=self.retire_all(service))
             listing = await self._list(service, spec)
             if listing is None:
                 return ApplyResult(failures=(service.listing_failure,))
-            return await self._follow(service, spec, listing, forced=forced)
+            return await self._load_and_retire(service, spec, listing, forced=forced)
         finally:
             service.settled = True
             service.touch()
@@ -379,7 +379,7 @@ class Reconciler:
         """Stop leases of all versions; return True if there were any."""
         return self._retire_except(service, ())
 
-    def _postpone(self, service: ServiceRecord, spec: ServableSpec, reason: str, has_failed: bool) -> ApplyResult:
+    def _defer(self, service: ServiceRecord, spec: ServableSpec, reason: str, has_failed: bool) -> ApplyResult:
         """Leave a service as it is until its files are downloaded."""
         known, service.problem = service.problem, reason
         service.settled = has_failed
@@ -394,7 +394,7 @@ class Reconciler:
         try:
             served = [record.instance.spec for record in service.versions.values() if record.instance is not None]
             service.kind.check_change(spec, served)
-            listing = await self._marks.list(service, spec)
+            listing = await self._change_detector.list(service, spec)
         except ConfigError as error:
             service.problem, service.problems = error.message, load_problems(service.kind, spec, error)
         else:
@@ -408,7 +408,7 @@ class Reconciler:
             log.error("model not served", model=service.name, reason=service.problem)
         return None
 
-    async def _follow(
+    async def _load_and_retire(
         self, service: ServiceRecord, spec: ServableSpec, listing: Listing, *, forced: bool
     ) -> ApplyResult:
         given_up = await self._versions_not_due(service, spec, listing, forced=forced)
@@ -445,7 +445,7 @@ class Reconciler:
             return True
         if failure.spec.errors != spec.errors:
             return True
-        return await self._marks.of(service, spec, directory) != failure.files
+        return await self._change_detector.of(service, spec, directory) != failure.files
 
     async def _load_all(self, service: ServiceRecord, spec: ServableSpec, directories: dict[int, Path]) -> None:
         async with trio.open_nursery() as nursery:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-_HUB_STALLS: Final = 10
+_HUB_STALL_FACTOR: Final = 10
 _FIRST_RETRY_SECONDS: Final = 1.0
 _LONGEST_RETRY_SECONDS: Final = 60.0
 
@@ -57,7 +57,7 @@ async def update_mirror(
     """
     moved = time.monotonic()
     # The hub's client limits stalls itself, and reports progress in pieces of 10 MB.
-    stall_seconds *= _HUB_STALLS if mirror.address.family == "hf" else 1
+    stall_seconds *= _HUB_STALL_FACTOR if mirror.address.family == "hf" else 1
 
     def note(name: str, done: int, total: int | None) -> None:
         nonlocal moved
@@ -65,7 +65,7 @@ async def update_mirror(
         progress(name, done, total)
 
     chosen = tuple(policies)
-    update = partial(mirror.update, partial(_choose, chosen) if chosen else list, note)
+    update = partial(mirror.update, partial(_select_versions, chosen) if chosen else list, note)
     changed: bool | None = None
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:
@@ -92,7 +92,7 @@ async def update_mirror(
     return changed
 
 
-def _choose(policies: Sequence[VersionPolicy], versions: Iterable[int]) -> set[int]:
+def _select_versions(policies: Sequence[VersionPolicy], versions: Iterable[int]) -> set[int]:
     listed = list(versions)
     return {version for policy in policies for version in policy.select(listed)}
 
@@ -106,7 +106,7 @@ def _reason(error: Exception, address: Address) -> str:
     return str(error) or type(error).__name__
 
 
-class _Followed:
+class _MirroredAddress:
     """Remote address with its local copy, download progress and last failure."""
 
     def __init__(self, address: Address) -> None:
@@ -145,9 +145,9 @@ class Mirrors:
         self._poll_seconds = poll_seconds
         self._cache_bytes = cache_bytes
         self._progress = progress
-        self._followed: dict[Address, _Followed] = {}
+        self._followed: dict[Address, _MirroredAddress] = {}
         self._nursery: trio.Nursery | None = None
-        self._others: tuple[Address, ...] = ()
+        self._extra_addresses: tuple[Address, ...] = ()
         self._requested = trio.Event()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -159,11 +159,11 @@ class Mirrors:
 
     def add(self, *addresses: Address) -> None:
         """Follow addresses that belong to no service, such as that of the configuration file."""
-        self._others += addresses
+        self._extra_addresses += addresses
 
     def follow(self, specs: Iterable[ServableSpec]) -> None:
         """Follow exactly the addresses of these services."""
-        policies: dict[Address, tuple[VersionPolicy, ...]] = dict.fromkeys(self._others, ())
+        policies: dict[Address, tuple[VersionPolicy, ...]] = dict.fromkeys(self._extra_addresses, ())
         for spec in specs:
             for address in spec.sources:
                 policies[address] = (*policies.get(address, ()), spec.version_policy)
@@ -171,7 +171,7 @@ class Mirrors:
             self._followed.pop(address).scope.cancel()
         for address, chosen in policies.items():
             if address not in self._followed and self._nursery is not None:
-                self._followed[address] = _Followed(address)
+                self._followed[address] = _MirroredAddress(address)
                 self._nursery.start_soon(self._keep_current, self._followed[address])
             if address in self._followed:
                 self._followed[address].policies = chosen
@@ -195,7 +195,7 @@ class Mirrors:
                 return f"{address} is downloading{each.progress}", False
         return None
 
-    async def _keep_current(self, each: _Followed) -> None:
+    async def _keep_current(self, each: _MirroredAddress) -> None:
         mirror = each.mirror
         backoff = Backoff(_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS)
 

@@ -23,7 +23,7 @@ else:
     import _signal as signal
 
 _RETRY_SECONDS: Final = 0.005
-_DEFERRING: Final = ("importlib._bootstrap", "importlib._bootstrap_external", "trio._core._run")
+_DEFERRING_MODULES: Final = ("importlib._bootstrap", "importlib._bootstrap_external", "trio._core._run")
 
 
 def exit_at_interrupt() -> None:
@@ -59,7 +59,7 @@ def raise_interrupt(_number: int, frame: FrameType | None) -> None:
         KeyboardInterrupt: neither runs.
     """
     while frame is not None:
-        if frame.f_globals.get("__name__") in _DEFERRING:
+        if frame.f_globals.get("__name__") in _DEFERRING_MODULES:
             if signal.getitimer(signal.ITIMER_REAL)[0]:
                 _exit()
             _retry()

@@ -108,7 +108,7 @@ class ConnectionInbox(trio.abc.Listener[HandedOffStream]):
 
     def __init__(self, closed: Callable[[], None]) -> None:
         self._closed = closed
-        self._quiet_until = float("-inf")
+        self._next_log_at = float("-inf")
         # Unbounded: the parent accepts no more connections than it has descriptors.
         self._put, self._take = trio.open_memory_channel[HandedOffStream](math.inf)
 
@@ -124,8 +124,8 @@ class ConnectionInbox(trio.abc.Listener[HandedOffStream]):
         # No free descriptor in this process: the kernel has closed the connection.
         self._closed()
         now = trio.current_time()
-        if now >= self._quiet_until:
-            self._quiet_until = now + LOG_INTERVAL_SECONDS
+        if now >= self._next_log_at:
+            self._next_log_at = now + LOG_INTERVAL_SECONDS
             log.warning("connections lost", reason="Too many open files (EMFILE)")
 
     async def accept(self) -> HandedOffStream:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 # Request router
 
-_PUSH: Final = "push_to_stream"
+_PUSH_METHOD: Final = "push_to_stream"
 
 
 class StreamRouter(LocalityMixin, RequestRouter):  # type: ignore[misc]  # Ray is not installed in type checks
@@ -47,7 +47,7 @@ class StreamRouter(LocalityMixin, RequestRouter):  # type: ignore[misc]  # Ray i
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
         """Return the candidate replicas; Ray picks the one with the shortest queue."""
-        if pending_request is not None and pending_request.metadata.call_method == _PUSH:
+        if pending_request is not None and pending_request.metadata.call_method == _PUSH_METHOD:
             wanted = replica_of(pending_request.args[0])
             owner = [each for each in candidate_replicas if each.replica_id.unique_id == wanted]
             # Any other replica reports that it does not have the stream.

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 _REPLICA_LOST: Final = (ray_errors.RayActorError, ray_errors.ObjectLostError, serve_errors.DeploymentUnavailableError)
 """The replica is lost, or with its machine a large result stored there."""
-_ATTEMPTS: Final = 5
-_PAUSE_SECONDS: Final = 0.2
+_MAX_ATTEMPTS: Final = 5
+_RETRY_DELAY_SECONDS: Final = 0.2
 
 
 class GroupLink:
@@ -37,7 +37,7 @@ class GroupLink:
     def __init__(self, group: str, handle: DeploymentHandle, *, is_repeatable: bool) -> None:
         self._group = group
         self._handle = handle
-        self._attempts = _ATTEMPTS if is_repeatable else 1
+        self._attempts = _MAX_ATTEMPTS if is_repeatable else 1
 
     async def call(self, method: str, *arguments: Any, **options: Any) -> Any:
         """Call a method of a replica.
@@ -49,11 +49,11 @@ class GroupLink:
         """
         for attempt in range(1, self._attempts + 1):
             try:
-                return await self._ask(method, *arguments, **options)
+                return await self._invoke(method, *arguments, **options)
             except _REPLICA_LOST as error:
                 if attempt == self._attempts:
                     raise self._lost(error) from None
-                await asyncio.sleep(_PAUSE_SECONDS)
+                await asyncio.sleep(_RETRY_DELAY_SECONDS)
         raise AssertionError
 
     async def call_once(self, method: str, *arguments: Any, **options: Any) -> Any:
@@ -63,11 +63,11 @@ class GroupLink:
             Exception: as :meth:`call`.
         """
         try:
-            return await self._ask(method, *arguments, **options)
+            return await self._invoke(method, *arguments, **options)
         except _REPLICA_LOST as error:
             raise self._lost(error) from None
 
-    async def _ask(self, method: str, *arguments: Any, **options: Any) -> Any:
+    async def _invoke(self, method: str, *arguments: Any, **options: Any) -> Any:
         response = getattr(self._handle, method).remote(*arguments, **options)
         try:
             return await response
@@ -78,7 +78,7 @@ class GroupLink:
             raise Overloaded(f'group "{self._group}" is overloaded: {error.message}') from None
 
     def _lost(self, error: Exception) -> NotReady:
-        return NotReady(f'group "{self._group}" lost the replica of this call: {_line(error)}')
+        return NotReady(f'group "{self._group}" lost the replica of this call: {_first_line(error)}')
 
     async def stream(self, method: str, *arguments: Any) -> AsyncGenerator[Any]:
         """Call a streaming method of a replica.
@@ -111,5 +111,5 @@ class GroupLink:
         raise error if isinstance(error, Exception) else ServerError(str(error))
 
 
-def _line(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0]

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 _INGRESS_HINT: Final = 'place all text models in the group "ingress"'
 
 
-_BY_NAME: Final = ("/v1/models/", "/v2/models/")
+_MODEL_PATH_PREFIXES: Final = ("/v1/models/", "/v2/models/")
 
 
-_STREAMED: Final = "/generate_stream"
+_GENERATE_STREAM_SUFFIX: Final = "/generate_stream"
 
 
 _OPENAI: Final = (
@@ -57,10 +57,10 @@ _OPENAI: Final = (
 _DEFAULT_TAG: Final = ":latest"
 
 
-_LIST: Final = "/v1/models"
+_MODELS_PATH: Final = "/v1/models"
 
 
-_ANY_PATH: Final = "/v3/"
+_V3_PREFIX: Final = "/v3/"
 
 
 class HttpTarget(NamedTuple):
@@ -72,16 +72,16 @@ class HttpTarget(NamedTuple):
 
 def plain_path(request: HttpRequest) -> str:
     """Return the decoded path of a request without doubled and trailing slashes."""
-    return unquote(_merged(request)).rstrip("/") or "/"
+    return unquote(_path_without_double_slashes(request)).rstrip("/") or "/"
 
 
-def _merged(request: HttpRequest) -> str:
+def _path_without_double_slashes(request: HttpRequest) -> str:
     return re.sub("//+", "/", request.target.partition("?")[0])
 
 
 def is_openai(path: str) -> bool:
     """Return whether a path belongs to the OpenAI, Anthropic or Ollama API."""
-    return path.startswith(_OPENAI) or path == _LIST
+    return path.startswith(_OPENAI) or path == _MODELS_PATH
 
 
 def http_target(request: HttpRequest, names: Collection[str]) -> HttpTarget:
@@ -89,15 +89,17 @@ def http_target(request: HttpRequest, names: Collection[str]) -> HttpTarget:
     path = plain_path(request)
     if is_openai(path):
         return HttpTarget(_openai_name(request, path, names), may_stream=True)
-    for prefix in _BY_NAME:
+    for prefix in _MODEL_PATH_PREFIXES:
         if path.startswith(prefix):
-            name = _name_in(path.removeprefix(prefix), "".join(_merged(request).split("/")[3:4]), names)
-            return HttpTarget(name, path.endswith(_STREAMED))
+            name = _service_in_path(
+                path.removeprefix(prefix), "".join(_path_without_double_slashes(request).split("/")[3:4]), names
+            )
+            return HttpTarget(name, path.endswith(_GENERATE_STREAM_SUFFIX))
     first = path.removeprefix("/").partition("/")[0]
     return HttpTarget(first, may_stream=True) if first in names else HttpTarget("", may_stream=False)
 
 
-def _name_in(rest: str, segment: str, names: Collection[str]) -> str:
+def _service_in_path(rest: str, segment: str, names: Collection[str]) -> str:
     """Return the service name at the start of ``rest``; ``segment`` is the first path segment, percent-encoded."""
     first = unquote(segment)
     named = first.rpartition(":")[0] if first not in names else first
@@ -116,7 +118,7 @@ def _openai_name(request: HttpRequest, path: str, names: Collection[str]) -> str
     name = document.get("model") if isinstance(document, dict) else None
     if isinstance(name, str):
         return name if name in names else name.removesuffix(_DEFAULT_TAG)
-    if path.startswith(_ANY_PATH) and (first := path.removeprefix(_ANY_PATH).partition("/")[0]) in names:
+    if path.startswith(_V3_PREFIX) and (first := path.removeprefix(_V3_PREFIX).partition("/")[0]) in names:
         return first
     if request.method == "POST" and "json" in (request.header("content-type") or ""):
         return ""

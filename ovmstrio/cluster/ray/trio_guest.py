@@ -147,7 +147,7 @@ class TrioGuest:
         self._loop = asyncio.get_running_loop()
         self._turns = GuestTurns(self._loop)
         self._nursery: trio.Nursery | None = None
-        self._ending: trio.Event | None = None
+        self._stop_event: trio.Event | None = None
         self._started: asyncio.Future[Any] = self._loop.create_future()
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._asyncio_tasks: set[asyncio.Task[None]] = set()
@@ -192,8 +192,8 @@ class TrioGuest:
         self._is_ending = True
         # No event must be delayed from now on.
         self._turns.calls += 1
-        if self._ending is not None and not self.has_ended:
-            self._ending.set()
+        if self._stop_event is not None and not self.has_ended:
+            self._stop_event.set()
             self._turns.run_turns()
 
     def _on_end(self, outcome: Any) -> None:
@@ -211,9 +211,9 @@ class TrioGuest:
         _settle(self._ended, None, None)
 
     async def _main(self, hosted: TrioProgram) -> None:
-        self._ending = trio.Event()
+        self._stop_event = trio.Event()
         if self._is_ending:
-            self._ending.set()
+            self._stop_event.set()
         async with trio.open_nursery() as nursery:
             value = await nursery.start(self._host, hosted, nursery.cancel_scope)
             self._nursery = nursery
@@ -222,8 +222,8 @@ class TrioGuest:
     async def _host(
         self, hosted: TrioProgram, everything: trio.CancelScope, *, task_status: trio.TaskStatus[Any]
     ) -> None:
-        assert self._ending is not None  # noqa: S101 - set before
-        await hosted(self._ending.wait, task_status=task_status)
+        assert self._stop_event is not None  # noqa: S101 - set before
+        await hosted(self._stop_event.wait, task_status=task_status)
         everything.cancel()
 
     async def call(self, function: Callable[..., Awaitable[_T]], *arguments: Any) -> _T:
@@ -307,12 +307,12 @@ class _TrioCall:
 
 
 class _AsyncioCall:
-    __slots__ = ("_asker", "_is_caller_waiting", "_turns", "error", "result", "task")
+    __slots__ = ("_is_caller_waiting", "_turns", "_waiting_task", "error", "result", "task")
 
     task: asyncio.Task[None]
 
     def __init__(self, asker: trio.lowlevel.Task, turns: GuestTurns) -> None:
-        self._asker = asker
+        self._waiting_task = asker
         self._turns = turns
         self._is_caller_waiting = True
         self.result: Any = None
@@ -327,7 +327,7 @@ class _AsyncioCall:
             self.error = raised
         if self._is_caller_waiting:
             self.stop_waiting()
-            trio.lowlevel.reschedule(self._asker)
+            trio.lowlevel.reschedule(self._waiting_task)
             self._turns.run_turns()
 
     def stop_waiting(self) -> None:

@@ -482,7 +482,7 @@ class Batch:
         self._pipeline = pipeline
         self._prefill = PrefillScheduler(pipeline)
         self._numbers = itertools.count(1)
-        self._texts: dict[int, RunningSequence] = {}
+        self._sequences: dict[int, RunningSequence] = {}
         self._block = pipeline.block_tokens
         self._step_tokens = pipeline.batched_tokens  # maximum of prompt tokens, so that a step is short
         self.rebuilds = 0  # number of times the pipeline was recreated
@@ -493,30 +493,32 @@ class Batch:
     @property
     def is_busy(self) -> bool:
         """Return whether a step has work, including the release of blocks of cancelled sequences."""
-        return bool(self._texts) or self._pipeline.is_busy
+        return bool(self._sequences) or self._pipeline.is_busy
 
     @property
     def running(self) -> int:
         """Number of running sequences."""
-        return len(self._texts)
+        return len(self._sequences)
 
     @property
     def has_unproven_grammar(self) -> bool:
         """Return whether a sequence has a grammar that is not known to work."""
-        return any(not text.asked.is_grammar_proven for text in self._texts.values())
+        return any(not text.asked.is_grammar_proven for text in self._sequences.values())
 
     @property
     def is_compiling_grammar(self) -> bool:
         """Return whether a sequence with a grammar has not received its first token."""
         return any(
             text.asked.request.grammar is not None and (text.handle is None or text.is_reading)
-            for text in self._texts.values()
+            for text in self._sequences.values()
         )
 
     def takes(self, queued: QueuedRequest) -> bool:
         """Return whether a new request can join the next step."""
-        texts = self._texts.values()
-        if not self._has_started_all() or self._room(is_newcomer=True) < min(len(queued.prompt), self._block):
+        texts = self._sequences.values()
+        if not self._has_started_all() or self._free_prompt_tokens(is_newcomer=True) < min(
+            len(queued.prompt), self._block
+        ):
             return False
         return self._prefill.may_start(queued.prompt, texts)
 
@@ -524,7 +526,7 @@ class Batch:
     def used(self) -> float:
         """Fraction of the KV cache that the sequences fill, ignoring shared blocks."""
         block = self._pipeline.block_tokens
-        return min(1.0, sum(-(-text.length // block) for text in self._texts.values()) / self._pipeline.blocks)
+        return min(1.0, sum(-(-text.length // block) for text in self._sequences.values()) / self._pipeline.blocks)
 
     def begin(self, queued: QueuedRequest) -> None:
         """Add the sequences of a request, once prefill allows; raise InvalidRequest if the parameters are rejected."""
@@ -544,14 +546,14 @@ class Batch:
     def _start(self, text: RunningSequence) -> None:
         number = next(self._numbers)
         if self._has_started_all() and self._may_start(text):
-            self._start_now(text, self._room(is_newcomer=True))
-        self._texts[number] = text
+            self._start_now(text, self._free_prompt_tokens(is_newcomer=True))
+        self._sequences[number] = text
 
     def _has_started_all(self) -> bool:
         """Return whether no sequence waits for its first start."""
-        return all(text.handle is not None or text.chunk_end for text in self._texts.values())
+        return all(text.handle is not None or text.chunk_end for text in self._sequences.values())
 
-    def _room(self, *, is_newcomer: bool = False) -> int:
+    def _free_prompt_tokens(self, *, is_newcomer: bool = False) -> int:
         """Return the number of prompt tokens that the next step can process in addition to started prompts.
 
         A newcomer leaves half of them to a prompt that was started before; the other half lets it overtake.
@@ -560,7 +562,7 @@ class Batch:
             return self._pipeline.batched_tokens
         decoding = reading = 0
         has_chunk = False
-        for text in self._texts.values():
+        for text in self._sequences.values():
             if text.handle is None:
                 has_chunk = has_chunk or text.chunk_end > 0
             elif text.is_reading:
@@ -573,7 +575,7 @@ class Batch:
 
     def _may_start(self, text: RunningSequence) -> bool:
         """Return whether a sequence may start; a suspect of a failed step starts alone."""
-        others = self._texts.values()
+        others = self._sequences.values()
         if text.is_suspect and any(each.is_new for each in others):
             return False
         return self._fits_step(text) and self._prefill.may_start(text.pending_tokens, others)
@@ -587,7 +589,7 @@ class Batch:
         pipeline = self._pipeline
         if not pipeline.proposes:
             return True
-        others = [each for each in self._texts.values() if each.handle is not None]
+        others = [each for each in self._sequences.values() if each.handle is not None]
         if pipeline.has_draft:
             lengths = [len(each.pending_tokens) for each in others if each.is_new]
             return not lengths or sum(lengths) + len(text.pending_tokens) <= pipeline.batched_tokens
@@ -618,36 +620,36 @@ class Batch:
             text.asked.cached, text.asked.own_cached = cached, own
 
     def _start_queued(self, outcome: StepOutcome) -> None:
-        for number, text in list(self._texts.items()):
-            if text.handle is not None or number not in self._texts:
+        for number, text in list(self._sequences.items()):
+            if text.handle is not None or number not in self._sequences:
                 continue
             if not self._may_start(text):
                 return
             try:
-                self._start_now(text, self._room())
+                self._start_now(text, self._free_prompt_tokens())
             except (RuntimeError, TypeError, ValueError) as error:
                 self._fail(text.asked, _rejection(error), outcome)
                 self.cancel(text.asked)
 
     def cancel(self, queued: QueuedRequest) -> bool:
         """Remove the sequences of a request; return whether some must finish prefill, see :attr:`StepOutcome.left`."""
-        self._drop(number for number, text in self._texts.items() if text.asked is queued)
-        return any(text.asked is queued for text in self._texts.values())
+        self._drop(number for number, text in self._sequences.items() if text.asked is queued)
+        return any(text.asked is queued for text in self._sequences.values())
 
     def end(self, queued: QueuedRequest, index: int) -> None:
         """Remove one sequence at the next step, if it has not ended."""
-        self._drop(number for number, text in self._texts.items() if text.asked is queued and text.index == index)
+        self._drop(number for number, text in self._sequences.items() if text.asked is queued and text.index == index)
 
     def _drop(self, numbers: Iterable[int]) -> None:
         for number in list(numbers):
-            text = self._texts[number]
+            text = self._sequences[number]
             # The library would reuse a partially computed block as a full one for another request of the same prompt.
             text.is_leaving = self._prefill.caches and text.is_reading and not text.is_new
             if not text.is_leaving:
                 self._remove(number).cancel()
 
     def _remove(self, number: int) -> RunningSequence:
-        text = self._texts.pop(number)
+        text = self._sequences.pop(number)
         if text.has_beams:
             self._prefill.record_beam_end(text.asked.prompt)
         else:
@@ -664,7 +666,7 @@ class Batch:
             self._pipeline.step()
         except RuntimeError as error:
             reason = library_error_message(error)
-        stepped = [text for text in self._texts.values() if text.handle is not None]
+        stepped = [text for text in self._sequences.values() if text.handle is not None]
         self._limit_step(sum(text.planned_tokens for text in stepped if text.is_new), time.perf_counter() - started)
         if not reason:
             self._follow_beams(stepped)
@@ -709,7 +711,9 @@ class Batch:
 
     def _read(self, outcome: StepOutcome) -> None:
         over = [
-            number for number, text in self._texts.items() if text.handle is not None and self._read_text(text, outcome)
+            number
+            for number, text in self._sequences.items()
+            if text.handle is not None and self._read_text(text, outcome)
         ]
         for text in [self._remove(number) for number in over]:
             if text.is_leaving:
@@ -746,15 +750,15 @@ class Batch:
         """Recreate the pipeline and restart the sequences that did not cause the failure; may raise RuntimeError."""
         print(f"step failed, batch rebuilt: {reason}", file=sys.stderr)  # noqa: T201 - the server logs it
         self.rebuilds += 1
-        texts = list(self._texts.values())
+        texts = list(self._sequences.values())
         newcomers = {id(text.asked): text.asked for text in texts if text.is_new and not text.is_restarted}
-        culprits = self._culprits(texts, list(newcomers.values()), reason)
+        culprits = self._failed_requests(texts, list(newcomers.values()), reason)
         for queued, error in culprits:
             self._fail(queued, error, outcome)
         blamed = [queued for queued, _ in outcome.failed]
         for text in texts:
             text.cancel()
-        self._texts.clear()
+        self._sequences.clear()
         self._pipeline.rebuild()
         self._prefill.clear()
         for text in texts:
@@ -765,7 +769,7 @@ class Batch:
                 text.is_restarted = not text.is_suspect
                 self._start(text)
 
-    def _culprits(
+    def _failed_requests(
         self, texts: list[RunningSequence], newcomers: list[QueuedRequest], reason: str
     ) -> list[tuple[QueuedRequest, ServerError]]:
         """Return the failed requests: one with an unproven grammar, else the only new one, else all restarted ones.
@@ -825,7 +829,7 @@ class BlockAdmission(Generic[T]):
     """
 
     def __init__(self, room: BlockCapacity, max_queue: int) -> None:
-        self._room = room
+        self._free_prompt_tokens = room
         self._most_waiting = max_queue
         self._queue: deque[tuple[T, BlockDemand]] = deque()
         self._reserved: dict[int, tuple[int, int]] = {}
@@ -847,21 +851,21 @@ class BlockAdmission(Generic[T]):
         """Return the number of blocks to reserve for a request."""
         most = min(need.most, round(self._average_tokens * _MARGIN)) if need.is_open else need.most
         one = self._blocks(need.prompt + most)
-        if need.texts == 1 or not self._room.shares_prompts:
+        if need.texts == 1 or not self._free_prompt_tokens.shares_prompts:
             return one * need.texts
         return one + (need.texts - 1) * (self._blocks(most) + 1)
 
     def _blocks(self, tokens: int) -> int:
-        return -(-tokens // self._room.block_tokens)
+        return -(-tokens // self._free_prompt_tokens.block_tokens)
 
     def fits_now(self, need: BlockDemand) -> bool:
         """Return whether there is room; a lone request always fits."""
         if not self._reserved:
             return True
-        if self.texts + need.texts > self._room.texts:
+        if self.texts + need.texts > self._free_prompt_tokens.texts:
             return False
-        return not self._room.blocks or (
-            self.blocks + self.blocks_of(need) <= self._room.blocks * self._room.overcommit
+        return not self._free_prompt_tokens.blocks or (
+            self.blocks + self.blocks_of(need) <= self._free_prompt_tokens.blocks * self._free_prompt_tokens.overcommit
         )
 
     def wait(self, item: T, need: BlockDemand) -> None:

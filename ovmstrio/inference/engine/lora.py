@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _CONFIG: Final = "adapter_config.json"
 _KIND: Final = "LORA"
 _PREFIX: Final = "base_model.model."  # of peft's names; openvino-genai skips tensors without it
-_ENDS: Final = {".lora_A.weight": 0, ".lora_B.weight": 1}
+_SUFFIXES: Final = {".lora_A.weight": 0, ".lora_B.weight": 1}
 _TYPES: Final = frozenset({"F32", "F16", "BF16"})
 _MAX_HEADER_BYTES: Final = 2**26
 _LENGTH: Final = struct.Struct("<Q")
@@ -62,13 +62,13 @@ def read_adapter(path: Path, model: Path) -> LoraAdapter:
     file = path / ADAPTER_FILE if path.is_dir() else path
     layers, faults = _layers(_tensors(file))
     if layers and not faults:
-        faults += _misfits(layers, _weights(model))
+        faults += _mismatches(layers, _weights(model))
     if faults or not layers:
-        raise ValueError(f"LoRA adapter {path}: {_joined(faults) or 'no tensors'}")
+        raise ValueError(f"LoRA adapter {path}: {_join_problems(faults) or 'no tensors'}")
     return LoraAdapter(file, _scale(file.with_name(_CONFIG), {each.down[0] for each in layers.values()}))
 
 
-def _joined(faults: list[str]) -> str:
+def _join_problems(faults: list[str]) -> str:
     shown = "; ".join(cut(each, 200) for each in islice(faults, _MAX_SHOWN))
     return shown + (f"; and {len(faults) - _MAX_SHOWN} more" if len(faults) > _MAX_SHOWN else "")
 
@@ -97,14 +97,14 @@ def _layers(tensors: dict[str, _Tensor]) -> tuple[dict[str, _Matrices], list[str
     found: defaultdict[str, list[tuple[int, ...]]] = defaultdict(lambda: [(), ()])
     faults = []
     for name, tensor in sorted(tensors.items()):
-        end = next((each for each in _ENDS if name.endswith(each)), "")
+        end = next((each for each in _SUFFIXES if name.endswith(each)), "")
         if not end or not name.startswith(_PREFIX):
-            expected = " or ".join(f"{_PREFIX}LAYER{each}" for each in _ENDS)
+            expected = " or ".join(f"{_PREFIX}LAYER{each}" for each in _SUFFIXES)
             faults.append(f"{name}: unsupported tensor, expected {expected}")
         elif tensor.dtype not in _TYPES or len(tensor.shape) != _DIMENSIONS:
             faults.append(f"{name}: expected F32, F16 or BF16 [?,?], got {tensor.dtype} {list(tensor.shape)}")
         else:
-            found[name.removeprefix(_PREFIX).removesuffix(end)][_ENDS[end]] = tensor.shape
+            found[name.removeprefix(_PREFIX).removesuffix(end)][_SUFFIXES[end]] = tensor.shape
     layers = {layer: _Matrices(*shapes) for layer, shapes in found.items()}
     if not faults:
         faults += [f"{_PREFIX}{layer}: A or B is missing" for layer, each in layers.items() if not all(each)]
@@ -123,7 +123,7 @@ def _weights(model: Path) -> list[tuple[str, int, int]]:
     return found
 
 
-def _misfits(layers: dict[str, _Matrices], weights: Iterable[tuple[str, int, int]]) -> list[str]:
+def _mismatches(layers: dict[str, _Matrices], weights: Iterable[tuple[str, int, int]]) -> list[str]:
     """Return the problems of layers that the model lacks or has with another size.
 
     openvino-genai looks the name of a layer up in the names of operations, also in those with ``_`` for ``.``.

@@ -53,10 +53,10 @@ MAX_STUCK_INSTANCES: Final = 8
 RECOVERY_TIMEOUT_SECONDS: Final = 60.0
 """Time for a worker to recover before requests fail instead of waiting for it."""
 
-_FIRST_DELAY: Final = 0.1
-_LONGEST_DELAY: Final = 30.0
+_FIRST_DELAY_SECONDS: Final = 0.1
+_MAX_DELAY_SECONDS: Final = 30.0
 
-_FAILURE: Final[Callable[[Result], OpFailure | None]] = attrgetter("failure")
+_get_failure: Final[Callable[[Result], OpFailure | None]] = attrgetter("failure")
 
 log = structlog.get_logger(__name__)
 
@@ -163,7 +163,7 @@ class WorkerPool:
                 except Exception as error:  # last resort: every sample gets a result
                     log.exception("batch failed", op=self._name, data_ids=[sample.data_id for sample in samples])
                     results = [Result(failure=failures.unexpected_failure(self._name, error))] * len(samples)
-                first = next(filter(None, map(_FAILURE, results)), None)
+                first = next(filter(None, map(_get_failure, results)), None)
                 if span is not None and first is not None:
                     span.end(first)
             failed = first is not None
@@ -210,7 +210,7 @@ class WorkerPool:
             self._lot.unpark()
 
     async def _recover(self, worker: Worker) -> None:
-        backoff = Backoff(_FIRST_DELAY, _LONGEST_DELAY)
+        backoff = Backoff(_FIRST_DELAY_SECONDS, _MAX_DELAY_SECONDS)
         while True:
             try:
                 await self._recover_with_timeout(worker)
@@ -265,13 +265,13 @@ class ProcessWorker:
     ) -> None:
         self.index = index
         self._op = op
-        self._names = log_fields_of(op)
+        self._log_fields = log_fields_of(op)
         self._source = source
         self._nursery = nursery
         self._report_stage = report_stage
-        self._died = on_exit
+        self._on_exit = on_exit
         self._process: WorkerProcess | None = None
-        self._is_spoiled = False
+        self._is_recovery_needed = False
         self._is_closed = False
 
     @property
@@ -283,14 +283,14 @@ class ProcessWorker:
     def needs_recovery(self) -> bool:
         """Whether the process has exited, still runs a cancelled batch, or has to recover."""
         process = self._process
-        return process is None or process.is_retired or process.is_busy or self._is_spoiled
+        return process is None or process.is_retired or process.is_busy or self._is_recovery_needed
 
     async def start(self) -> None:
         """Start a process and wait until it is ready; cancellation kills it.
 
         Raises ConfigError if the Op cannot be created or the process exits, OSError if the process cannot be started.
         """
-        process = WorkerProcess(_PROGRAM, log_fields=self._names)
+        process = WorkerProcess(_PROGRAM, log_fields=self._log_fields)
         buried = partial(self._process_exited, process)
         try:
             problem = await process.start(self._nursery, self._first_request(), on_exit=buried)
@@ -299,7 +299,7 @@ class ProcessWorker:
         if problem:
             process.kill()
             raise ConfigError([Problem(f"worker {self.index} of Op {self._op} cannot be started: {problem}")])
-        self._process, self._is_spoiled = process, False
+        self._process, self._is_recovery_needed = process, False
 
     def _first_request(self) -> dict[str, Any]:
         source = self._source
@@ -311,13 +311,13 @@ class ProcessWorker:
     async def _process_exited(self, process: WorkerProcess) -> None:
         if process is self._process and not self._is_closed:
             log.error("worker process exited", op=self._op, worker=self.index, pid=process.pid, reason=process.why)
-            self._died(process.why)
+            self._on_exit(process.why)
 
     async def run(self, samples: Sequence[Sample]) -> list[Result]:
         """Process samples in the worker process; after cancellation the worker must recover."""
         process, span = self._process, current_span.get()
         if process is None:
-            return self._lost("has ended", samples)
+            return self._exit_results("has ended", samples)
         try:
             message = await process.call(encode_batch(samples, call_headers()))
         except TypeError as error:
@@ -325,18 +325,18 @@ class ProcessWorker:
                 return [Result(failure=unsendable_failure(error))]
             return [result for sample in samples for result in await self.run([sample])]
         except WorkerExited as end:
-            return self._lost(end.why, samples)
+            return self._exit_results(end.why, samples)
         try:
             answer = decode_reply(message)
         except MALFORMED_MESSAGE_ERRORS as error:
             process.kill_for_violation(error)
             await process.ended.wait()
-            return self._lost(process.why, samples)
-        self._is_spoiled = answer.needs_recovery
+            return self._exit_results(process.why, samples)
+        self._is_recovery_needed = answer.needs_recovery
         report_stages(answer.stages, self._report_stage, span)
         return answer.results
 
-    def _lost(self, reason: str, samples: Sequence[Sample]) -> list[Result]:
+    def _exit_results(self, reason: str, samples: Sequence[Sample]) -> list[Result]:
         return [Result(failure=failures.worker_exited_failure(self._op, reason))] * len(samples)
 
     async def recover(self) -> None:
@@ -348,7 +348,7 @@ class ProcessWorker:
     async def _has_recovered(self, process: WorkerProcess) -> bool:
         with trio.move_on_after(GRACE_SECONDS), suppress(WorkerExited):
             await process.call(RECOVER)
-            self._is_spoiled = False
+            self._is_recovery_needed = False
             return True
         process.kill()
         return False

@@ -19,7 +19,7 @@ from ovmstrio.pipelines.custom_node import ItemInfo
 
 LAYOUTS: Final = ("NCHW", "NHWC")
 COLOR_CHANNELS: Final = 3
-_LARGEST: Final = 2.0**31
+_COORDINATE_LIMIT: Final = 2.0**31
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ def crop(image: Array, box: Box) -> Array:
 
 def to_pixels(values: Array, what: str) -> Array:
     """Truncate numbers to integers."""
-    if not np.all(np.abs(values) < _LARGEST):
+    if not np.all(np.abs(values) < _COORDINATE_LIMIT):
         raise CustomNodeFailure(f"the {what} have values that are not image coordinates")
     return values.astype(np.int64)
 

@@ -44,7 +44,7 @@ class DynamicServices:
         self._root = root
         # Which services they provide is unknown until they are loaded.
         self._grpc_kinds = {name for name, kind in plane.registry.kinds.items() if CallType.GRPC in kind.call_types}
-        self._entries: dict[str, _HostedEntry] = {}
+        self._entries: dict[str, _GrpcEntry] = {}
         self._owners: dict[str, str] = {}
         self._loading: set[str] = set()
         self._pipelines: Mapping[str, Handler] = {}
@@ -98,7 +98,7 @@ class DynamicServices:
                 self._entries[status.name] = found
             self._owners = {path: name for name, entry in self._entries.items() for path in entry.handlers}
 
-    def _find(self, name: str) -> _HostedEntry | None:
+    def _find(self, name: str) -> _GrpcEntry | None:
         try:
             service = self._registry.peek(name)
         except ServerError:
@@ -107,7 +107,7 @@ class DynamicServices:
         if declaration is None:
             return None
         known = self._entries.get(name)
-        return known if known is not None and known.service is service else _HostedEntry(service, declaration)
+        return known if known is not None and known.service is service else _GrpcEntry(service, declaration)
 
     def _follow_pipelines(self) -> None:
         if not self._registry.names_of(OpPipelineSpec.kind):
@@ -138,7 +138,7 @@ class DynamicServices:
                 await handler.func(call)
             except (GRPCError, StreamTerminatedError) as error:
                 refusal = error
-                _note_end(observed.event, error)
+                _record_status(observed.event, error)
             finally:
                 observed.event.received, observed.event.sent = call.received, call.sent
         if refusal is not None:
@@ -164,7 +164,7 @@ class DynamicServices:
         raise _unknown(path)
 
 
-class _HostedEntry:
+class _GrpcEntry:
     def __init__(self, service: Service, declaration: GrpcDeclaration) -> None:
         from ovmstrio.handlers.handler_service import grpc_handlers  # noqa: PLC0415 - only servers with user services need it
 
@@ -181,7 +181,7 @@ def _unknown(path: str) -> GRPCError:
     return GRPCError(Status.UNIMPLEMENTED, f"unknown method {path}")
 
 
-def _note_end(event: CallEvent, error: GRPCError | StreamTerminatedError) -> None:
+def _record_status(event: CallEvent, error: GRPCError | StreamTerminatedError) -> None:
     """Record the service's error, or the gRPC status without one."""
     if isinstance(error, StreamTerminatedError):
         event.code = CANCELLED

@@ -95,7 +95,7 @@ class Cursor:
         self._text = ""
         self._at = 0
         self._held: int | None = None
-        self._ended = False
+        self._is_ended = False
 
     def add(self, text: str) -> None:
         """Append text."""
@@ -105,7 +105,7 @@ class Cursor:
 
     def end(self) -> None:
         """Mark the end of the text."""
-        self._ended = True
+        self._is_ended = True
 
     def hold(self) -> None:
         """Hold the current position, for :meth:`rewind`."""
@@ -123,7 +123,7 @@ class Cursor:
 
     def peek(self, count: int = 1) -> Steps[str]:
         """Return the next characters without consuming them; fewer at the end."""
-        while len(self._text) - self._at < count and not self._ended:
+        while len(self._text) - self._at < count and not self._is_ended:
             yield
         return self._text[self._at : self._at + count]
 
@@ -134,7 +134,7 @@ class Cursor:
             if found := stops.search(self._text, self._at + place):
                 return self._text[self._at : found.start()]
             place = len(self._text) - self._at
-            if self._ended or place > most:
+            if self._is_ended or place > most:
                 return self._text[self._at :]
             yield
 
@@ -151,7 +151,7 @@ class Cursor:
             if have == literal:
                 self._at += len(literal)
                 return True
-            if self._ended or not literal.startswith(have):
+            if self._is_ended or not literal.startswith(have):
                 return False
             yield
 
@@ -159,7 +159,7 @@ class Cursor:
         """Return whether a marker is next, without consuming it."""
         while not markers.is_next(self._text, self._at):
             have = self._text[self._at : self._at + markers.longest]
-            if self._ended or not any(marker.startswith(have) for marker in markers.all):
+            if self._is_ended or not any(marker.startswith(have) for marker in markers.all):
                 return False
             yield
         return True
@@ -193,14 +193,14 @@ class Cursor:
         """
         while True:
             found = markers.find(self._text, self._at)
-            begun = len(self._text) if self._ended else markers.begun(self._text, self._at)
+            begun = len(self._text) if self._is_ended else markers.begun(self._text, self._at)
             if found is not None and found.start() <= begun:
-                self._give(found.start(), give)
+                self._consume_to(found.start(), give)
                 if consume:
                     self._at = found.end()
                 return found.group()
-            self._give(begun, give)
-            if self._ended:
+            self._consume_to(begun, give)
+            if self._is_ended:
                 return ""
             yield
 
@@ -216,11 +216,11 @@ class Cursor:
             if found is not None and found.start() <= min(begun, self._at + limit):
                 text, self._at = self._text[self._at : found.start()], found.end()
                 return text, found.group()
-            if self._ended or begun > self._at + limit:
+            if self._is_ended or begun > self._at + limit:
                 raise MalformedText
             yield
 
-    def _give(self, end: int, give: OnText) -> None:
+    def _consume_to(self, end: int, give: OnText) -> None:
         if end > self._at:
             text, self._at = self._text[self._at : end], end
             give(text)
