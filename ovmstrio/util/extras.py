@@ -13,6 +13,7 @@ from enum import StrEnum
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import which
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
@@ -92,4 +93,6 @@ def _requirements_of(package: Distribution, extra: Extra) -> list[str]:
 
 
 def _pip_install(*arguments: str) -> str:
+    if find_spec("pip") is None and which("uv") is not None:
+        return shlex.join(["uv", "pip", "install", "--python", sys.executable, *arguments])
     return shlex.join([sys.executable, "-m", "pip", "install", *arguments])

@@ -279,6 +279,17 @@ def model_paths(suffix: str) -> tuple[str, str]:
     return f"/v2/models/<model>{suffix}", f"/v2/models/<model>/versions/<version>{suffix}"
 
 
+_STATS: Final = "stats"
+
+
+def _metadata(plane: DataPlane, model: str, version: str) -> HttpAnswer:
+    known = plane.model_metadata(model, check_version(version), KSERVE_REST)
+    document: dict[str, Any] = {"name": known.name, "versions": known.versions, "platform": known.platform}
+    return json_response(
+        document | {"inputs": _tensors(known.inputs), "outputs": _tensors(known.outputs), **known.extra}
+    )
+
+
 def _server_rules(plane: DataPlane) -> list[Rule]:
     async def metadata(_: HttpRequest) -> HttpAnswer:
         return json_response(
@@ -286,6 +297,9 @@ def _server_rules(plane: DataPlane) -> list[Rule]:
         )
 
     async def statistics(_: HttpRequest) -> HttpAnswer:
+        if plane.registry.available_versions(_STATS):
+            # The path is also that of the metadata of a service with this name.
+            return _metadata(plane, _STATS, "")
         return await _statistics(plane, "", "")
 
     return [
@@ -317,10 +331,7 @@ def health_rules(plane: DataPlane) -> list[Rule]:
 
 def _model_rules(plane: DataPlane) -> list[Rule]:
     async def metadata(_: HttpRequest, model: str, version: str = "") -> HttpAnswer:
-        known = plane.model_metadata(model, check_version(version), KSERVE_REST)
-        document: dict[str, Any] = {"name": known.name, "versions": known.versions, "platform": known.platform}
-        document |= {"inputs": _tensors(known.inputs), "outputs": _tensors(known.outputs), **known.extra}
-        return json_response(document)
+        return _metadata(plane, model, version)
 
     async def model_ready(request: HttpRequest, model: str, version: str = "") -> HttpAnswer:
         if not plane.model_ready(model, check_version(version), KSERVE_REST):

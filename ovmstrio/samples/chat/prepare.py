@@ -12,8 +12,8 @@ __all__ = ["ENTRIES", "write"]
 
 _CONTEXT: Final = 8192
 """Context length in the GGUF file, which the conversion drops."""
-_SAMPLING: Final = {"do_sample": True, "temperature": 0.2, "top_p": 0.9, "repetition_penalty": 1.1}
-"""Defaults of requests: so small a model rambles at the usual temperature of 1, and repeats itself below it."""
+_SAMPLING: Final = {"do_sample": True, "temperature": 0.2, "top_p": 0.9}
+"""Defaults of requests: so small a model rambles at the usual temperature of 1."""
 
 
 def write(files: Path, directory: Path) -> None:

@@ -374,3 +374,7 @@ def test_a_repository_names_the_folders_that_are_left_out(tmp_path: Path) -> Non
     (skipped,) = find_target(tmp_path).skipped
     assert (skipped.file, skipped.message) == (str(tmp_path / "bad"), "several models in one folder")
     _check_answer(tmp_path, "good", RELU)
+
+
+def test_a_model_named_as_the_path_of_statistics_has_its_metadata_there(tmp_path: Path) -> None:
+    _check_answer(_onnx(tmp_path / "stats.onnx"), "stats", RELU)

@@ -220,6 +220,7 @@ _EVERYTHING = [
     "autoscaling.by=hpa", "networkPolicy.enabled=true", "networkPolicy.from[0].podSelector.matchLabels.app=web",
     "serviceMonitor.enabled=true", "serviceMonitor.labels.release=monitoring", "tlsSecret=certificate",
     "keysSecret=keys", "serviceMonitor.keySecret.name=scraper", "options[0]=--log_format=json",
+    "options[1]=--cache-dir=/cache",
     "env[0].name=LOG", "env[0].value=off",
     "podAnnotations.one=two", "podLabels.team=vision", "nodeSelector.kind=cpu", "imagePullSecrets[0].name=registry",
     "tolerations[0].operator=Exists", "topologySpreadConstraints[0].maxSkew=1",
@@ -274,6 +275,8 @@ def test_the_rendered_chart_is_valid(settings: list[str], kinds: set[str]) -> No
         (["autoscaling.by=magic"], "autoscaling"),
         (["options[0]=log_level DEBUG"], "options"),
         (["options[0]=--rest_port=8080"], "options"),
+        (["options[0]=--rest-port=8080"], "options"),
+        (["optinos[0]=--log-level=DEBUG"], "optinos"),
         (["models.hostPath.path=/models"], "models"),
         (["configUpdate=both"], "configUpdate"),
         (["service.restPort=9000"], "service.restPort"),
@@ -286,6 +289,7 @@ def test_the_rendered_chart_is_valid(settings: list[str], kinds: set[str]) -> No
         (["podLabels.team=1"], "podLabels"),
         (["serviceMonitor.enabled=true", "keysSecret=keys"], "serviceMonitor.keySecret.name"),
         (["serviceMonitor.enabled=true", "options[0]=--oidc_issuer=https://issuer"], "serviceMonitor.keySecret.name"),
+        (["serviceMonitor.enabled=true", "options[0]=--oidc-issuer=https://issuer"], "serviceMonitor.keySecret.name"),
     ],
 )
 def test_wrong_values_are_refused_with_their_name(settings: list[str], name: str) -> None:

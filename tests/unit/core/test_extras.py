@@ -41,6 +41,18 @@ class _Installed(Distribution):
         return Path(path)
 
 
+@pytest.fixture(autouse=True)
+def _without_uv(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ovmstrio.util.extras.which", lambda _: None)
+
+
+def test_an_environment_without_pip_installs_with_uv(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ovmstrio.util.extras.which", lambda _: "/usr/bin/uv")
+    monkeypatch.setattr("ovmstrio.util.extras.find_spec", lambda _: None)
+    words = shlex.split(install_command(Extra.LLM, lambda _: _Installed(None)))
+    assert words == ["uv", "pip", "install", "--python", sys.executable, *PACKAGES]
+
+
 def _command(origin: dict[str, Any] | None, extra: Extra = Extra.LLM) -> list[str]:
     words = shlex.split(install_command(extra, lambda _: _Installed(origin)))
     assert words[:4] == [sys.executable, "-m", "pip", "install"]
