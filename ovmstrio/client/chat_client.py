@@ -39,7 +39,7 @@ class ChatClient(Client):
         self._silence_seconds = timeout
         self._chats = self._calls = RestCalls(self._address, read_headers(api_key, None))
         self._chats.api_path = ""
-        self._where, self._no_api = f"at {self.url}", "is no OpenAI API"
+        self._endpoint, self._invalid_response = f"at {self.url}", "is no OpenAI API"
 
     def chat_models(self) -> list[str]:
         """Return the names of the served models, text generation models first."""

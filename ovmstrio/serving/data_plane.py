@@ -327,7 +327,7 @@ class DataPlane:
         self._admission = admission or Admission(limit_of=registry.limit_of)
         self._has_limit = self._admission.has_server_limit
         self._own_limits = ServiceLimits(registry)
-        self._obstacle = unready_reason
+        self._unready_reason = unready_reason
         self._reload = reload
         calls = CallObservers((*observers, *(() if metrics is None else (metrics,))))
         self._start, self._move, self._end, self.call_statistics = calls.start, calls.move, calls.end, calls.statistics
@@ -350,7 +350,7 @@ class DataPlane:
         if self._not_serving:
             return Readiness(ready=False, reason=self._not_serving)
         readiness = self.registry.readiness
-        if readiness.ready and self._obstacle is not None and (reason := self._obstacle()):
+        if readiness.ready and self._unready_reason is not None and (reason := self._unready_reason()):
             return Readiness(ready=False, reason=reason)
         return readiness
 
