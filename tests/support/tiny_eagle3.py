@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shutil
-import tarfile
 from pathlib import Path
 from typing import Final
 
+from tests.support.archives import unpack
 from tests.support.tiny_llm import write_tiny_folder
 
 _ARCHIVE: Final = Path(__file__).parents[1] / "data" / "tiny_eagle3.tar.xz"
@@ -14,8 +14,7 @@ _ARCHIVE: Final = Path(__file__).parents[1] / "data" / "tiny_eagle3.tar.xz"
 
 def write_tiny_eagle3(directory: Path) -> tuple[Path, Path]:
     """Write the folders of the model and of its draft model, which has no tokenizer; return them."""
-    with tarfile.open(_ARCHIVE) as archive:
-        archive.extractall(directory, filter="data")
+    unpack(_ARCHIVE, directory)
     target, draft = directory / "target", directory / "draft"
     for file in write_tiny_folder(directory / "tokenizer").glob("openvino_*tokenizer.*"):
         shutil.copy(file, target)

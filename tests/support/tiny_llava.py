@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import base64
 import io
-import tarfile
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
+
+from tests.support.archives import unpack
 
 _ARCHIVE: Final = Path(__file__).parents[1] / "data" / "tiny_llava.tar.xz"
 
@@ -19,8 +20,7 @@ EXACT: Final = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
 
 
 def write_tiny_llava(directory: Path) -> Path:
-    with tarfile.open(_ARCHIVE) as archive:
-        archive.extractall(directory, filter="data")
+    unpack(_ARCHIVE, directory)
     return directory
 
 
