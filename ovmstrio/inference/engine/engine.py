@@ -208,17 +208,13 @@ def _count_characters(data: bytes) -> int:
 
 
 class _Output:
-    __slots__ = ("characters", "echoes", "is_greedy", "stops", "window")
+    __slots__ = ("characters", "echoes", "stops", "window")
 
     def __init__(self, queued: QueuedRequest) -> None:
         self.window = TokenWindow()
         self.characters = 0  # of the text so far
         self.stops = StopStrings(queued.request.stop, keeps=queued.request.includes_stop)
         self.echoes = queued.request.echo
-        sampling = queued.request.sampling
-        penalties = sampling.frequency_penalty, sampling.presence_penalty, (sampling.repetition_penalty or 1.0) - 1.0
-        # Only then is a generated token known to be the most likely one.
-        self.is_greedy = sampling.temperature == 0 and queued.request.grammar is None and not any(penalties)
 
 
 class OutputRows:
@@ -293,7 +289,7 @@ class OutputRows:
             output.characters = len(prompt)
         if request.logprobs:
             tokens = _output_tokens(new)
-            best = list(zip(tokens, new.logprobs, strict=False)) if output.is_greedy else []
+            best = list(zip(tokens, new.logprobs, strict=False)) if new.asked.takes_best_tokens else []
             logprobs += self._logprobs(decoded, output.characters, tokens, new.logprobs, best)
             output.characters += len(decoded)
         end = output.stops.found or (None if finish is None else FINISH_REASONS.index(finish))

@@ -883,3 +883,35 @@ async def test_other_requests_continue_while_a_template_runs_too_long(odd_model:
         ends.append("text")
     assert ends == ["text", "hostile"]
     assert text_of(await made(odd_model, _request(_saying("fine")))) == "fine"
+
+
+_SETTINGS: Final = {"repetition_penalty": 1.3, "num_beams": 3, "min_new_tokens": 30, "eos_token_id": 1}
+
+
+async def test_settings_of_the_folder_apply_to_texts_and_log_probabilities(
+    serve_tiny: ServeTiny, model: ModelHost, tiny_folder: Path, tmp_path: Path
+) -> None:
+    plain = replace(greedy("hello", 40), logprobs=True)
+    penalized = replace(plain, sampling=replace(plain.sampling, repetition_penalty=1.3))
+    beams = replace(plain, sampling=replace(plain.sampling, best_of=3))
+    expected: list[list[GenerationChunk]] = []
+
+    async def make() -> None:
+        expected.extend([await made(model.model, each) for each in (plain, penalized, beams)])
+
+    await trio.to_thread.run_sync(model.run, make)
+    folder = shutil.copytree(tiny_folder, tmp_path / "model")
+    (folder / "generation_config.json").write_text(json.dumps(_SETTINGS))
+    neutral = replace(plain, sampling=replace(plain.sampling, repetition_penalty=1.0, min_tokens=0))
+    first = expected[1][0].logprobs[0].id
+    stopping = Sampling(max_tokens=40, temperature=0, stop_token_ids=(first,))
+    async with serve_tiny(path=folder) as other:
+        found = [await made(other, each) for each in (neutral, plain)]
+        shortest = await made(other, GenerationRequest("hello", stopping))
+        stopped = await made(other, GenerationRequest("hello", replace(stopping, min_tokens=0)))
+    assert sum(piece.tokens for piece in shortest) >= _SETTINGS["min_new_tokens"]
+    assert sum(piece.tokens for piece in stopped) == 1
+    assert [text_of(each) for each in found] == [text_of(each) for each in expected[:2]]
+    assert text_of(found[0]) != text_of(found[1])
+    best = [[token.best for piece in pieces for token in piece.logprobs] for pieces in (*expected, *found)]
+    assert [{each is None for each in of_text} for of_text in best] == [{False}, {True}, {True}, {False}, {True}]
