@@ -144,11 +144,13 @@ class Chat:
             echoed=last["content"] if echo and last["role"] == "assistant" else "",
         )
 
-    def whole(self, body: Body, parsed: ParsedRequest) -> _ChatBuilder:
+    def response_builder(self, body: Body, parsed: ParsedRequest) -> _ChatBuilder:
         """Create a response builder."""
         return _ChatBuilder(body.model, parsed)
 
-    def streamed(self, body: Body, parsed: ParsedRequest, write_error: Callable[[Exception], bytes]) -> _ChatStream:
+    def response_stream(
+        self, body: Body, parsed: ParsedRequest, write_error: Callable[[Exception], bytes]
+    ) -> _ChatStream:
         """Create a chunk writer."""
         return _ChatStream(body.model, parsed, write_error)
 

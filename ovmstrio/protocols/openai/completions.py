@@ -121,11 +121,11 @@ class Completions:
             requests, options.includes_usage, options.has_continuous_usage, shows_token_ids=shows_token_ids
         )
 
-    def whole(self, body: Body, parsed: ParsedRequest) -> _CompletionBuilder:
+    def response_builder(self, body: Body, parsed: ParsedRequest) -> _CompletionBuilder:
         """Create a response builder."""
         return _CompletionBuilder(body.model, parsed)
 
-    def streamed(
+    def response_stream(
         self, body: Body, parsed: ParsedRequest, write_error: Callable[[Exception], bytes]
     ) -> _CompletionStream:
         """Create a chunk writer."""

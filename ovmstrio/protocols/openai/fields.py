@@ -236,7 +236,7 @@ class Fields:
             return None
         return value
 
-    def whole(self, name: str, message: str, allowed: range = _INT32) -> int | None:
+    def integer(self, name: str, message: str, allowed: range = _INT32) -> int | None:
         """Return an integer of a range."""
         value: int | None = self._typed(name, int, message)
         if value is not None and value not in allowed:
@@ -300,7 +300,7 @@ class Fields:
 def read_truncation(fields: Fields) -> dict[str, int]:
     """Return the option ``max_tokens`` of encoders for ``truncate_prompt_tokens``; -1 is what the model takes."""
     name = "truncate_prompt_tokens"
-    given = fields.whole(name, f"{name} is neither -1 nor above 0", range(-1, 2**31))
+    given = fields.integer(name, f"{name} is neither -1 nor above 0", range(-1, 2**31))
     if given == 0:
         fields.refuse(name, f"{name} is neither -1 nor above 0", got="0")
     return {"max_tokens": given} if given else {}
@@ -448,7 +448,7 @@ def _read_positive(fields: Fields, name: str, high: float, message: str, range_m
 
 
 def _read_top_k(fields: Fields) -> int | None:
-    top_k = fields.whole("top_k", "top_k is not an integer")
+    top_k = fields.integer("top_k", "top_k is not an integer")
     if top_k is not None and top_k < 1 and top_k != -1:
         fields.refuse("top_k", "top_k must be -1 (all tokens) or a positive integer", got=str(top_k))
         return None
@@ -457,7 +457,7 @@ def _read_top_k(fields: Fields) -> int | None:
 
 def _read_seed(fields: Fields) -> int | None:
     """Return the seed; None, which selects a random one, for -1."""
-    seed = fields.whole("seed", f"seed out of range [{_SEEDS[0]}, {_SEEDS[-1]}]", _SEEDS)
+    seed = fields.integer("seed", f"seed out of range [{_SEEDS[0]}, {_SEEDS[-1]}]", _SEEDS)
     return None if seed == _RANDOM_SEED else seed
 
 

@@ -67,7 +67,7 @@ class KnownFields(NamedTuple):
 
 
 def _integer(fields: Fields, name: str) -> int | None:
-    return fields.whole(name, f"{name} is not an integer")
+    return fields.integer(name, f"{name} is not an integer")
 
 
 _IDENTITY: Final[Mapping[str, _Check]] = dict.fromkeys(("user", "request_id", "session_id"), Fields.text)

@@ -501,11 +501,13 @@ class Responses:
         errors.tell()
         return ParsedRequest((request,))
 
-    def whole(self, body: Body, parsed: ParsedRequest) -> _ResponseBuilder:
+    def response_builder(self, body: Body, parsed: ParsedRequest) -> _ResponseBuilder:
         """Create a response builder."""
         return _ResponseBuilder(_Response(body.model, body.document, parsed, self._slot))
 
-    def streamed(self, body: Body, parsed: ParsedRequest, write_error: Callable[[Exception], bytes]) -> ResponseStream:
+    def response_stream(
+        self, body: Body, parsed: ParsedRequest, write_error: Callable[[Exception], bytes]
+    ) -> ResponseStream:
         """Create an event writer, which encodes failures itself."""
         del write_error
         self.stream = ResponseStream(_Response(body.model, body.document, parsed, self._slot))

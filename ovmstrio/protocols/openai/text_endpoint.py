@@ -2,8 +2,8 @@
 
 ::
 
-    body ─> TextEndpoint.read ─> Asked ─> generate ─┬─> _ResponseBuilder ─> one document
-                                                    └─> _ResponseStream ─> events, as deltas arrive
+    body ─> TextEndpoint.read ─> ParsedRequest ─> generate_all ─┬─> _ResponseBuilder ─> one document
+                                                                └─> _ResponseStream ─> events, as deltas arrive
 """
 
 from __future__ import annotations
@@ -227,11 +227,13 @@ class TextEndpoint(Protocol):
         """Parse a body; raise ``InvalidField`` with all problems."""
         ...
 
-    def whole(self, body: Body, parsed: ParsedRequest) -> _ResponseBuilder:
+    def response_builder(self, body: Body, parsed: ParsedRequest) -> _ResponseBuilder:
         """Create a response builder."""
         ...
 
-    def streamed(self, body: Body, parsed: ParsedRequest, write_error: Callable[[Exception], bytes]) -> _ResponseStream:
+    def response_stream(
+        self, body: Body, parsed: ParsedRequest, write_error: Callable[[Exception], bytes]
+    ) -> _ResponseStream:
         """Create an event encoder; ``write_error`` encodes errors in the configured format."""
         ...
 
@@ -273,7 +275,7 @@ async def _answer_complete(api: OpenAIApi, endpoint: TextEndpoint, request: Http
     with await api.call(request, body.model, Task.TEXT_GENERATION) as call:
         read = partial(endpoint.read, body.document, _model(call).limits, is_stream=False, deadline=deadline)
         parsed = await parse_off_loop(read, body)
-        builder, usage = endpoint.whole(body, parsed), Usage()
+        builder, usage = endpoint.response_builder(body, parsed), Usage()
 
         async def take(index: int, piece: GenerationChunk) -> None:
             builder.take(index, piece)
@@ -310,7 +312,7 @@ class TextEventStream:
             limits = _model(call).limits
             read = partial(self._endpoint.read, self._body.document, limits, is_stream=True, deadline=deadline)
             parsed = await parse_off_loop(read, self._body)
-            streamed = self._endpoint.streamed(self._body, parsed, self._api.form.event)
+            streamed = self._endpoint.response_stream(self._body, parsed, self._api.form.event)
             self._streamed = streamed
             if self.on_parsed is not None:
                 await self.on_parsed()

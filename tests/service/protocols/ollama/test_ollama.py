@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
-import trio
 
 from ovmstrio.core.errors import ContextExceeded, ModelFailure, Overloaded
 from ovmstrio.core.generation import (
@@ -22,9 +20,8 @@ from ovmstrio.core.generation import (
     TokenLogprob,
     ToolCallDelta,
 )
-from tests.service.protocols.openai.servers import CHAT, WORDS, post_of, serve_openai, service_of
+from tests.service.protocols.openai.servers import CHAT, WORDS, serve_openai, service_of
 from tests.support.callers import gate_of
-from tests.support.waits import WAIT_SECONDS
 from tests.unit.protocols.servers import Serving
 
 CHATS, TEXTS = "/api/chat", "/api/generate"
@@ -396,31 +393,3 @@ async def test_the_api_is_behind_the_key_of_generation(tmp_path: Path) -> None:
         assert (await serving.post(CHATS, json=BODIES[CHATS], headers=headers)).status_code == 200
         for path in ("/api/tags", "/api/version"):
             assert (await serving.get(path)).status_code == 401
-
-
-# Behaviour shared with chat
-
-
-@pytest.mark.parametrize("path", [CHATS, TEXTS])
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_disconnected_client_cancels_its_request(serving: Serving, path: str, stream: bool) -> None:
-    service = service_of(serving)
-    never = trio.Event()
-    pieces: Iterable[Any] = (GenerationChunk(text="a"), never)
-    service.script = lambda _: pieces
-    async with serving.connect() as peer:
-        await peer.send(post_of(path, BODIES[path] | {"stream": stream}))
-        with trio.fail_after(WAIT_SECONDS):
-            await service.waiting.wait()
-    with trio.fail_after(WAIT_SECONDS):
-        await service.left.wait()
-    assert service.running == 0
-
-
-async def test_calls_count_in_the_metrics_of_the_api(serving: Serving) -> None:
-    await _answer(serving)
-    await _lines(serving, TEXTS)
-    text = (await serving.get("/metrics")).text
-    for method in ("Unary", "Stream"):
-        labels = f'api="Ollama",interface="REST",method="{method}",name="{CHAT}",version="1"'
-        assert f"ovms_requests_success{{{labels}}} 1" in text

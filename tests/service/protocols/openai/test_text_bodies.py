@@ -537,7 +537,7 @@ def test_any_body_is_read_or_refused(path: str, body: dict[str, Any], is_stream:
     for request in text_call.requests:
         assert json.dumps(getattr(request.prompt, "messages", request.prompt))
         assert json.dumps(getattr(request.prompt, "tools", ()))
-    answer = endpoint.whole(Body(body, CHAT), text_call)
+    answer = endpoint.response_builder(Body(body, CHAT), text_call)
     answer.take(0, GenerationChunk(text="x", finish=Finish.STOP))
     assert json.dumps(answer.document(Usage()))
 
