@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.generation import GenerationRequest
     from ovmstrio.inference.engine.pipeline import ImagePrompt, Pipeline
+    from ovmstrio.inference.engine.scoring import TokenScore
 
 # ----------------------------------------------------------------------
 # Running sequences: sampling configuration, state, output, and restart after a batch rebuild
@@ -59,8 +60,7 @@ class QueuedRequest:
     """A request ready to run.
 
     Attributes:
-        prompt_logprobs: log-probabilities of the prompt, the first one None; empty unless echoed.
-        prompt_best: most likely token at each place of the prompt with its log-probability; empty if unknown.
+        prompt_scores: scores of the prompt's tokens; empty unless requested.
     """
 
     id: int  # the server's request number
@@ -72,8 +72,7 @@ class QueuedRequest:
     is_open: bool = False  # whether the request has no token limit
     is_grammar_proven: bool = True  # whether its grammar, if any, is known to work
     image_prompt: ImagePrompt | None = None  # the prompt for a pipeline that takes images
-    prompt_logprobs: list[float | None] = field(default_factory=list)
-    prompt_best: list[tuple[int, float] | None] = field(default_factory=list)
+    prompt_scores: list[TokenScore] = field(default_factory=list)
     left: int = 0  # number of sequences that have not ended
     generated: int = 0  # number of generated tokens
     cached: int = 0  # number of prompt tokens found in the prefix cache, as far as known

@@ -255,6 +255,11 @@ class Pipeline:
         return self._options.batched_tokens
 
     @property
+    def has_adapter(self) -> bool:
+        """Whether the model has a LoRA adapter."""
+        return self._adapter is not None
+
+    @property
     def has_draft(self) -> bool:
         """Whether a draft model proposes tokens."""
         return bool(self._options.draft_folder)

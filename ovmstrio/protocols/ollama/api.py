@@ -14,12 +14,12 @@ from ovmstrio.core.errors import ErrorList, ServerError
 from ovmstrio.core.generation import Finish, Grammar, GrammarKind, Task
 from ovmstrio.protocols.openai.api import ErrorFormat, client_message, client_status
 from ovmstrio.protocols.openai.fields import (
-    TOP_LOGPROBS_UNSUPPORTED,
     Fields,
     PromptSize,
     make_request,
     read_max_tokens,
     read_response_format,
+    read_top_logprobs,
     shown,
 )
 from ovmstrio.protocols.openai.known_fields import KnownFields, Refused
@@ -150,7 +150,7 @@ NOTES: Final[Mapping[str, str]] = {
     "keep_alive": "models stay loaded; `idle_unload_seconds` unloads idle ones",
     "shift": "an answer ends at the end of the context",
     "truncate": "the server does not shorten prompts: a prompt that is too long is an error",
-    "top_logprobs": "only 0",
+    "top_logprobs": "0 to 20, with `logprobs` and `stream` false",
 }
 """Notes on fields of bodies; those of an endpoint take precedence."""
 
@@ -173,15 +173,15 @@ def _read_request(
     top_k = options.get("top_k")
     sampling = {name: options.get(name) for name in _SAMPLING}
     sampling |= {"top_k": -1 if top_k == 0 else top_k, "repetition_penalty": options.number("repeat_penalty", 0, 1e6)}
-    if fields.unsigned("top_logprobs"):
-        fields.refuse("top_logprobs", TOP_LOGPROBS_UNSUPPORTED, code="unsupported_parameter")
+    logprobs = bool(fields.flag("logprobs"))
     request = make_request(
         options.translated(sampling, PromptSize()),
         limits,
         prompt,
         max_tokens=read_max_tokens(limited, limits, "num_predict"),
         is_stream=is_stream,
-        logprobs=bool(fields.flag("logprobs")),
+        logprobs=logprobs,
+        top_logprobs=read_top_logprobs(fields, is_stream=is_stream, logprobs=logprobs),
         deadline=deadline,
     )
     OPTIONS.check(options)
@@ -264,6 +264,7 @@ class OllamaAnswer:
         self._model = body.document["model"]
         self._content = content
         self._has_logprobs = parsed.requests[0].logprobs
+        self._top_logprobs = parsed.requests[0].top_logprobs
         self._text = ChoiceText()
         self._began = perf_counter_ns()
         self._first = 0
@@ -321,7 +322,9 @@ class OllamaAnswer:
         return made
 
     def _logprobs(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-        return {"logprobs": [logprob_document(token) for token in tokens]} if self._has_logprobs and tokens else {}
+        if not self._has_logprobs or not tokens:
+            return {}
+        return {"logprobs": [logprob_document(token, self._top_logprobs) for token in tokens]}
 
     def _end(self, usage: Usage) -> dict[str, Any]:
         ended = perf_counter_ns()

@@ -16,6 +16,7 @@ from ovmstrio.core.generation import (
     GenerationRequest,
     Grammar,
     GrammarKind,
+    LikelyToken,
     Sampling,
     TokenLogprob,
     ToolCallDelta,
@@ -153,6 +154,15 @@ async def test_log_probabilities_come_with_their_text(serving: Serving) -> None:
     ]
     assert (await _answer(serving, logprobs=True))["logprobs"] == tokens
     assert [line.get("logprobs") for line in await _lines(serving, logprobs=True)] == [tokens[:1], tokens[1:], None]
+
+
+async def test_an_answer_has_the_most_likely_tokens_on_request(serving: Serving) -> None:
+    top = (LikelyToken(b"b", -0.1), LikelyToken(b"a", -0.5))
+    _script(serving, GenerationChunk(text="a", logprobs=(TokenLogprob(b"a", -0.5, top=top),), finish=Finish.STOP))
+    (token,) = (await _answer(serving, logprobs=True, top_logprobs=2))["logprobs"]
+    assert [(each["token"], each["logprob"]) for each in token["top_logprobs"]] == [("b", -0.1), ("a", -0.5)]
+    refused = await serving.post(CHATS, json=BODIES[CHATS] | {"logprobs": True, "top_logprobs": 2})
+    assert "top_logprobs is not supported with stream" in refused.json()["error"]
 
 
 @pytest.mark.parametrize("path", [CHATS, TEXTS])
