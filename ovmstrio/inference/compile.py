@@ -570,8 +570,12 @@ def _requests_per_inference(signature: ModelSignature, timing: Timing | None, pl
 
 
 def _fills_few_cores(compiled: ov.CompiledModel, streams: int, threads: int) -> bool:
-    """Return whether one inference takes all cores of a small machine, without pinning the event loop's thread."""
-    return CORES.are_few and streams == 1 and threads >= CORES.count and not _property(compiled, CPU_PINNING, 1)
+    """Return whether one inference takes all cores of a small machine, without pinning the event loop's thread.
+
+    One thread takes no more than the event loop does anyway, also if that is the only core of this process.
+    """
+    takes_all = streams == 1 and threads >= max(2, CORES.count)
+    return CORES.are_few and takes_all and not _property(compiled, CPU_PINNING, 1)
 
 
 def _can_choose_concurrency(model: ov.Model, source: ModelFile, config: Mapping[str, str], threads: int) -> bool:
