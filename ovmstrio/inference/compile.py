@@ -311,6 +311,7 @@ SMALL_MODEL_OPERATIONS: Final = 2_000
 _MAX_INLINE_SECONDS_FEW_CORES: Final = 350e-6
 
 _MIN_CACHED_OPERATIONS: Final = 100  # smaller models compile as fast as a cached blob loads (docs/compiled_files.md)
+_MIN_CACHED_F16_BYTES: Final = 2**20
 
 _USER_SETTINGS: Final = {"INFERENCE_NUM_THREADS", "NUM_STREAMS"}
 LATENCY: Final = "LATENCY"
@@ -446,9 +447,16 @@ def _compile_config(source: ModelFile, model: ov.Model) -> dict[str, str]:
     follows_requests = any(shape.auto for shape in spec.shapes.values()) or (spec.batch is not None and spec.batch.auto)
     if spec.cache_dir is not None and (spec.allow_cache or not follows_requests):
         config.setdefault("CACHE_DIR", str(spec.cache_dir))
-    elif source.kept is not None and not follows_requests and len(model.get_ops()) >= _MIN_CACHED_OPERATIONS:
+    elif source.kept is not None and not follows_requests and _is_worth_keeping(model):
         config.setdefault("CACHE_DIR", str(source.kept))
     return config
+
+
+def _is_worth_keeping(model: ov.Model) -> bool:
+    """Return whether a compiled file saves time, or memory: OpenVINO expands f16 weights to f32, and maps a file."""
+    operations = model.get_ops()
+    halves = (node for node in operations if node.get_output_element_type(0) == ov.Type.f16)
+    return len(operations) >= _MIN_CACHED_OPERATIONS or _weight_bytes(halves) >= _MIN_CACHED_F16_BYTES
 
 
 def _compile(model: ov.Model, source: ModelFile, config: Mapping[str, str]) -> ov.CompiledModel:
