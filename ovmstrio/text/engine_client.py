@@ -12,7 +12,7 @@ import numpy as np
 import trio
 
 from ovmstrio.core.errors import DeadlineExceeded, InvalidRequest, ModelFailure, QueueTimeExceeded
-from ovmstrio.core.generation import Finish, GenerationRequest, TokenLogprob
+from ovmstrio.core.generation import Finish, GenerationRequest, LikelyToken, TokenLogprob
 from ovmstrio.core.tracing import current_span
 from ovmstrio.inference.engine.messages import (
     ACCEPTED,
@@ -49,6 +49,7 @@ class OutputChunk:
     parts: list[tuple[str, int]] = field(default_factory=list)
     tokens: int = 0
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: Finish | None = None
     stop: str = ""
 
@@ -96,7 +97,8 @@ class OutputBuffer:
     ) -> None:
         """Append a row of a step's output, which :meth:`deliver` makes readable.
 
-        ``finish`` is the number of a reason, or a stop string.
+        ``logprobs`` has the tokens of the text, and those of the prompt; ``finish`` is the number of a reason, or a
+        stop string.
         """
         made = self._unread.get(index)
         if made is None:
@@ -105,10 +107,8 @@ class OutputBuffer:
         made.tokens += tokens
         self.tokens += tokens
         if logprobs:
-            made.logprobs += [
-                TokenLogprob(bytes(data), value, token, offset, None if best is None else (bytes(best[0]), best[1]))
-                for data, value, token, offset, best in logprobs
-            ]
+            made.logprobs += map(_decode_logprob, logprobs[0])
+            made.prompt_logprobs += map(_decode_logprob, logprobs[1])
         if finish is not None:
             if isinstance(finish, str):
                 made.stop = finish
@@ -173,6 +173,12 @@ class OutputBuffer:
                 await self._changed.wait()
             finally:
                 self._changed = None
+
+
+def _decode_logprob(encoded: list[Any]) -> TokenLogprob:
+    data, value, token, offset, top, rank = encoded
+    likely = tuple(LikelyToken(bytes(each), logprob, number) for each, logprob, number in top)
+    return TokenLogprob(bytes(data), value, token, offset, likely, rank)
 
 
 # ----------------------------------------------------------------------

@@ -183,6 +183,7 @@ class OutputReader:
                 made.text,
                 tokens=made.tokens,
                 logprobs=tuple(made.logprobs),
+                prompt_logprobs=tuple(made.prompt_logprobs),
                 finish=made.finish,
                 stop=made.stop,
             )
@@ -202,6 +203,7 @@ class OutputReader:
                     tokens=0 if position else made.tokens,
                     reasoning_tokens=0 if position else reasoning_tokens,
                     logprobs=() if position else tuple(made.logprobs),
+                    prompt_logprobs=() if position else tuple(made.prompt_logprobs),
                     finish=self._finish(made) if position == last else None,
                     stop=made.stop if position == last else "",
                 )
