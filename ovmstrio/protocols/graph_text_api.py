@@ -106,7 +106,7 @@ async def _stream(
     async def take(index: int, piece: GenerationChunk) -> None:
         await send_all(streamed.write(index, piece, usage))
 
-    await generate_all(model, parsed.requests, usage, take, lambda: send_all(streamed.begin(usage)))
+    await generate_all(model, parsed.requests, usage, take, begin=lambda: send_all(streamed.begin(usage)))
     await send_all(streamed.end(usage))
 
 
