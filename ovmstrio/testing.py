@@ -186,7 +186,10 @@ async def serving_in_memory(target: ServerSettings | Path | str, **options: Any)
 
     Raises:
         ConfigError: as ``serving``.
+        RuntimeError: no trio loop is running.
     """
+    if not trio.lowlevel.in_trio_run():
+        raise RuntimeError("serving_in_memory requires a trio loop; tests on asyncio use serving_async")
     plan = replace(await read_plan(_settings(target, options)), grpc=_ANY_PORT, rest=_ANY_PORT)
     grpc, rest = _MemoryListener(), _MemoryListener()
     with _quiet_logs():

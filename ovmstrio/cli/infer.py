@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from ovmstrio.cli.console import EX_USAGE, exit_on_error, fail, print_message, stderr
-from ovmstrio.cli.server_options import Ca, Cert, Key, Rest, Timeout, Url, asking
+from ovmstrio.cli.server_options import Ca, Cert, Key, Rest, Timeout, Url, asking, model_metadata
 from ovmstrio.cli.tables import FormatOption, JsonOption, Output, chosen
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def infer(
         check_target(target)
         images.check(inputs_given)
     with asking(url, rest=rest, timeout=timeout, ca=ca, cert=cert, key=key) as client:
-        known = client.metadata(model, version)
+        known = model_metadata(client, model, version)
         if known.platform == _HANDLER:
             # Handlers are called over REST only.
             with (

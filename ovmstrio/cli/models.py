@@ -9,7 +9,7 @@ import typer
 
 from ovmstrio.cli.console import data_table
 from ovmstrio.cli.problems import safe
-from ovmstrio.cli.server_options import Ca, Cert, Key, Rest, Timeout, Url, asking
+from ovmstrio.cli.server_options import Ca, Cert, Key, Rest, Timeout, Url, asking, model_metadata
 from ovmstrio.cli.tables import FormatOption, JsonOption, Output, show_data
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def models(
     with asking(url, rest=rest, timeout=timeout, ca=ca, cert=cert, key=key) as client:
         states = [state for state in client.models() if name in {"", state.name}]
         if name and not states:
-            client.metadata(name)  # Raises the error of the server for this name.
+            model_metadata(client, name)  # Raises the error of the server for this name.
         ready = [(state.name, state.version) for state in states if state.state == "READY"]
         known = {each: client.metadata(*each) for each in ready}
     show_data(_table(states, known), _as_data(states, known), form, as_json=as_json)

@@ -9,7 +9,7 @@ import typer
 
 from ovmstrio.cli.commands import App
 from ovmstrio.cli.console import EX_USAGE, data_table, exit_on_error, print_message
-from ovmstrio.cli.server_options import Ca, Cert, Key, Rest, Timeout, Url, asking
+from ovmstrio.cli.server_options import Ca, Cert, Key, Rest, Timeout, Url, asking, model_metadata
 from ovmstrio.cli.tables import FORMATS, FormatOption, JsonOption, Output, chosen, show_data
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def run(
     with exit_on_error(EX_USAGE, InvalidRequest):
         recorder = OutputRecorder.from_options(output, join) if output or join is not None else OutputRecorder()
     with asking(url, rest=rest, timeout=timeout, ca=ca, cert=cert, key=key) as client:
-        known = client.metadata(model, version)
+        known = model_metadata(client, model, version)
         with exit_on_error(EX_USAGE, WrongOption):
             steps = plan(given, known.inputs, slicing, print_message)
         called = SequenceModel(client, model, version, {tensor.name: tensor.datatype for tensor in known.inputs})

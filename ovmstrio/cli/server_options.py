@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ovmstrio.cli.server_address import ServerAddress
-    from ovmstrio.client import Client
+    from ovmstrio.client import Client, ModelInfo
+
+_MAX_NAMES: Final = 10
+"""Models that a message lists."""
 
 Url = Annotated[
     str,
@@ -66,6 +69,21 @@ def asking(url: str, *, timeout: float, **options: Any) -> Iterator[Client]:
         is_rest = server.protocol == "REST"
         with open_client(server.address, rest=is_rest, timeout=timeout, tls=server.tls) as client:
             yield client
+
+
+def model_metadata(client: Client, model: str, version: str = "") -> ModelInfo:
+    """Return the metadata of a model; for an unknown name, end the command with the names that the server has."""
+    from ovmstrio.core.errors import NotFound, ServerError
+
+    try:
+        return client.metadata(model, version)
+    except NotFound as error:
+        with suppress(ServerError):  # a server without an index of models
+            names = sorted({state.name for state in client.models()})
+            if names and model not in names:
+                more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+                fail(f"{error.message}; the server has {', '.join(names[:_MAX_NAMES])}{more}")
+        raise
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ovmstrio.cli.console import EX_USAGE, exit_on_error, fail
-from ovmstrio.cli.server_options import Ca, Cert, Key, Rest, Url, asking
+from ovmstrio.cli.server_options import Ca, Cert, Key, Rest, Url, asking, model_metadata
 from ovmstrio.cli.tables import FORMATS, JsonOption, Output, chosen
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def stream(
     # A stream over REST has one request.
     needs = "gRPC" if requests else ""
     with asking(url, rest=rest, needs=needs, timeout=_METADATA_SECONDS, ca=ca, cert=cert, key=key) as client:
-        names = [tensor.name for tensor in client.metadata(model).inputs]
+        names = [tensor.name for tensor in model_metadata(client, model).inputs]
         with exit_on_error(EX_USAGE, InvalidRequest):
             if requests:
                 stream_requests = read_lines(requests, names)

@@ -96,3 +96,12 @@ def test_what_cannot_be_loaded_is_an_error(tmp_path: Path) -> None:
     )
     with pytest.raises(errors.ConfigError), serving(config):
         pass
+
+
+def test_a_server_in_memory_on_asyncio_is_refused_with_the_function_to_use(config: Path) -> None:
+    async def serve() -> None:
+        async with serving_in_memory(config):
+            pass
+
+    with pytest.raises(RuntimeError, match="requires a trio loop; tests on asyncio use serving_async"):
+        anyio.run(serve, backend="asyncio")

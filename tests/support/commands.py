@@ -100,6 +100,8 @@ def _run(arguments: tuple[str, ...], stdin: IO[str], stdout: IO[str], stderr: IO
         _wait_for_log_lines()
         patch.setattr(sys, "excepthook", sys.excepthook)
         patch.setattr(sys, "argv", ["ovms", *arguments])
+        # Under `python -m pytest`, help would name that command.
+        patch.setattr(sys.modules["__main__"], "__package__", None)
         for name, stream in (("stdin", stdin), ("stdout", stdout), ("stderr", stderr)):
             patch.setattr(sys, name, stream)
         try:

@@ -393,6 +393,7 @@ def test_a_profile_is_printed_in_every_form_and_written_for_speedscope(server: S
     ("code", "line", "reason"),
     [
         (1, "infer --model unknown --input b.npy", "Model with requested name is not found"),
+        (1, "infer --model unknown --input b.npy", "; the server has adder, counter_stream, "),
         (1, "infer --model dummy --input nowhere.npy", "No such file"),
         (1, "infer --model counter_stream --input nowhere.npy", "error: nowhere.npy: No such file or directory"),
         (2, "infer --model dummy --input b.npy --url {free}", "is the server running?"),
@@ -418,7 +419,7 @@ def test_a_profile_is_printed_in_every_form_and_written_for_speedscope(server: S
         (64, "sequence run --model sum --input rows.npy --join 0", "--join requires --output FILE"),
         (64, "sequence run --model sum --input rows.npy --sequence-id 0", "--sequence-id"),
         (64, "sequence run --model sum --input rows.npy --chunk 0", "--chunk"),
-        (1, "stream --model unknown --input a", "not found"),
+        (1, "stream --model unknown --input a", "; the server has adder, counter_stream, "),
         (2, "stream --model words --input a --url {free}", "is the server running?"),
         (64, "stream --model words", "either an input or --requests"),
         (64, "stream --model words --requests - --timestamp 3", "need an input"),

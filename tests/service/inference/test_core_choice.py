@@ -372,14 +372,17 @@ async def test_failure_on_one_of_several_streams_leaves_one_for_a_growing_while(
     is_configured: bool, cores: CoreShare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cores.are_few = True
-    hooks, now = RecordingHooks(), 0.0
+    hooks = RecordingHooks()
     settings = {"plugin_config": {"NUM_STREAMS": "2"}} if is_configured else {}
     running = _shared_out(monkeypatch, tmp_path, ir.matmul(), hooks, **settings)
     if not is_configured:
         assert _note_parallel_calls(running, 2)
         await running.recompile()
+    now = running.tuner._clock()
     running.tuner._clock = lambda: now
     for pause in (30, 60, 30):
+        # Without parallel calls, streams that are not configured end after a minute.
+        running.tuner.record_concurrency(2, 1000.0)
         assert (hooks.streams, running.tuner.wants_recompilation()) == (2, False)
         for _ in range(2):
             await _fails(_away(running))
