@@ -1,6 +1,6 @@
-"""Figures of docs/sizing.md: CPU of calls, memory of models, neighbours, and queues under overload.
+"""Figures of docs/sizing.md: CPU of calls, memory of models, neighbours, and overload.
 
-python -m benchmarks.sizing [cpu] [memory] [neighbours] [overload]     all without a name
+python -m benchmarks.sizing [cpu] [memory] [neighbours] [overload] [goodput]     all without a name
 
 CPU and memory are those of the server's process, so that other load on the machine matters little. The load generator
 is grpcio in threads of this process.
@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from http import HTTPStatus
@@ -34,7 +35,7 @@ from ovmstrio.encoding.messages import message_class
 from tests.support.projects import write_project
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from benchmarks.processes import Server
 
@@ -221,38 +222,128 @@ def overload() -> None:
             config = folder / "config.json"
             config.write_text(json.dumps({"model_config_list": [], "handler_config_list": [entry]}))
             with ovms(config) as server:
-                outcomes, taken = _open_loop(server, rate=30, seconds=15, deadline=1.0)
+                call = partial(_post_once, server, "/sleeps", b"1", _JSON)
+                outcomes, taken = _open_loop(call, rate=30, seconds=15, deadline=1.0)
             total = sum(outcomes.values())
             parts = [f"{outcomes[each]} of {total}" for each in ("answered", "refused", "given up")]
             print(f"| {what} | {' | '.join(parts)} | {_p99_ms(taken):.0f} ms |", flush=True)
 
 
-def _open_loop(server: Server, *, rate: float, seconds: float, deadline: float) -> tuple[Counter[str], list[float]]:
+_COMPUTING: Final = """
+import time
+
+class Handler:
+    def handle_post(self, payload):
+        ends = time.thread_time() + 0.015
+        while time.thread_time() < ends:
+            pass
+        return payload
+"""
+_OVERLOAD_SECONDS: Final = 20.0
+_CAPACITY_SECONDS: Final = 5.0
+
+
+def goodput() -> None:
+    """Print the calls answered within a second at twice the capacity, without any limit."""
+    _print_head("service without limits", "capacity", "answered of twice as many", "goodput of capacity", "p99")
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        folder = Path(name)
+        config = write_repository(folder, {"m": network("10 ms", is_dynamic=True)}, {"m": F32})
+        write_project(folder / "computes", _COMPUTING)
+        document = json.loads(config.read_text())
+        document["handler_config_list"] = [{"name": "computes", "path": str(folder / "computes")}]
+        config.write_text(json.dumps(document))
+        server = stack.enter_context(ovms(config))
+        infer = stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{server.grpc}")).unary_unary(_METHOD)
+        body, headers = _binary_request("10 ms")
+        calls: dict[str, _Call] = {
+            "Python handler of 15 ms, REST": partial(_post_once, server, "/computes", b"1", _JSON),
+            "model of 10 ms, REST": partial(_post_once, server, "/v2/models/m/infer", body, headers),
+            "model of 10 ms, gRPC": partial(_infer_once, infer, _request("m", "10 ms")),
+        }
+        for what, call in calls.items():
+            # Without pause, load shedding for the previous calls might still apply.
+            time.sleep(11)
+            capacity = _closed_loop(call, callers=8, seconds=_CAPACITY_SECONDS)
+            begun = time.monotonic()
+            outcomes, taken = _open_loop(call, rate=2 * capacity, seconds=_OVERLOAD_SECONDS, deadline=1.0)
+            rate = outcomes["answered"] / (time.monotonic() - begun)
+            parts = f"{capacity:.0f}/s | {rate:.0f}/s | {rate / capacity:.2f} | {_p99_ms(taken):.0f} ms"
+            print(f"| {what} | {parts} |", flush=True)
+
+
+_Call = Callable[[float], str]
+"""Makes a call with a timeout in seconds, and returns its outcome."""
+_JSON: Final = {"content-type": "application/json"}
+
+
+def _binary_request(size: str) -> tuple[bytes, dict[str, str]]:
+    name, array = input_of(network(size, is_dynamic=True))
+    tensor = {"name": name, "shape": array.shape, "datatype": "FP32", "parameters": {"binary_data_size": array.nbytes}}
+    head = json.dumps({"inputs": [tensor]}).encode()
+    headers = {"content-type": "application/octet-stream", "inference-header-content-length": str(len(head))}
+    return head + array.tobytes(), headers
+
+
+def _post_once(server: Server, path: str, body: bytes, headers: dict[str, str], timeout: float) -> str:
+    with closing(HTTPConnection("127.0.0.1", server.rest, timeout=timeout)) as connection:
+        try:
+            connection.request("POST", path, body, headers)
+            status = connection.getresponse().status
+        except TimeoutError:
+            return "given up"
+    return "answered" if status == HTTPStatus.OK else "refused"
+
+
+def _infer_once(infer: grpc.UnaryUnaryMultiCallable, request: bytes, timeout: float) -> str:
+    try:
+        infer(request, timeout=timeout)
+    except grpc.RpcError as error:
+        return "given up" if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED else "refused"
+    return "answered"
+
+
+def _closed_loop(call: _Call, *, callers: int, seconds: float) -> float:
+    """Return the calls per second of a number of callers."""
+    ends = time.monotonic() + seconds
+    counts = [0] * callers
+
+    def repeat(caller: int) -> None:
+        while time.monotonic() < ends:
+            counts[caller] += call(60.0) == "answered"
+
+    _join([threading.Thread(target=repeat, args=(caller,)) for caller in range(callers)])
+    return sum(counts) / seconds
+
+
+def _join(threads: list[threading.Thread]) -> None:
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _open_loop(call: _Call, *, rate: float, seconds: float, deadline: float) -> tuple[Counter[str], list[float]]:
     """Send calls at random times, each in a thread, whatever becomes of the others."""
     outcomes: Counter[str] = Counter()
     taken: list[float] = []
     random = np.random.default_rng(0)
 
-    def call() -> None:
+    def once() -> None:
         begun = time.perf_counter()
-        connection = HTTPConnection("127.0.0.1", server.rest, timeout=deadline)
-        with closing(connection):
-            try:
-                connection.request("POST", "/sleeps", b"1", {"content-type": "application/json"})
-                status = connection.getresponse().status
-            except TimeoutError:
-                outcomes["given up"] += 1
-                return
-        outcomes["answered" if status == HTTPStatus.OK else "refused"] += 1
-        if status == HTTPStatus.OK:
+        outcome = call(deadline)
+        outcomes[outcome] += 1
+        if outcome == "answered":
             taken.append(time.perf_counter() - begun)
 
     threads = []
-    ends = time.monotonic() + seconds
-    while time.monotonic() < ends:
-        threads.append(threading.Thread(target=call))
+    due = time.monotonic()
+    ends = due + seconds
+    while due < ends:
+        threads.append(threading.Thread(target=once))
         threads[-1].start()
-        time.sleep(random.exponential(1 / rate))
+        due += random.exponential(1 / rate)
+        time.sleep(max(0.0, due - time.monotonic()))
     for thread in threads:
         thread.join()
     return outcomes, taken
@@ -260,7 +351,7 @@ def _open_loop(server: Server, *, rate: float, seconds: float, deadline: float) 
 
 def main() -> None:
     """Run the named measurements, or all."""
-    known = {each.__name__: each for each in (cpu, memory, neighbours, overload)}
+    known = {each.__name__: each for each in (cpu, memory, neighbours, overload, goodput)}
     print(machine())
     for name in sys.argv[1:] or known:
         known[name]()

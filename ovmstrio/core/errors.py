@@ -27,7 +27,7 @@
     │   ├── StorageFailure                     model storage or local disk failed
     │   └── TooManySequences                   sequence limit reached
     ├── Overloaded                             a queue or pool is full
-    │   ├── QueueTimeExceeded                  the call cannot start within max_queue_time
+    │   ├── QueueTimeExceeded                  the call cannot start or end in time
     │   ├── TooManyRequests                    concurrency limit of a handler reached
     │   └── CallerLimited                      quota of the caller exceeded
     ├── Unauthenticated                        missing or wrong credentials
@@ -263,7 +263,7 @@ class Overloaded(ServerError):
 
 
 class QueueTimeExceeded(Overloaded):
-    """A call waited in a queue for ``max_queue_time``, or would have to."""
+    """A call waited in a queue for ``max_queue_time``, or would have to, or would end after its client has given up."""
 
     @classmethod
     def after(cls, seconds: float) -> QueueTimeExceeded:

@@ -25,16 +25,19 @@ import trio
 from ovmstrio.core.errors import Overloaded, QueueTimeExceeded
 from ovmstrio.core.limits import NO_LIMIT, Limit, current_ticket, release_current_ticket
 from ovmstrio.core.worker_peers import NO_PEER_COUNTERS, SERVER_COUNTER
+from ovmstrio.serving.load_shedding import LoadShedding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
+    from ovmstrio.core.events import Interface
     from ovmstrio.core.limits import AdmissionTicket, ConcurrencyLimit
     from ovmstrio.core.request import InferRequest, InferResponse
     from ovmstrio.core.service import LeasedServable, Servable, ServableLookup
     from ovmstrio.core.worker_peers import CounterRow, Counters
     from ovmstrio.serving.instances import Lease
+    from ovmstrio.serving.load_shedding import CallCounts
     from ovmstrio.serving.records import VersionStatus
     from ovmstrio.serving.registry import Registry
 
@@ -52,6 +55,9 @@ class Admission:
     Args:
         server: limit of all calls together.
         limit_of: returns the configured limit of a service.
+
+    Attributes:
+        is_shedding: calls of a service without limits may be refused, because its clients give up.
     """
 
     def __init__(self, server: Limit = NO_LIMIT, limit_of: Callable[[str], Limit] = lambda _: NO_LIMIT) -> None:
@@ -61,6 +67,8 @@ class Admission:
         self._busy: dict[str, ServiceQueue] = {}
         self._numbers = count()
         self._queued = 0
+        self._shedding: dict[str, LoadShedding] = {}
+        self.is_shedding = False
 
     @property
     def has_server_limit(self) -> bool:
@@ -75,16 +83,21 @@ class Admission:
         """Return the number of queued calls of a service."""
         return self._gates[name].queued if name in self._gates else 0
 
-    async def enter(self, name: str, *, is_nested: bool = False) -> AdmittedPlace:
+    async def enter(self, name: str, *, is_nested: bool = False, interface: Interface | None = None) -> AdmittedPlace:
         """Take a place for a call, first come, first served; the caller must release the place.
 
         Nested calls take no place of the server.  Not a checkpoint if a place is free; cancellation leaves the queue.
+        ``interface`` is None for calls that are not shed, such as streams.
 
         Raises:
             Overloaded: the queue is full.
             QueueTimeExceeded: the call has waited too long, or would have to.
         """
         gate = self._gate(name)
+        if self.is_shedding and interface is not None and (shedding := self._find_shedding(gate)) is not None:
+            gives_up_at = shedding.check(interface, gate.in_flight)
+            self._grant(gate, is_nested=is_nested)
+            return AdmittedPlace(self, gate, is_nested, 0.0, lambda seconds: shedding.record_end(seconds, gives_up_at))
         waiter = self._grant_or_queue(gate, is_nested=is_nested)
         if waiter is None:
             return AdmittedPlace(self, gate, is_nested, 0.0)
@@ -98,6 +111,26 @@ class Admission:
 
     async def follow_others(self) -> None:
         """Admit queued calls when other worker processes release places; without any, return at once."""
+
+    def record_give_up(self, name: str, interface: Interface, seconds: float, counts: CallCounts) -> None:
+        """Record that a client has given up on a call after ``seconds``; no effect on services with a limit."""
+        if self.has_server_limit or self._limit_of(name).max_concurrency:
+            return
+        shedding = self._shedding.get(name)
+        if shedding is None:
+            shedding = self._shedding[name] = LoadShedding(name)
+        shedding.record_give_up(interface, seconds, counts, self.in_flight(name))
+        self.is_shedding = self.is_shedding or shedding.is_active
+
+    def _find_shedding(self, gate: ServiceQueue) -> LoadShedding | None:
+        """Return the active load shedding of a service, and end those that are due."""
+        if self.has_server_limit or gate.limit.max_concurrency:
+            self._shedding.pop(gate.name, None)
+        for each in self._shedding.values():
+            each.end_if_due()
+        self.is_shedding = any(each.is_active for each in self._shedding.values())
+        found = self._shedding.get(gate.name)
+        return found if found is not None and found.is_active else None
 
     def around(self, lease: ServableLookup) -> ServableLookup:
         """Wrap a lease function of pipeline or graph nodes, so that their calls take places of their callees."""
@@ -211,14 +244,22 @@ class AdmittedPlace:
         waited_seconds: time in the queue.
     """
 
-    __slots__ = ("_admission", "_gate", "_held", "_is_nested", "_taken_at", "waited_seconds")
+    __slots__ = ("_admission", "_gate", "_held", "_is_nested", "_on_end", "_taken_at", "waited_seconds")
 
-    def __init__(self, admission: Admission, gate: ServiceQueue, is_nested: bool, waited_seconds: float) -> None:
+    def __init__(
+        self,
+        admission: Admission,
+        gate: ServiceQueue,
+        is_nested: bool,
+        waited_seconds: float,
+        on_end: Callable[[float], None] | None = None,
+    ) -> None:
         self._admission: Admission | None = admission
         self._gate = gate
         self._is_nested = is_nested
         self._taken_at = perf_counter()
         self._held: ConcurrencyLimit | None = None
+        self._on_end = on_end
         self.waited_seconds = waited_seconds
 
     @property
@@ -247,6 +288,8 @@ class AdmittedPlace:
         admission, self._admission = self._admission, None
         if admission is not None:
             seconds = perf_counter() - self._taken_at
+            if self._on_end is not None:
+                self._on_end(seconds)
             admission.leave(self._gate, is_nested=self._is_nested, seconds=seconds)
 
     def __enter__(self) -> Self:

@@ -31,6 +31,7 @@ from ovmstrio.core.errors import (
     VersionRetired,
 )
 from ovmstrio.core.events import (
+    CANCELLED,
     OK,
     CallEvent,
     CallObserver,
@@ -44,7 +45,9 @@ from ovmstrio.core.service import SequenceServable
 from ovmstrio.core.tensor import Tensor
 from ovmstrio.serving.admission import Admission, ServiceLimits, attach_place, count_service_call
 from ovmstrio.serving.calls import ObservedCall, ResponseBudget, error_label
+from ovmstrio.serving.interfaces import HANDLERS_HTTP, KSERVE_GRPC, KSERVE_REST, TENSORFLOW_GRPC, TENSORFLOW_REST
 from ovmstrio.serving.kind import CallType
+from ovmstrio.serving.load_shedding import CallCounts
 from ovmstrio.serving.open_stream import OpenStream
 from ovmstrio.serving.records import Readiness
 from ovmstrio.serving.registry import parse_version
@@ -131,6 +134,19 @@ def _overridden_methods(observers: Sequence[CallObserver], name: str) -> tuple[A
     default = getattr(CallObserver, name)
     return tuple(getattr(each, name) for each in observers if getattr(type(each), name, default) is not default)
 
+
+class _GiveUpObserver(CallObserver):
+    def __init__(self, record: Callable[[CallEvent], None]) -> None:
+        self._record = record
+
+    def call_failed(self, event: CallEvent) -> None:
+        if event.code in _GIVEN_UP:
+            self._record(event)
+
+
+_GIVEN_UP: Final = frozenset({CANCELLED, DeadlineExceeded.__name__})
+_SHED_INTERFACES: Final = frozenset({KSERVE_GRPC, KSERVE_REST, TENSORFLOW_GRPC, TENSORFLOW_REST, HANDLERS_HTTP})
+"""Interfaces of calls with one response; generated texts and pipelines of Ops have queues with limits."""
 
 _T = TypeVar("_T")
 
@@ -329,7 +345,8 @@ class DataPlane:
         self._own_limits = ServiceLimits(registry)
         self._unready_reason = unready_reason
         self._reload = reload
-        calls = CallObservers((*observers, *(() if metrics is None else (metrics,))))
+        own = (_GiveUpObserver(self._record_give_up), *(() if metrics is None else (metrics,)))
+        calls = CallObservers((*observers, *own))
         self._start, self._move, self._end, self.call_statistics = calls.start, calls.move, calls.end, calls.statistics
         self._metrics = metrics
         self._metered: set[str] = set()
@@ -465,8 +482,10 @@ class DataPlane:
     # Calls
 
     def has_limits(self) -> bool:
-        """Return whether any concurrency limit is configured or set by a service itself."""
-        return self._has_limit or self.registry.has_limits or bool(self._own_limits.limited)
+        """Return whether any concurrency limit is configured, or set by a service or for its overload."""
+        return (
+            self._has_limit or self.registry.has_limits or bool(self._own_limits.limited) or self._admission.is_shedding
+        )
 
     async def admit(
         self,
@@ -495,7 +514,8 @@ class DataPlane:
             self._metrics.add_limited_service(name, lambda: self._admission.queued(name))
         place = None
         try:
-            place = await self._admission.enter(name)
+            is_shed = api_interface in _SHED_INTERFACES and not (method and method == api_interface.stream)
+            place = await self._admission.enter(name, interface=api_interface.interface if is_shed else None)
             self._own_limits.hold(name, place)
         except Overloaded as error:
             if place is not None:
@@ -530,6 +550,24 @@ class DataPlane:
             return await answer()
         finally:
             place.release()
+
+    def _record_give_up(self, event: CallEvent) -> None:
+        """Record a call whose client has disconnected, or whose deadline has passed, for the shedding of load."""
+        name = event.name
+        if (
+            self.is_draining
+            or event.api_interface not in _SHED_INTERFACES
+            or event.method == event.api_interface.stream
+        ):
+            return
+        known = (
+            self.call_statistics.versions.get((name, str(each))) for each in self.registry.available_versions(name)
+        )
+        versions = [each for each in known if each is not None]
+        succeeded = sum(each.success.count for each in versions)
+        ended = succeeded + sum(each.fail.count for each in versions)
+        counts = CallCounts(ended, succeeded, self.registry.in_flight().get(name, 0))
+        self._admission.record_give_up(name, event.api_interface.interface, event.seconds, counts)
 
     def _count_refused(
         self, name: str, version: str, error: Overloaded, api_interface: ApiInterface, method: str

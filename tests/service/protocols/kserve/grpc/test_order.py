@@ -11,6 +11,7 @@ from typing import Any
 import h2.events
 import numpy as np
 import pytest
+import trio
 
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.request import InferRequest
@@ -273,6 +274,27 @@ async def test_a_call_beyond_the_queue_is_refused_undecoded_and_other_calls_are_
         await peer.flush()
         assert (await peer.trailers(metadata))["grpc-status"] == "0"
         assert (await peer.trailers(unknown))["grpc-status"] == "5"
+
+
+@pytest.mark.parametrize(("path", "body"), [(INFER, _echo()), (_PREDICT, _echo_predict())])
+async def test_a_service_without_limits_refuses_calls_after_deadlines_have_passed(
+    serving: Serving, path: str, body: bytes
+) -> None:
+    async with open_peer(serving.address) as peer:
+        for _ in range(10):
+            late = peer.queue(INFER, _echo(block=1), ("grpc-timeout", "50m"))
+            await peer.flush()
+            assert (await peer.trailers(late))["grpc-status"] == "4"
+        serving.servable.blocked = trio.Event()
+        peer.queue(INFER, _echo(block=1), ("grpc-timeout", "1H"))
+        await peer.flush()
+        await serving.wait(serving.servable.blocked)
+        refused = peer.queue(path, body + _GARBAGE, ("grpc-timeout", "50m"))
+        await peer.flush()
+        trailers = await peer.trailers(refused)
+        assert trailers["grpc-status"] == "8"
+        assert trailers["grpc-message"].startswith('"echo" is overloaded: 1 calls are under way')
+        assert (trailers["grpc-retry-pushback-ms"], trailers["retry-after"]) == ("1000", "1")
 
 
 async def test_queued_calls_leave_with_their_deadline_or_reset_and_keep_their_order(serving: Serving) -> None:

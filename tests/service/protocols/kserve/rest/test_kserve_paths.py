@@ -300,6 +300,31 @@ async def test_a_call_above_the_queue_is_refused_before_its_body(tmp_path: Path,
         assert f"ovmstrio_requests_total{{{labels}" in metrics
 
 
+@LANES
+async def test_a_service_without_limits_refuses_calls_after_its_clients_have_disconnected(
+    tmp_path: Path, extra: tuple[str, ...]
+) -> None:
+    async with serving_rest(tmp_path, metrics=Metrics()) as serving, serving.connect() as waiting:
+        for _ in range(10):
+            assert not serving.plane.has_limits()
+            serving.servable.blocked = trio.Event()
+            async with serving.connect() as impatient:
+                await impatient.send(infer_post(_BLOCK))
+                await serving.wait_blocked()
+            with trio.fail_after(WAIT_SECONDS):
+                while serving.registry.in_flight():
+                    await trio.testing.wait_all_tasks_blocked(0.01)
+        serving.servable.blocked = trio.Event()
+        await waiting.send(infer_post(_BLOCK))
+        await serving.wait_blocked()
+        async with serving.connect() as refused:
+            answer = await refused.ask(infer_head(len(BODY), *extra))
+            assert (answer.status, answer.headers["retry-after"]) == (429, "1")
+            assert answer.json["error"].startswith('"echo" is overloaded: 1 calls are under way')
+        metrics = (serving.plane.render_metrics() or b"").decode()
+        assert 'ovmstrio_rejected_requests_total{name="echo",reason="queue_full"} 1.0' in metrics
+
+
 async def test_a_refused_large_body_ends_the_connection(tmp_path: Path) -> None:
     async with _limited(tmp_path, 1, 0) as serving, serving.connect() as first, serving.connect() as second:
         await first.send(infer_post(_BLOCK))
