@@ -566,7 +566,8 @@ class DataPlane:
         versions = [each for each in known if each is not None]
         succeeded = sum(each.success.count for each in versions)
         ended = succeeded + sum(each.fail.count for each in versions)
-        counts = CallCounts(ended, succeeded, self.registry.in_flight().get(name, 0))
+        fastest = min((each.fastest_success for each in versions), default=math.inf)
+        counts = CallCounts(ended, succeeded, self.registry.in_flight().get(name, 0), fastest)
         self._admission.record_give_up(name, event.api_interface.interface, event.seconds, counts)
 
     def _count_refused(

@@ -32,6 +32,8 @@ _GIVE_UPS: Final = 10
 """Given up calls after which their share is checked."""
 _SHARE: Final = 0.2
 _MAX_WINDOW_SECONDS: Final = 10.0
+_MIN_IN_FLIGHT: Final = 8
+"""Calls that are never refused."""
 _QUIET_SECONDS: Final = 10.0
 """Time without refusals and given up calls after which shedding ends."""
 _TRIAL_SECONDS: Final = 5.0
@@ -43,11 +45,13 @@ _GAP_WEIGHT: Final = 0.05
 
 
 class CallCounts(NamedTuple):
-    """Calls of a service since the start: ended and succeeded ones, and the number in flight now."""
+    """Calls of a service since the start: ended and succeeded ones, the number in flight now, and the shortest time."""
 
     ended: int
     succeeded: int
     in_flight: int
+    fastest_seconds: float
+    """Time of the fastest succeeded call; infinite without any."""
 
 
 class LoadShedding:
@@ -65,7 +69,7 @@ class LoadShedding:
         self._patience: dict[Interface, list[float]] = {}
         # Share of given up calls
         self._window_start = -math.inf
-        self._window_counts = CallCounts(0, 0, 0)
+        self._window_counts = CallCounts(0, 0, 0, math.inf)
         self._give_ups = 0
         # While shedding
         self._begun = self._last = 0.0
@@ -82,8 +86,11 @@ class LoadShedding:
     def record_give_up(self, interface: Interface, seconds: float, counts: CallCounts, counted: int) -> None:
         """Record that a client has given up on a call after ``seconds``; ``counts`` include this call.
 
-        ``counted`` is the number of calls in flight that are counted from their start, as in :meth:`check`.
+        A client that leaves before any call could end is no sign of overload. ``counted`` is the number of calls in
+        flight that are counted from their start, as in :meth:`check`.
         """
+        if seconds < counts.fastest_seconds:
+            return
         now = trio.current_time()
         if not self.is_active and now - self._window_start > _MAX_WINDOW_SECONDS:
             self._window_start, self._window_counts, self._give_ups = now, counts, 0
@@ -132,9 +139,7 @@ class LoadShedding:
         patience = self._patience_of(interface) if deadline == math.inf else deadline - now
         if not in_flight:
             self._busy_since = now
-            return now + patience
-        seconds = self._expected_seconds(now, in_flight)
-        if seconds <= (self._fastest + patience) / 2:
+        if in_flight < _MIN_IN_FLIGHT or self._expected_seconds(now, in_flight) <= (self._fastest + patience) / 2:
             return now + patience
         self._last = now
         self._refusals += 1

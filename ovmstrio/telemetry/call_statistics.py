@@ -5,6 +5,7 @@ Independent of metrics, which may be disabled.
 
 from __future__ import annotations
 
+import math
 import time
 from bisect import bisect_left
 from dataclasses import dataclass, field
@@ -32,7 +33,8 @@ class VersionStatistics:
     """Calls of one version.
 
     ``queue``, ``compute`` and ``rest`` (parsing and encoding) split the time of successful calls.  ``times`` is a
-    histogram of all calls with the bounds :data:`HISTOGRAM_BOUNDS`.  ``last_call`` is in seconds since the epoch.
+    histogram of all calls with the bounds :data:`HISTOGRAM_BOUNDS`.  ``last_call`` is in seconds since the epoch,
+    ``fastest_success`` the shortest time of a successful call in seconds.
     """
 
     success: CallTotal = field(default_factory=CallTotal)
@@ -42,6 +44,7 @@ class VersionStatistics:
     rest: CallTotal = field(default_factory=CallTotal)
     times: list[int] = field(default_factory=empty_histogram)
     last_call: float = 0.0
+    fastest_success: float = math.inf
 
 
 class CallStatistics:
@@ -74,6 +77,7 @@ class CallStatistics:
         total.seconds += seconds
         found.times[bisect_left(HISTOGRAM_BOUNDS, seconds)] += 1
         if total is found.success:
+            found.fastest_success = min(found.fastest_success, seconds)
             found.queue.count = found.compute.count = found.rest.count = total.count
             found.queue.seconds += queued
             found.compute.seconds += computed

@@ -7,7 +7,7 @@ import sys
 import time
 from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from openvino_genai.py_openvino_genai import GenerationFinishReason, GenerationStatus
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.generation import GenerationRequest
     from ovmstrio.inference.engine.pipeline import ImagePrompt, Pipeline
-    from ovmstrio.inference.engine.scoring import TokenScore
 
 # ----------------------------------------------------------------------
 # Running sequences: sampling configuration, state, output, and restart after a batch rebuild
@@ -53,6 +52,17 @@ class CacheFullError(Exception):
 
     def __init__(self) -> None:
         super().__init__("the KV cache has no room for this text")
+
+
+class TokenScore(NamedTuple):
+    """Log-probability of a token, None without context, its rank from 1, and the most likely tokens at its place.
+
+    ``rank`` is 0 and ``top`` empty if they are unknown.
+    """
+
+    logprob: float | None
+    rank: int = 0
+    top: Sequence[tuple[int, float]] = ()
 
 
 @dataclass(slots=True, eq=False)

@@ -35,6 +35,7 @@ from ovmstrio.inference.engine.batch import (
     BlockDemand,
     QueuedRequest,
     SequenceOutput,
+    TokenScore,
 )
 from ovmstrio.inference.engine.grammar_precompile import GrammarCompiler, GrammarQueue
 from ovmstrio.inference.engine.messages import (
@@ -60,7 +61,7 @@ from ovmstrio.inference.engine.prompts import (
     context_length,
     read_architectures,
 )
-from ovmstrio.inference.engine.scoring import ScoreJob, TokenScore, TokenScorer
+from ovmstrio.inference.engine.scoring import ScoreJob, TokenScorer
 from ovmstrio.inference.engine.tokenizer import find_token_bound
 from ovmstrio.util.truncation import encode_text
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
 from ovmstrio.core.errors import ModelFailure
+from ovmstrio.inference.engine.batch import QueuedRequest, TokenScore
 from ovmstrio.inference.engine.pipeline import library_error_message
 
 if TYPE_CHECKING:
@@ -21,21 +22,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from ovmstrio.core.errors import ServerError
-    from ovmstrio.inference.engine.batch import QueuedRequest
     from ovmstrio.inference.engine.pipeline import Pipeline, PromptModel
 
 _SCORED_TOKENS: Final = 64  # tokens whose logits are in memory at once
-
-
-class TokenScore(NamedTuple):
-    """Log-probability of a token, None without context, its rank from 1, and the most likely tokens at its place.
-
-    ``rank`` is 0 and ``top`` empty if they are unknown.
-    """
-
-    logprob: float | None
-    rank: int = 0
-    top: Sequence[tuple[int, float]] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -75,7 +75,8 @@ class _Clients:
             except trio.Cancelled:
                 self.given_up += 1
                 self._ended += 1
-                counts = CallCounts(self._ended, len(self.answered), self._in_flight)
+                fastest = min(self.answered, default=math.inf)
+                counts = CallCounts(self._ended, len(self.answered), self._in_flight, fastest)
                 self._admission.record_give_up("m", interface, trio.current_time() - begun, counts)
                 raise
             finally:
@@ -182,12 +183,13 @@ async def test_bursts_of_patient_clients_are_answered_in_full(autojump_clock: Mo
     assert before
 
 
-async def test_few_early_cancellations_refuse_nothing(autojump_clock: MockClock) -> None:
+@pytest.mark.parametrize("rate", [5, 500])
+async def test_clients_that_leave_early_cause_no_refusal(rate: int, autojump_clock: MockClock) -> None:
     clients = _Clients(Admission(), _waiting(0.5))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(partial(clients.call, 50, 30, waits=10.0, has_deadline=False))
-        nursery.start_soon(partial(clients.call, 5, 30, waits=0.1, has_deadline=False))
-    assert (clients.refused, len(clients.answered), clients.given_up) == ([], 1500, 150)
+        nursery.start_soon(partial(clients.call, rate, 30, waits=0.1, has_deadline=False))
+    assert (clients.refused, len(clients.answered), clients.given_up) == ([], 1500, 30 * rate)
 
 
 async def test_shedding_ends_where_it_does_not_help(autojump_clock: MockClock) -> None:

@@ -281,19 +281,23 @@ async def test_a_service_without_limits_refuses_calls_after_deadlines_have_passe
     serving: Serving, path: str, body: bytes
 ) -> None:
     async with open_peer(serving.address) as peer:
+        first = peer.queue(INFER, _echo())
+        await peer.flush()
+        assert (await peer.trailers(first))["grpc-status"] == "0"
         for _ in range(10):
             late = peer.queue(INFER, _echo(block=1), ("grpc-timeout", "50m"))
             await peer.flush()
             assert (await peer.trailers(late))["grpc-status"] == "4"
-        serving.servable.blocked = trio.Event()
-        peer.queue(INFER, _echo(block=1), ("grpc-timeout", "1H"))
-        await peer.flush()
-        await serving.wait(serving.servable.blocked)
+        for _ in range(8):
+            serving.servable.blocked = trio.Event()
+            peer.queue(INFER, _echo(block=1), ("grpc-timeout", "1H"))
+            await peer.flush()
+            await serving.wait(serving.servable.blocked)
         refused = peer.queue(path, body + _GARBAGE, ("grpc-timeout", "50m"))
         await peer.flush()
         trailers = await peer.trailers(refused)
         assert trailers["grpc-status"] == "8"
-        assert trailers["grpc-message"].startswith('"echo" is overloaded: 1 calls are under way')
+        assert trailers["grpc-message"].startswith('"echo" is overloaded: 8 calls are under way')
         assert (trailers["grpc-retry-pushback-ms"], trailers["retry-after"]) == ("1000", "1")
 
 
