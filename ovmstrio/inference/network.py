@@ -369,16 +369,16 @@ class Network:
     async def _acquire(self) -> Slot:
         """Acquire a slot of a healthy model; ModelFailure if OpenVINO cannot create its request again."""
         while True:
-            await self.tuner.wait_healthy()
+            if not self.tuner.is_healthy:
+                await self.tuner.wait_healthy()
             slot = await self.pool.acquire()
             if self.tuner.is_healthy:
-                self._reattach(slot)
+                if slot.model is not self._model:
+                    self._reattach(slot)
                 return slot
             self.pool.release(slot)
 
     def _reattach(self, slot: Slot) -> None:
-        if slot.model is self._model:
-            return
         try:
             slot.attach(self._model)
         except (MemoryError, *OPENVINO_ERRORS) as error:
@@ -441,7 +441,9 @@ class Network:
     async def _run(self, slot: Slot) -> None:
         run = self._runs.start(slot)
         try:
-            await self._wait(run)
+            await wait_within(run.done, max(_CALLBACK_WAIT_FACTOR * self._average_seconds, _MIN_CALLBACK_WAIT_SECONDS))
+            if not slot.ended_at:
+                await self._wait_in_thread(slot)
             self._runs.check(run)
         except ModelFailure:
             if self._may_fail:
@@ -453,11 +455,6 @@ class Network:
             raise
         finally:
             self._runs.end(run)
-
-    async def _wait(self, run: Run) -> None:
-        await wait_within(run.done, max(_CALLBACK_WAIT_FACTOR * self._average_seconds, _MIN_CALLBACK_WAIT_SECONDS))
-        if not run.slot.ended_at:
-            await self._wait_in_thread(run.slot)
 
     async def _wait_in_thread(self, slot: Slot) -> None:
         try:

@@ -6,7 +6,8 @@ inference of a millisecond.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Coroutine
+from typing import Any, Final
 
 import trio
 
@@ -68,13 +69,15 @@ async def watch_overdue(task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IG
         waits.end_all()
 
 
-async def wait_within(event: trio.Event, seconds: float) -> None:
+def wait_within(event: trio.Event, seconds: float) -> Coroutine[Any, Any, None]:
     """Wait for an event that has no other waiter, for at most ``seconds``; a timeout may set the event.
 
     Cancellation: at once.
     """
-    if sweepers := _active_sweepers.get():
-        await sweepers[-1].wait(event, seconds)
-        return
+    sweepers = _active_sweepers.get()
+    return sweepers[-1].wait(event, seconds) if sweepers else _wait_alone(event, seconds)
+
+
+async def _wait_alone(event: trio.Event, seconds: float) -> None:
     with trio.move_on_after(seconds):
         await event.wait()

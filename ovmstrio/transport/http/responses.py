@@ -159,7 +159,7 @@ def encode_plain_json(answer: HttpAnswer, request_id: str = "") -> bytes | None:
     if type(body) is not bytes or len(body) > _MAX_PLAIN_BYTES:
         return None
     head = _plain_head(int(time.time()), headers, len(body))
-    if request_id and not any(name == REQUEST_ID_HEADER for name, _ in headers):
+    if request_id and (len(headers) == 1 or headers[1][0] != REQUEST_ID_HEADER):
         return b"%bx-request-id: %b\r\n\r\n%b" % (head[:-2], request_id.encode(), body)
     return head + body
 
