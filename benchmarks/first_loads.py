@@ -1,4 +1,7 @@
-"""Cost of crash probes at startup: seconds until three models are ready, if known, unknown, and without probes.
+"""Cost of a start: seconds until three models are ready, if known, unknown, and without crash probes.
+
+The CPU time of each start is compared with that of one Python process that only imports OpenVINO, reads and compiles
+the same models.
 
 python -m benchmarks.first_loads [OTHER], a checkout that has an environment in ``.venv`` and is measured in turn
 """
@@ -7,6 +10,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -25,8 +29,21 @@ from tests.support.ports import free_ports
 __all__: list[str] = []
 
 HERE: Final = Path(__file__).parents[1]
+ALONE: Final = "OpenVINO alone: import, read, compile"
+HELP: Final = "ovms --help"
 ROUNDS: Final = 5
 START_SECONDS: Final = 120
+OPENVINO_ALONE: Final = """
+import json, sys
+from pathlib import Path
+sys.modules["openvino_telemetry"] = None
+import openvino
+core, compiled = openvino.Core(), []
+for entry in json.loads(Path(sys.argv[1]).read_text())["model_config_list"]:
+    config = entry["config"]
+    model = core.read_model(next(Path(config["base_path"]).glob("*/*.xml")))
+    compiled.append(core.compile_model(model, "CPU", {"PERFORMANCE_HINT": "LATENCY", **config["plugin_config"]}))
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +74,7 @@ def _start(case: _Case, config: Path, cache: Path) -> tuple[float, float]:
     command = [str(case.checkout / ".venv" / "bin" / "ovms"), "serve", "--config_path", str(config)]
     command += ["--port", str(grpc), "--rest_port", str(rest), "--log_level", "ERROR", *case.options]
     before = time.perf_counter()
-    environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
+    environment = {**_environment(), "XDG_CACHE_HOME": str(cache)}
     quiet = subprocess.DEVNULL
     with subprocess.Popen(command, cwd=cache, env=environment, stdout=quiet, stderr=quiet) as process:
         try:
@@ -67,6 +84,19 @@ def _start(case: _Case, config: Path, cache: Path) -> tuple[float, float]:
         finally:
             process.terminate()
     return seconds, used
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment; a developer's shell may disable writing bytecode, which installed packages have."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+
+def _run(*command: str) -> tuple[float, float]:
+    """Run a command once; return its seconds and its CPU seconds."""
+    before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run(command, env=_environment(), stdout=subprocess.DEVNULL, check=True)
+    seconds, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def _used(server: psutil.Process) -> float:
@@ -95,11 +125,14 @@ def _measure(other: Path | None) -> dict[str, list[tuple[float, float]]]:
         models = {"trivial": trivial(), "resnet": resnet50(), "small": trivial()}
         config = write_repository(folder, models, {})
         cases = _cases(other)
-        taken: dict[str, list[tuple[float, float]]] = {case.name: [] for case in cases}
+        taken: dict[str, list[tuple[float, float]]] = {name: [] for name in (ALONE, HELP)}
+        taken |= {case.name: [] for case in cases}
         known = folder / "known"
         known.mkdir()
         _start(_Case("first", HERE), config, known)
         for _ in range(ROUNDS):
+            taken[ALONE].append(_run(sys.executable, "-c", OPENVINO_ALONE, str(config)))
+            taken[HELP].append(_run(str(HERE / ".venv" / "bin" / "ovms"), "--help"))
             for case in cases:
                 with tempfile.TemporaryDirectory(dir=folder) as fresh:
                     taken[case.name].append(_start(case, config, known if case.is_known else Path(fresh)))
@@ -108,10 +141,11 @@ def _measure(other: Path | None) -> dict[str, list[tuple[float, float]]]:
 
 def _main() -> None:
     taken = _measure(Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else None)
-    print("| start | seconds until ready | of processors |\n|---|---|---|")
+    alone = statistics.median(used for _, used in taken[ALONE])
+    print("| start | seconds until ready | of processors | to OpenVINO alone |\n|---|---|---|---|")
     for name, figures in taken.items():
         seconds, used = (statistics.median(each) for each in zip(*figures, strict=True))
-        print(f"| {name} | {seconds:.2f} | {used:.2f} |")
+        print(f"| {name} | {seconds:.2f} | {used:.2f} | {used / alone:.2f} |")
 
 
 if __name__ == "__main__":

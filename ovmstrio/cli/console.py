@@ -30,6 +30,7 @@ __all__ = [
     "exit_on_broken_pipe",
     "exit_on_error",
     "fail",
+    "messages_are_rich",
     "print_json",
     "print_message",
     "print_result",
@@ -49,6 +50,14 @@ def stdout() -> Console:
 def stderr() -> Console:
     """Return the console for messages."""
     return escaping_console(stderr=True)
+
+
+def messages_are_rich() -> bool:
+    """Return whether messages go to a terminal or to a reader of colours, by rich's rules, without importing it."""
+    compatible, forced = os.environ.get("TTY_COMPATIBLE"), os.environ.get("FORCE_COLOR")
+    if compatible in {"0", "1"}:
+        return compatible == "1"
+    return sys.stderr.isatty() if forced is None else bool(forced)
 
 
 def escaping_console(**options: Any) -> Console:

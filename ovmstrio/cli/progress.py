@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from ovmstrio.cli.console import print_message, stderr
+from ovmstrio.cli.console import messages_are_rich, print_message, stderr
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ def progress_bars() -> Iterator[Progress]:
 
     The callback may be called in any thread.
     """
-    if not stderr().is_terminal:
+    if not messages_are_rich():
         yield _progress_lines()
         return
     tasks: dict[str, TaskID] = {}
@@ -81,7 +81,7 @@ def spinner(name: str) -> Iterator[Callable[[str], None]]:
     Yields:
         The function that begins a step.
     """
-    if not stderr().is_terminal:
+    if not messages_are_rich():
         yield lambda step: print_message(f"{name}: {step}", style="")
         return
     from rich.progress import Progress as Bars

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
+import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ovmstrio.cli.console import stderr
-from ovmstrio.cli.tables import fitted, print_table
+from ovmstrio.cli.console import echo, messages_are_rich, stderr
+from ovmstrio.cli.tables import aligned, fitted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from rich.console import Console, RenderableType
     from rich.table import Table
@@ -27,11 +28,11 @@ async def show_startup(running: Running, settings: ServerSettings) -> None:
 
     Cancellation: at any checkpoint; the progress disappears.
     """
-    console = stderr()
-    if not console.is_terminal:
+    if not messages_are_rich():
         await running.plane.registry.wait_loaded()
-        _print_lines(running, console)
+        _print_lines(running)
         return
+    console = stderr()
     await _show_loading(running, console)
     if not running.plane.is_draining:
         console.print(_panel(running, console))
@@ -97,10 +98,11 @@ def _service_events(show: Callable[[str, str], None]) -> Iterator[None]:
 # Panel
 
 
-def _print_lines(running: Running, console: Console) -> None:
+def _print_lines(running: Running) -> None:
     """Print the panel for a pipe: one line for each row, without wrapping."""
-    print_table(_services(running), console)
-    console.print(_addresses(running), _state(running), soft_wrap=True, sep="")
+    readiness = running.plane.readiness()
+    state = "ready" if readiness.ready else f"not ready: {readiness.reason};"
+    echo(f"{aligned(_rows(running))}\n{_addresses(running)}{state} after {running.seconds:.2f} s", file=sys.stderr)
 
 
 def _panel(running: Running, console: Console) -> RenderableType:
@@ -243,35 +245,24 @@ def _example_inputs(metadata: ServableMetadata) -> list[str] | None:
     return arguments or None
 
 
-def _services(running: Running) -> Table:
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    for column in ("servable", "version", "state", "load time", "memory", "reason"):
-        table.add_column(column, overflow="fold")
+def _rows(running: Running) -> list[Sequence[str]]:
+    """Return header and rows of the panel for a pipe."""
+    rows: list[Sequence[str]] = [("servable", "version", "state", "load time", "memory", "reason")]
     registry = running.plane.registry
     for name, statuses in running.plane.statuses().items():
-        for status in statuses:
-            table.add_row(*_row(status))
+        rows += map(_facts, statuses)
         if not statuses:
-            table.add_row(escape(name), "", "[red]NOT READY[/]", "", "", escape(registry.why_not(name)))
-    return table
+            rows.append((name, "", "NOT READY", "", "", "; ".join(registry.why_not(name).split("\n"))))
+    return rows
 
 
-def _addresses(running: Running) -> Text:
-    from rich.text import Text
-
-    where = Text()
+def _addresses(running: Running) -> str:
     rows = [("gRPC", running.grpc), ("REST", running.rest)]
     rows += [("probes", list(running.probes))] if running.probes else []
-    for protocol, addresses in rows:
-        where.append(f"{protocol:5} {', '.join(addresses) or 'off'}\n")
-    return where
+    return "".join(f"{protocol:5} {', '.join(addresses) or 'off'}\n" for protocol, addresses in rows)
 
 
-def _state(running: Running) -> Text:
+def _state(running: Running) -> RenderableType:
     from rich.markup import escape
     from rich.text import Text
 
@@ -280,17 +271,22 @@ def _state(running: Running) -> Text:
     return Text.from_markup(f"{state} after {running.seconds:.2f} s")
 
 
-def _row(status: VersionStatus) -> tuple[str, str, str, str, str, str]:
+def _row(status: VersionStatus) -> list[str]:
+    """Return the facts in rich's markup."""
     from rich.markup import escape
 
-    state = "UNAVAILABLE" if status.has_failed else status.state.name
-    colour = "green" if state == "AVAILABLE" else "red" if status.reason else "yellow"
-    seconds = "" if status.load_seconds is None else f"{status.load_seconds:.2f} s"
+    facts = [escape(fact) for fact in _facts(status)]
+    colour = "green" if facts[2] == "AVAILABLE" else "red" if status.reason else "yellow"
+    facts[2] = f"[{colour}]{facts[2]}[/]"
+    return facts
+
+
+def _facts(status: VersionStatus) -> tuple[str, ...]:
     return (
         status.name,
         str(status.version or ""),
-        f"[{colour}]{state}[/]",
-        seconds,
+        "UNAVAILABLE" if status.has_failed else status.state.name,
+        "" if status.load_seconds is None else f"{status.load_seconds:.2f} s",
         "" if status.grown_bytes is None else f"{status.grown_bytes / 2**20:.0f} MiB",
-        escape(status.reason.split("\n")[0]),
+        status.reason.split("\n")[0],
     )

@@ -79,7 +79,7 @@ def print_table(table: Table, console: Console | None = None) -> None:
     console = console or stdout()
     # rich would wrap lines at the width of a terminal that a pipe does not have.
     if not console.is_terminal:
-        echo(_lines(plain_rows(table)), file=console.file)
+        echo(aligned(plain_rows(table)), file=console.file)
     else:
         shown = fitted(table, console)
         is_text = isinstance(shown, str)
@@ -107,7 +107,8 @@ def _plain(cell: RenderableType) -> str:
     return "; ".join(text.plain.split("\n"))
 
 
-def _lines(rows: list[list[str]]) -> str:
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Return a line for each row, in aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows

@@ -28,7 +28,7 @@ Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
 
 class _Settings(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class RemoteAddress(NamedTuple):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import platform
 import re
@@ -180,6 +181,16 @@ class VerdictStore:
         except (ValueError, TypeError):
             return None
 
+    def is_empty(self) -> bool:
+        """Return whether no verdict is stored, as before the first load on a machine or in a container."""
+        if self._folder is None:
+            return not self._in_memory
+        try:
+            with os.scandir(self._folder / "verdicts") as found:
+                return next(found, None) is None
+        except OSError:
+            return True
+
     def remember(self, key: str, verdict: Verdict) -> None:
         """Store a verdict."""
         self._in_memory[key] = verdict
@@ -272,7 +283,10 @@ def _processor() -> Any:
 _CRASHES: Final = frozenset({"SIGFPE", "SIGSEGV", "SIGABRT", "SIGILL", "SIGBUS", "SIGTRAP", "SIGSYS"})
 # How long a process is kept for the next model: it takes a second to start, and has much memory.
 _IDLE_SECONDS: Final = 3.0
+_UNUSED_SECONDS: Final = 30.0  # the same before the first model, which needs OpenVINO in the server
 _CLOSE_SECONDS: Final = 2.0
+# How long a model waits for a running process before another one is started, as a multiple of the time of a start.
+_WAITED_STARTS: Final = 1.0
 
 
 class ProbeCrashed(Exception):
@@ -285,7 +299,7 @@ class ProbeCrashed(Exception):
 
 
 class ProbeWorker:
-    """Worker process; ``is_used`` is True after its first use."""
+    """Worker process; ``is_used`` is True after its first request."""
 
     def __init__(self) -> None:
         self.worker = WorkerProcess(PROGRAM)
@@ -294,7 +308,6 @@ class ProbeWorker:
 
     def put_back(self) -> trio.Event:
         """Mark the worker idle; return the event that is set when it is taken again."""
-        self.is_used = True
         self._taken = trio.Event()
         return self._taken
 
@@ -329,6 +342,7 @@ class ProbeWorker:
             **details,
             "operation": operation,
         }
+        self.is_used = True
         try:
             return await self.worker.call(request)
         except WorkerExited as error:
@@ -340,36 +354,77 @@ class ProbeWorker:
 
 
 class ProbeWorkerPool:
-    """Pool of idle worker processes, which starts new ones on demand."""
+    """Pool of worker processes, which starts another one if the running ones are busy for longer than a start takes.
+
+    A start costs more than the probes of several small models.
+    """
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self._nursery = nursery
         self._idle: list[ProbeWorker] = []
+        self._lent = 0
+        self._changed = trio.lowlevel.ParkingLot()  # waits for the start, the return or the end of a lent worker
+        self._started = math.inf  # when the last start ended
+        self._start_seconds = 0.0  # how long it took
 
     @asynccontextmanager
     async def lend(self, *, is_new: bool = False) -> AsyncIterator[ProbeWorker]:
         """Provide a worker, an unused one if ``is_new``, and keep it for the next model unless it has ended."""
-        sound = [process for process in self._idle if not (is_new or process.worker.is_retired)]
-        process = sound[-1] if sound else ProbeWorker()
-        if sound:
-            self._idle.remove(process)
-        await process.take(self._nursery)
+        process = ProbeWorker() if is_new else await self._find()
+        self._lent += 1
         try:
-            yield process
-        except ConfigError:
+            await self._take(process)
+            try:
+                yield process
+            except ConfigError:
+                self._keep(process)
+                raise
+            except BaseException:
+                process.worker.kill()
+                raise
             self._keep(process)
-            raise
-        except BaseException:
-            process.worker.kill()
-            raise
-        self._keep(process)
+        finally:
+            self._lent -= 1
+            self._changed.unpark_all()
+
+    def prepare(self) -> None:
+        """Start a worker in the background; it ends if it stays idle."""
+        self._nursery.start_soon(self._prepare)
+
+    async def _prepare(self) -> None:
+        with suppress(NotReady):  # the first model to be probed has the error
+            async with self.lend():
+                pass
+
+    async def _find(self) -> ProbeWorker:
+        """Return an idle worker, which may take a while, or a new one."""
+        begin = trio.current_time()
+        while True:
+            sound = [process for process in self._idle if not process.worker.is_retired]
+            if sound:
+                self._idle.remove(sound[-1])
+                return sound[-1]
+            if not self._lent:
+                return ProbeWorker()
+            with trio.move_on_at(max(begin, self._started) + _WAITED_STARTS * self._start_seconds) as waiting:
+                await self._changed.park()
+            if waiting.cancelled_caught:
+                return ProbeWorker()
+
+    async def _take(self, process: ProbeWorker) -> None:
+        is_start, begin = process.worker.pid is None, trio.current_time()
+        await process.take(self._nursery)
+        if is_start:
+            self._started = trio.current_time()
+            self._start_seconds = self._started - begin
+            self._changed.unpark_all()
 
     def _keep(self, process: ProbeWorker) -> None:
         self._idle.append(process)
         self._nursery.start_soon(self._dismiss_when_idle, process, process.put_back())
 
     async def _dismiss_when_idle(self, process: ProbeWorker, taken: trio.Event) -> None:
-        with trio.move_on_after(_IDLE_SECONDS):
+        with trio.move_on_after(_IDLE_SECONDS if process.is_used else _UNUSED_SECONDS):
             await taken.wait()
         if not taken.is_set():
             self._idle.remove(process)
@@ -407,8 +462,20 @@ class CrashProbe:
         self._layer_seconds = layer_seconds
         self._limiter = trio.CapacityLimiter(len(os.sched_getaffinity(0)))
         self._workers = ProbeWorkerPool(nursery)
+        self._is_prepared = False
         self._seen: set[str] = set()
         self._locks: WeakValueDictionary[str, trio.Lock] = WeakValueDictionary()
+
+    async def prepare(self) -> None:
+        """Start a process in the background if no model can be known, because no verdict is stored.
+
+        The process starts while the server imports OpenVINO.
+        """
+        if self._is_prepared:
+            return
+        self._is_prepared = True
+        if await run_load(self._memory.is_empty):
+            self._workers.prepare()
 
     async def try_model(self, trial: ProbeModel) -> Verdict:
         """Return the verdict on a model, from this or an earlier probe.

@@ -37,6 +37,7 @@ from ovmstrio.util.stdio import StreamName, split_lines
 # ----------------------------------------------------------------------
 
 _ROOT: Final = Path(__file__).parents[2]
+_RUNNER: Final = "ovmstrio.isolation.program"
 
 
 class Program(NamedTuple):
@@ -55,7 +56,7 @@ class Program(NamedTuple):
         numbers = [str(end), str(lifeline)]
         if self.python is None:
             # Without -P, modules of the current directory would shadow the server's.
-            return [sys.executable, "-P", "-m", self.module, *numbers]
+            return [sys.executable, "-P", "-m", _RUNNER, self.module, *numbers]
         file = _ROOT.joinpath(*self.module.split(".")).with_suffix(".py")
         return [str(self.python), str(file), *numbers]
 

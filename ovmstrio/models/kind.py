@@ -99,12 +99,14 @@ class ModelKind(Kind[ModelSpec]):
 
     async def load(self, spec: ModelSpec, version: int, directory: Path, context: LoadContext) -> Service:
         """Read, compile and warm up a version."""
+        from ovmstrio.inference.crash_probe import CrashProbe  # noqa: PLC0415 - imported when first needed
         from ovmstrio.models.sequences import SequenceManagers  # noqa: PLC0415 - imported when first needed
 
+        if (probe := context.find(CrashProbe)) is not None:
+            await probe.prepare()
         # Imported in a thread, and only if there are models: importing OpenVINO takes long.
         await import_aside(self.loads_with)
         from ovmstrio.inference.blob_cache import BlobCache  # noqa: PLC0415 - imported when first needed
-        from ovmstrio.inference.crash_probe import CrashProbe  # noqa: PLC0415 - imported when first needed
         from ovmstrio.models.loading import load_model  # noqa: PLC0415 - imported when first needed
 
         started = perf_counter()
@@ -119,7 +121,7 @@ class ModelKind(Kind[ModelSpec]):
             tasks=context.tasks,
             warn=context.warn,
             owners=context.sequence_owners,
-            probe=context.find(CrashProbe),
+            probe=probe,
             blobs=context.find(BlobCache),
         )
         hooks.set_load_seconds(perf_counter() - started)

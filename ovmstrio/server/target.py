@@ -28,7 +28,6 @@ from ovmstrio.config.model_entries import GRAPH_SUFFIX, is_graph
 from ovmstrio.config.service_options import check_name
 from ovmstrio.config.text_entries import detect_task
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.handlers.config.project_file import find_project_file
 from ovmstrio.server.kinds import KINDS
 from ovmstrio.server.settings import ServerSettings
 from ovmstrio.serving.model_versions import (
@@ -397,6 +396,8 @@ def _in_folder(folder: Path) -> Target:
 
 def _itself(folder: Path) -> Target | None:
     """Return what a folder serves without its subfolders other than versions; None for nothing."""
+    from ovmstrio.handlers.config.project_file import find_project_file  # noqa: PLC0415 - reads YAML, slow to import
+
     name = servable_name(folder.name)
     try:
         names = [each.name for each in folder.iterdir()]

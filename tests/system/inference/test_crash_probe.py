@@ -189,15 +189,58 @@ async def test_one_process_tries_models_in_turn_and_is_replaced_when_it_ends(
     assert workers[1].ended.is_set()
 
 
-async def test_models_loaded_at_once_are_tried_by_one_process_per_core(
-    tmp_path: Path, workers: list[WorkerProcess], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("waited_starts", "processes"), [(0.0, 2), (1e9, 1)])
+async def test_models_loaded_at_once_are_tried_by_one_process_per_core_if_they_are_slower_than_a_start(
+    tmp_path: Path,
+    workers: list[WorkerProcess],
+    monkeypatch: pytest.MonkeyPatch,
+    waited_starts: float,
+    processes: int,
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(trial_workers, "_WAITED_STARTS", waited_starts)
     async with trying(tmp_path / "trials"), trio.open_nursery() as nursery:
         for size in (1, 2, 3, 4):
             nursery.start_soon(load_saved, saved(ir.dummy((1, size)), tmp_path, f"m{size}"))
     assert len(verdicts(tmp_path / "trials")) == 4
-    assert len(workers) == 2
+    assert len(workers) == processes
+
+
+async def test_process_starts_before_the_first_model_if_no_verdict_is_stored(
+    tmp_path: Path, workers: list[WorkerProcess]
+) -> None:
+    spec = saved(ir.dummy(), tmp_path)
+    async with trying(tmp_path / "trials") as probe:
+        assert probe is not None
+        for _ in range(2):
+            await probe.prepare()
+        with trio.fail_after(WAIT_SECONDS):
+            while not workers or workers[0].pid is None:
+                await trio.lowlevel.checkpoint()
+        await load_saved(spec)
+    async with trying(tmp_path / "trials") as probe:
+        assert probe is not None
+        await probe.prepare()
+        await load_saved(spec)
+    assert len(workers) == 1
+
+
+async def test_models_try_again_if_the_process_that_they_wait_for_cannot_be_started(
+    tmp_path: Path, workers: list[WorkerProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(trial_workers, "PROGRAM", "ovmstrio.no_program")
+    refusals: list[NotReady] = []
+
+    async def load(name: str) -> None:
+        with pytest.raises(NotReady, match="crash probe worker not started") as caught:
+            await load_saved(saved(ir.dummy(), tmp_path, name, target_device=f"MULTI:{name}"))
+        refusals.append(caught.value)
+
+    async with trying(tmp_path / "trials"), trio.open_nursery() as nursery:
+        for name in ("CPU", "GPU"):
+            nursery.start_soon(load, name)
+    assert len(refusals) == len(workers) == 2
 
 
 async def test_model_is_tried_again_if_an_earlier_one_damaged_the_process(

@@ -47,6 +47,37 @@ for variables in {}, {"OTEL_SERVICE_NAME": "x"}, {"OTEL_TRACES_EXPORTER": "none"
 """
 
 
+_LATER = """
+import sys
+from ovmstrio.util.optional_imports import skip_optional_imports
+
+skip_optional_imports(["structlog", "openvino"])
+import structlog
+import ovmstrio.inference.compile
+
+left = {"rich.traceback", "pygments", "openvino.tools.ovc"} & set(sys.modules)
+assert not left, left
+assert "rich" not in sys.modules
+import openvino
+from rich.traceback import Traceback
+from openvino import convert_model
+
+assert convert_model is openvino.convert_model is sys.modules["openvino.tools.ovc"].convert_model
+assert not hasattr(openvino, "no_such_name")
+"""
+_EARLIER = """
+import sys, rich.console
+from ovmstrio.util.optional_imports import skip_optional_imports
+
+known = sys.modules["rich"]
+skip_optional_imports(["structlog"])
+import structlog.dev
+
+assert structlog.dev.rich is None
+assert sys.modules["rich"] is known
+"""
+
+
 def _imported(code: str) -> list[str]:
     program = f"{code}\nimport sys\nprint(*sys.modules)"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
@@ -70,3 +101,11 @@ def test_openvino_is_imported_before_front_ends(tmp_path: Path) -> None:
     order = _imported(_SERVE.format(folder=tmp_path))
     loading = [order.index(name) for name in ("ovmstrio.models.kind", "openvino")]
     assert max(loading) < order.index("ovmstrio.server.front_ends")
+
+
+def test_optional_imports_of_libraries_are_made_at_their_first_use() -> None:
+    assert "openvino.tools.ovc" in _imported(_LATER)
+
+
+def test_modules_that_are_imported_already_stay() -> None:
+    assert "rich.console" in _imported(_EARLIER)
