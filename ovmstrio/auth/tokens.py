@@ -19,6 +19,7 @@ from ovmstrio.auth.authentication import VerifiedClaims
 from ovmstrio.core.callers import Scopes
 from ovmstrio.core.errors import ConfigError, Problem, Unauthenticated
 from ovmstrio.core.tracing import client_span
+from ovmstrio.util.response_bodies import read_limited
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -230,13 +231,11 @@ class IssuerKeys:
 
 async def _document(client: httpx.AsyncClient, address: str) -> dict[str, Any]:
     """Fetch a JSON object of bounded size."""
-    content = b""
     async with client.stream("GET", address) as response:
         response.raise_for_status()
-        async for piece in response.aiter_bytes():
-            content += piece
-            if len(content) > _MAX_BYTES:
-                raise ValueError(f"{address} has more than {_MAX_BYTES} bytes")
+        content = await read_limited(response, _MAX_BYTES)
+    if len(content) > _MAX_BYTES:
+        raise ValueError(f"{address} has more than {_MAX_BYTES} bytes")
     document = orjson.loads(content)
     if not isinstance(document, dict):
         raise ValueError(f"{address} is not a JSON object")  # noqa: TRY004 - the answer is wrong, not the code

@@ -183,6 +183,9 @@ class GenerationRequest:
     Attributes:
         stop: stop strings, excluded from the text unless ``includes_stop``.
         logprobs: whether each token has a log-probability.
+        top_logprobs: number of most likely tokens at each place of the text, which come after its end; with
+            ``logprobs``.
+        prompt_logprobs: number of most likely tokens at each place of the prompt; None for no log-probabilities.
         echo: whether the completion starts with the prompt, with log-probabilities if requested.
         parses_output: whether the output parsers of the model extract tool calls and reasoning.
         prompt_field: field of the request that errors of the prompt name.
@@ -200,6 +203,8 @@ class GenerationRequest:
     includes_stop: bool = False
     n: int = 1
     logprobs: bool = False
+    top_logprobs: int = 0
+    prompt_logprobs: int | None = None
     echo: bool = False
     grammar: Grammar | None = None
     skips_special_tokens: bool = True
@@ -230,19 +235,29 @@ class GenerationRequest:
         return self.prompt_characters + _MEMBER_CHARACTERS * len(members)
 
 
+class LikelyToken(NamedTuple):
+    """One of the most likely tokens at a place, with its log-probability; ``data`` is as of :class:`TokenLogprob`."""
+
+    data: bytes
+    logprob: float
+    id: int = -1
+
+
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
     """A token and its log-probability; None for the first token of a prompt.
 
     ``data`` is UTF-8, possibly a part of a character; ``offset`` the index in the text of the character that begins
-    with the token or has it. ``best`` has the bytes and log-probability of the most likely token, if known.
+    with the token or has it. ``top`` has the most likely tokens, if known, the most likely one first; ``rank`` is the
+    place of the token among all, from 1, or 0 if unknown.
     """
 
     data: bytes
     logprob: float | None
     id: int = -1
     offset: int = 0
-    best: tuple[bytes, float] | None = None
+    top: tuple[LikelyToken, ...] = ()
+    rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +275,8 @@ class GenerationChunk:
     """Output of completion ``index`` since the previous piece; the last piece has a ``finish``.
 
     ``tokens`` is the number of generated tokens, ``reasoning_tokens`` the part of them within reasoning markers
-    (inclusive), ``stop`` the stop string that ended the text, if one did.
+    (inclusive), ``stop`` the stop string that ended the text, if one did. ``prompt_logprobs`` has the tokens of the
+    prompt, if requested, in one piece of the first completion.
     """
 
     index: int = 0
@@ -272,6 +288,7 @@ class GenerationChunk:
     finish: Finish | None = None
     reasoning_tokens: int = 0
     stop: str = ""
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Generation(Protocol):

@@ -232,6 +232,9 @@ def _unsupported_options(graph: str, generation: GenerationRequest) -> Iterator[
         yield InvalidField(message, field="best_of", got=str(sampling.best_of))
     if generation.logprobs:
         yield InvalidField(f"logprobs: {prefix} returns no probabilities; leave it out", field="logprobs")
+    if generation.prompt_logprobs is not None:
+        message = f"prompt_logprobs: {prefix} returns no probabilities; leave it out"
+        yield InvalidField(message, field="prompt_logprobs")
     if generation.echo:
         yield InvalidField(f"echo: {prefix} does not return the prompt; leave it out", field="echo")
     if sampling.stop_token_ids:

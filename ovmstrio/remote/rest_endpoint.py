@@ -17,6 +17,7 @@ from ovmstrio.encoding.status_errors import error_of_http
 from ovmstrio.remote.endpoint import NotSent, RemoteDescription, append_address, make_tensor_spec
 from ovmstrio.remote.grpc_endpoint import input_buffers, make_output, remote_parameters
 from ovmstrio.telemetry.spans import current_or_event_span
+from ovmstrio.util.response_bodies import read_limited
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -110,7 +111,7 @@ class RestEndpoint:
             )
             response = await self._client.send(request, stream=True)
             try:
-                return response, await self._body(response, limit)
+                body = await read_limited(response, limit)
             finally:
                 await response.aclose()
         except _NOT_SENT as error:
@@ -119,14 +120,9 @@ class RestEndpoint:
             raise DeadlineExceeded(f"{self.address} did not answer in time") from None
         except httpx.HTTPError as error:
             raise NotReady(f"no response from {self.address}: {str(error) or type(error).__name__}") from None
-
-    async def _body(self, response: httpx.Response, limit: float) -> bytearray:
-        body = bytearray()
-        async for part in response.aiter_bytes():
-            body += part
-            if len(body) > limit:
-                raise PayloadTooLarge(f"response of {self.address} exceeds {limit:.0f} bytes (--max-message-size)")
-        return body
+        if len(body) > limit:
+            raise PayloadTooLarge(f"response of {self.address} exceeds {limit:.0f} bytes (--max-message-size)")
+        return response, body
 
     def _check(self, response: httpx.Response, body: bytearray) -> None:
         if not response.is_success:

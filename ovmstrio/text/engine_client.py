@@ -12,7 +12,7 @@ import numpy as np
 import trio
 
 from ovmstrio.core.errors import DeadlineExceeded, InvalidRequest, ModelFailure, QueueTimeExceeded
-from ovmstrio.core.generation import Finish, GenerationRequest, TokenLogprob
+from ovmstrio.core.generation import Finish, GenerationRequest, LikelyToken, TokenLogprob
 from ovmstrio.core.tracing import current_span
 from ovmstrio.inference.engine.messages import (
     ACCEPTED,
@@ -49,6 +49,7 @@ class OutputChunk:
     parts: list[tuple[str, int]] = field(default_factory=list)
     tokens: int = 0
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: Finish | None = None
     stop: str = ""
 
@@ -90,7 +91,10 @@ class OutputBuffer:
     def put(
         self, index: int, text: str, tokens: int, logprobs: list[list[Any]] | None, finish: int | str | None
     ) -> None:
-        """Append a row of a step's output; ``finish`` is the number of a reason, or a stop string.  Never blocks."""
+        """Append a row of a step's output; ``finish`` is the number of a reason, or a stop string.  Never blocks.
+
+        ``logprobs`` has the tokens of the text, and those of the prompt.
+        """
         made = self._unread.get(index)
         if made is None:
             made = self._unread[index] = OutputChunk(index)
@@ -98,10 +102,8 @@ class OutputBuffer:
         made.tokens += tokens
         self.tokens += tokens
         if logprobs:
-            made.logprobs += [
-                TokenLogprob(bytes(data), value, token, offset, None if best is None else (bytes(best[0]), best[1]))
-                for data, value, token, offset, best in logprobs
-            ]
+            made.logprobs += map(_decode_logprob, logprobs[0])
+            made.prompt_logprobs += map(_decode_logprob, logprobs[1])
         if finish is not None:
             if isinstance(finish, str):
                 made.stop = finish
@@ -153,6 +155,12 @@ class OutputBuffer:
         while not self._unread and not self.is_over:
             self._changed = trio.Event()
             await self._changed.wait()
+
+
+def _decode_logprob(encoded: list[Any]) -> TokenLogprob:
+    data, value, token, offset, top, rank = encoded
+    likely = tuple(LikelyToken(bytes(each), logprob, number) for each, logprob, number in top)
+    return TokenLogprob(bytes(data), value, token, offset, likely, rank)
 
 
 # ----------------------------------------------------------------------

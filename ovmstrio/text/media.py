@@ -21,6 +21,7 @@ import trio
 from ovmstrio.core.errors import InvalidField, Overloaded
 from ovmstrio.core.generation import ALL_DOMAINS, Image
 from ovmstrio.util.regular_files import open_regular
+from ovmstrio.util.response_bodies import read_limited
 from ovmstrio.util.truncation import cut
 
 if TYPE_CHECKING:
@@ -180,26 +181,9 @@ class MediaLoader:
                 raise _Refused(f"{url.host} answers with status {response.status_code}")
             if response.headers.get("content-encoding", "identity").lower() != "identity":
                 raise _Refused(f"{url.host} sends a compressed image file")
-            return _checked(await _read_body(response, max_bytes), max_bytes)
+            return _checked(bytes(await read_limited(response, max_bytes)), max_bytes)
         finally:
             await response.aclose()
-
-
-async def _read_body(response: httpx.Response, max_bytes: int) -> bytes:
-    """Return the body, or a beginning of it with more than ``max_bytes``."""
-    body = bytearray()
-    try:
-        async for chunk in response.aiter_raw():
-            if response.is_closed:
-                break
-            body += chunk
-            if len(body) > max_bytes:
-                # The next iteration raises, which ends the generators of httpx; a break would leave them to the GC.
-                await response.aclose()
-    except httpx.HTTPError:
-        if len(body) <= max_bytes:
-            raise
-    return bytes(body)
 
 
 async def _resolve(host: str, port: int) -> Addresses:

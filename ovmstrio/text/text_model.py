@@ -191,6 +191,7 @@ class OutputReader:
                     tokens=0 if position else made.tokens,
                     reasoning_tokens=0 if position else reasoning_tokens,
                     logprobs=() if position else tuple(made.logprobs),
+                    prompt_logprobs=() if position else tuple(made.prompt_logprobs),
                     finish=self._finish(made) if position == last else None,
                     stop=made.stop if position == last else "",
                 )

@@ -14,13 +14,19 @@ from openvino_genai.py_openvino_genai import GenerationFinishReason, GenerationS
 from ovmstrio.core.errors import InvalidField, InvalidRequest, ModelFailure, ServerError
 from ovmstrio.core.generation import Finish, Sampling
 from ovmstrio.inference.engine.messages import GRAMMAR_FIELD
-from ovmstrio.inference.engine.pipeline import configure_generation, library_error_message
+from ovmstrio.inference.engine.pipeline import (
+    configure_generation,
+    has_output_penalty,
+    library_error_message,
+    takes_best_tokens,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from ovmstrio.core.generation import GenerationRequest
     from ovmstrio.inference.engine.pipeline import ImagePrompt, Pipeline
+    from ovmstrio.inference.engine.scoring import TokenScore
 
 # ----------------------------------------------------------------------
 # Running sequences: sampling configuration, state, output, and restart after a batch rebuild
@@ -54,8 +60,7 @@ class QueuedRequest:
     """A request ready to run.
 
     Attributes:
-        prompt_logprobs: log-probabilities of the prompt, the first one None; empty unless echoed.
-        prompt_best: most likely token at each place of the prompt with its log-probability; empty if unknown.
+        prompt_scores: scores of the prompt's tokens; empty unless requested.
     """
 
     id: int  # the server's request number
@@ -67,12 +72,12 @@ class QueuedRequest:
     is_open: bool = False  # whether the request has no token limit
     is_grammar_proven: bool = True  # whether its grammar, if any, is known to work
     image_prompt: ImagePrompt | None = None  # the prompt for a pipeline that takes images
-    prompt_logprobs: list[float | None] = field(default_factory=list)
-    prompt_best: list[tuple[int, float] | None] = field(default_factory=list)
+    prompt_scores: list[TokenScore] = field(default_factory=list)
     left: int = 0  # number of sequences that have not ended
     generated: int = 0  # number of generated tokens
     cached: int = 0  # number of prompt tokens found in the prefix cache, as far as known
     own_cached: int = 0  # number of them that requests with the same salt have used
+    takes_best_tokens: bool = False  # whether each generated token is the most likely one, once it runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +118,7 @@ class RunningSequence:
         self.is_newly_suspended = False  # left out of the last step, but not of the one before
         self.chunk_end = 0
         self.planned_tokens = 0
+        self._has_output_penalty = False
         self._is_suspended = False
         self._prompt_tokens_left = 0
         self._tokens: list[int] = []
@@ -158,8 +164,11 @@ class RunningSequence:
             pipeline.defaults(), sampling, texts=request.n, seed=seed, grammar=request.grammar
         )
         config.max_new_tokens = queued.most - made
-        config.min_new_tokens = min(max((sampling.min_tokens or 0) - made, 0), queued.most - made)
+        least = pipeline.min_tokens if sampling.min_tokens is None else sampling.min_tokens
+        config.min_new_tokens = min(max(least - made, 0), queued.most - made)
         config.logprobs = int(request.logprobs)
+        queued.takes_best_tokens = takes_best_tokens(config)
+        self._has_output_penalty = has_output_penalty(config)
         self.draft_tokens = pipeline.draft_tokens(sampling)
         self.is_new = self.is_reading = True
         self.is_settled = self.is_chunk = False
@@ -176,9 +185,8 @@ class RunningSequence:
 
     def rewind(self) -> None:
         """Discard generated tokens before a restart if penalties, a grammar or images depend on them."""
-        sampling = self.asked.request.sampling
-        penalties = sampling.frequency_penalty, sampling.presence_penalty
-        if self.asked.request.grammar is not None or self.asked.image_prompt is not None or any(penalties):
+        asked = self.asked
+        if asked.request.grammar is not None or asked.image_prompt is not None or self._has_output_penalty:
             # A previous restart may not have reached all tokens already sent; keep the rest for comparison.
             self._sent_tokens, self._tokens = self._tokens + self._sent_tokens, []
 

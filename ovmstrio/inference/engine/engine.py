@@ -54,13 +54,13 @@ from ovmstrio.inference.engine.messages import (
 from ovmstrio.inference.engine.pipeline import Pipeline, PipelineOptions, library_error_message
 from ovmstrio.inference.engine.prompts import (
     PromptOptions,
-    PromptScorer,
     PromptTokenizer,
     RenderQueue,
     choose_renderer,
     context_length,
     read_architectures,
 )
+from ovmstrio.inference.engine.scoring import ScoreJob, TokenScore, TokenScorer
 from ovmstrio.inference.engine.tokenizer import find_token_bound
 from ovmstrio.util.truncation import encode_text
 
@@ -159,10 +159,6 @@ class TokenBytes:
             stored = self._vocabulary.get(token, b"")
             self._known[token] = _forms(stored, alone, text.removeprefix(anchor))
 
-    def known(self, token: int) -> bytes:
-        """Return the bytes of a learned token within a text."""
-        return self._known[token][0]
-
     def of_token(self, token: int) -> bytes:
         """Return the bytes of a learned token within a text."""
         return self._known[token][0]
@@ -208,21 +204,21 @@ def _count_characters(data: bytes) -> int:
 
 
 class _Output:
-    __slots__ = ("characters", "echoes", "is_greedy", "stops", "window")
+    __slots__ = ("characters", "has_begun", "stops", "window")
 
     def __init__(self, queued: QueuedRequest) -> None:
         self.window = TokenWindow()
         self.characters = 0  # of the text so far
         self.stops = StopStrings(queued.request.stop, keeps=queued.request.includes_stop)
-        self.echoes = queued.request.echo
-        sampling = queued.request.sampling
-        penalties = sampling.frequency_penalty, sampling.presence_penalty, (sampling.repetition_penalty or 1.0) - 1.0
-        # Only then is a generated token known to be the most likely one.
-        self.is_greedy = sampling.temperature == 0 and queued.request.grammar is None and not any(penalties)
+        self.has_begun = False  # whether the first row is built
 
 
 class OutputRows:
-    """Builds output rows: id, index, text, token count, log-probabilities, and finish reason or stop string."""
+    """Builds output rows: id, index, text, token count, log-probabilities, and finish reason or stop string.
+
+    The log-probabilities are None, or those of the text and those of the prompt: bytes, log-probability, token, offset,
+    most likely tokens (bytes, log-probability and token) and rank of each token.
+    """
 
     def __init__(self, decode: Callable[[list[list[int]], bool], list[str]], token_bytes: TokenBytes) -> None:
         self._decode = decode
@@ -232,7 +228,7 @@ class OutputRows:
     def token_texts(self, tokens: Sequence[int]) -> list[str]:
         """Return the text of each token; bytes that are no text are replaced."""
         self._token_bytes.learn(tokens)
-        return [self._token_bytes.known(token).decode(errors="replace") for token in tokens]
+        return [self._token_bytes.of_token(token).decode(errors="replace") for token in tokens]
 
     def forget(self, queued: QueuedRequest) -> None:
         """Drop the state of a request."""
@@ -271,8 +267,10 @@ class OutputRows:
     def _learn_tokens(self, news: Sequence[SequenceOutput]) -> None:
         tokens = {token for new in news if new.asked.request.logprobs for token in new.tokens}
         for new in news:
-            if new.asked.prompt_logprobs and self._output(new).echoes:
-                tokens.update(new.asked.prompt, (best[0] for best in new.asked.prompt_best if best is not None))
+            if not self._output(new).has_begun:
+                asked = new.asked
+                tokens.update(asked.prompt if asked.request.echo and asked.request.logprobs else ())
+                tokens.update(_tokens_of(asked.prompt, asked.prompt_scores))
         self._token_bytes.learn(tokens)
 
     def _row(self, new: SequenceOutput, decoded: str) -> list[Any]:
@@ -281,36 +279,65 @@ class OutputRows:
         if not output.stops.found and finish is not None:
             text += output.stops.finish()
         logprobs: list[list[Any]] = []
-        if output.echoes:
-            output.echoes = False
-            prompt = request.prompt
-            if not isinstance(prompt, str) or request.prompt_limit is not None:
-                prompt = self._decode([new.asked.prompt], request.skips_special_tokens)[0]
-            text = prompt + text
-            if new.asked.prompt_logprobs:
-                asked = new.asked
-                logprobs = self._logprobs(prompt, 0, asked.prompt, asked.prompt_logprobs, asked.prompt_best)
-            output.characters = len(prompt)
+        of_prompt: list[list[Any]] = []
+        if not output.has_begun:
+            output.has_begun = True
+            asked = new.asked
+            if request.echo:
+                prompt = request.prompt
+                if not isinstance(prompt, str) or request.prompt_limit is not None:
+                    prompt = self._decode([asked.prompt], request.skips_special_tokens)[0]
+                text = prompt + text
+                if request.logprobs:
+                    scores = asked.prompt_scores or [TokenScore(None)] * len(asked.prompt)
+                    logprobs = self._logprobs(prompt, 0, asked.prompt, scores, 1)
+                output.characters = len(prompt)
+            if asked.prompt_scores and new.index == 0:
+                of_prompt = self.prompt_logprobs(asked, asked.prompt_scores)
         if request.logprobs:
             tokens = _output_tokens(new)
-            best = list(zip(tokens, new.logprobs, strict=False)) if output.is_greedy else []
-            logprobs += self._logprobs(decoded, output.characters, tokens, new.logprobs, best)
+            is_best = new.asked.takes_best_tokens
+            values = zip(tokens, new.logprobs, strict=False)
+            scores = [TokenScore(value, 0, [(token, value)] if is_best else ()) for token, value in values]
+            logprobs += self._logprobs(decoded, output.characters, tokens, scores, 1)
             output.characters += len(decoded)
         end = output.stops.found or (None if finish is None else FINISH_REASONS.index(finish))
-        return [new.asked.id, new.index, text, len(new.tokens), logprobs or None, end]
+        found = [logprobs, of_prompt] if logprobs or of_prompt else None
+        return [new.asked.id, new.index, text, len(new.tokens), found, end]
+
+    def prompt_logprobs(self, queued: QueuedRequest, scores: Sequence[TokenScore]) -> list[list[Any]]:
+        """Return the log-probabilities of a prompt, empty unless requested; their offsets are 0."""
+        top = queued.request.prompt_logprobs
+        if top is None:
+            return []
+        self._token_bytes.learn(_tokens_of(queued.prompt, scores))
+        parts = zip(queued.prompt, scores, strict=False)
+        return [self._logprob(self._token_bytes.of_token(token), token, 0, score, top) for token, score in parts]
+
+    def set_scores(self, rows: Sequence[list[Any]], scores: Sequence[TokenScore], top: int) -> None:
+        """Set the log-probabilities of the tokens of rows, which are the last ones that are scored."""
+        found = [each for row in rows if row[4] is not None for each in row[4][0]]
+        last = scores[len(scores) - len(found) :]
+        self._token_bytes.learn(_tokens_of((), last))
+        for each, score in zip(found, last, strict=True):
+            data, _, token, offset, *_ = each
+            each[:] = self._logprob(bytes(data), token, offset, score, top)
 
     def _logprobs(
-        self,
-        text: str,
-        start: int,
-        tokens: Sequence[int],
-        values: Sequence[float | None],
-        best: Sequence[tuple[int, float] | None],
+        self, text: str, start: int, tokens: Sequence[int], scores: Sequence[TokenScore], top: int
     ) -> list[list[Any]]:
-        """Return bytes, log-probability, token, offset and best token of each token of a text from ``start``."""
-        shown = [each and [list(self._token_bytes.of_token(each[0])), each[1]] for each in best]
-        parts = zip(self._token_bytes.split(text, tokens), tokens, values, shown or [None] * len(tokens), strict=False)
-        return [[list(data), value, token, start + place, best] for (data, place), token, value, best in parts]
+        """Return the log-probabilities of the tokens of a text that begins at ``start``."""
+        parts = zip(self._token_bytes.split(text, tokens), tokens, scores, strict=False)
+        return [self._logprob(data, token, start + place, score, top) for (data, place), token, score in parts]
+
+    def _logprob(self, data: bytes, token: int, offset: int, score: TokenScore, top: int) -> list[Any]:
+        likely = [[list(self._token_bytes.of_token(each)), value, each] for each, value in score.top[:top]]
+        return [list(data), score.logprob, token, offset, likely, score.rank]
+
+
+def _tokens_of(tokens: Sequence[int], scores: Sequence[TokenScore]) -> set[int]:
+    """Return tokens with scores, and the most likely ones."""
+    return {*(tokens if scores else ()), *(token for score in scores for token, _ in score.top)}
 
 
 def _output_tokens(new: SequenceOutput) -> list[int]:
@@ -384,7 +411,7 @@ class Engine:
         self._batch = Batch(pipeline)
         self._grammars = GrammarQueue(grammars)
         self._renderings = None if templates is None else RenderQueue[_AddedRequest](templates)
-        self._scores = PromptScorer(pipeline, limits.tokens)
+        self._scores = TokenScorer(pipeline, limits.tokens)
         self._rows = OutputRows(self._decode, TokenBytes(pipeline.tokenizer, self._decode))
         self._unrendered: dict[int, _AddedRequest] = {}
         self._images: ImagePromptTokenizer | None = None
@@ -395,6 +422,7 @@ class Engine:
         self._unmeasured: deque[tuple[_AddedRequest, ImagePrompt]] = deque()
         self._requests: dict[int, QueuedRequest] = {}
         self._new_rows: list[list[Any]] = []
+        self._held_rows: dict[tuple[int, int], list[list[Any]]] = {}  # of sequences to be scored, by id and index
         self._failures: list[list[Any]] = []
         self._seconds_per_request = 1.0
         self._last_end = time.monotonic()
@@ -593,20 +621,52 @@ class Engine:
             self._proceed(self._begin, queued)
 
     def _begin(self, queued: QueuedRequest) -> None:
-        """Run a request; if prompt log-probabilities are requested, score the prompt first."""
+        """Run a request; if log-probabilities of the prompt are to come first, score the prompt first."""
         request = queued.request
         queued.left = request.n
-        if request.echo and request.logprobs and not queued.prompt_logprobs:
-            if queued.image_prompt is not None:
-                message = "echo with logprobs is not supported: the library computes none for a model that takes images"
-                raise InvalidField(message, field="echo", code="unsupported_parameter")
-            self._scores.begin(queued)
+        self._check_scores(queued)
+        is_scored = request.prompt_logprobs is not None or (request.echo and request.logprobs)
+        if is_scored and not (request.top_logprobs or queued.prompt_scores):
+            top = max(request.prompt_logprobs or 0, int(request.echo and request.logprobs))
+            self._scores.begin(ScoreJob(queued, queued.prompt, top))
         elif queued.most:
             self._batch.begin(queued)
         else:
             self._emit([SequenceOutput(queued, index, [], [], Finish.LENGTH) for index in range(request.n)])
         if queued.is_grammar_proven:
             self._accept(queued)
+
+    def _check_scores(self, queued: QueuedRequest) -> None:
+        """Refuse log-probabilities that no second copy of the model can have."""
+        request = queued.request
+        fields = {
+            "prompt_logprobs": request.prompt_logprobs is not None,
+            "top_logprobs": request.top_logprobs > 0,
+            "echo": request.echo and request.logprobs and queued.image_prompt is not None,
+        }
+        refused = [field for field, is_set in fields.items() if is_set]
+        if refused and (queued.image_prompt is not None or self._pipeline.has_adapter):
+            name = "echo with logprobs" if refused[0] == "echo" else refused[0]
+            kind = "with a LoRA adapter" if self._pipeline.has_adapter else "that takes images"
+            message = f"{name} is not supported for a model {kind}"
+            raise InvalidField(message, field=refused[0], code="unsupported_parameter")
+
+    def _take_scores(self, job: ScoreJob, outcome: list[TokenScore] | ServerError) -> None:
+        """Run a request whose prompt is scored, or send the rows of a sequence that is."""
+        queued = job.queued
+        if isinstance(outcome, ServerError):
+            self._proceed(self._begin, queued, outcome)
+        elif job.index is None:
+            queued.prompt_scores = outcome
+            self._proceed(self._begin, queued)
+        else:
+            rows = self._held_rows.pop((queued.id, job.index))
+            self._rows.set_scores(rows, outcome, queued.request.top_logprobs)
+            if job.index == 0 and queued.request.prompt_logprobs is not None:
+                first = rows[0]
+                first[4] = [first[4][0] if first[4] else [], self._rows.prompt_logprobs(queued, outcome)]
+            self._new_rows += rows
+            self._end_sequence(queued)
 
     def _accept(self, queued: QueuedRequest) -> None:
         if queued.message_number:
@@ -631,7 +691,6 @@ class Engine:
         self._grammars.withdraw(queued)
         self._admission.withdraw(queued)
         reads_on = self._batch.cancel(queued)
-        self._scores.cancel(queued)
         self._forget(queued, keeps_room=reads_on)
         if queued.message_number:
             self._answer(queued.message_number, [REJECTED, encode_failure(CANCELLED)])
@@ -642,6 +701,9 @@ class Engine:
     def _forget(self, queued: QueuedRequest, *, has_ended: bool = False, keeps_room: bool = False) -> None:
         self._requests.pop(queued.id, None)
         self._rows.forget(queued)
+        self._scores.cancel(queued)
+        for index in range(queued.request.n):
+            self._held_rows.pop((queued.id, index), None)
         if keeps_room:
             return
         self._admission.leave(queued.id, queued.generated // queued.request.n if has_ended else None)
@@ -673,8 +735,8 @@ class Engine:
         if self._images is not None:
             self._images.end_probe()
             self._take_measured()
-        for queued, error in self._scores.step():
-            self._proceed(self._begin, queued, error)
+        for job, outcome in self._scores.step():
+            self._take_scores(job, outcome)
         self._admit()
         self._compile_next()
         rows, self._new_rows = self._new_rows, []
@@ -700,19 +762,33 @@ class Engine:
         while news:
             news, rests = _split_for_stop_strings(news)
             rows = self._rows.make(news)
-            self._new_rows += rows
             for new, row in zip(news, rows, strict=True):
                 queued = new.asked
                 queued.generated += len(new.tokens)
+                # The most likely tokens of a text are found after its end.
+                held = self._held_rows.setdefault((queued.id, new.index), []) if queued.request.top_logprobs else None
+                (self._new_rows if held is None else held).append(row)
                 if row[-1] is None:
                     continue
                 rests.pop((queued.id, new.index), None)
                 if new.finish is None:
                     self._batch.end(queued, new.index)
-                queued.left -= 1
-                if not queued.left:
-                    self._forget(queued, has_ended=True)
+                if held is None:
+                    self._end_sequence(queued)
+                else:
+                    self._score_sequence(queued, new.index, held)
             news = list(rests.values())
+
+    def _score_sequence(self, queued: QueuedRequest, index: int, rows: Sequence[list[Any]]) -> None:
+        request = queued.request
+        made = [each[2] for row in rows if row[4] is not None for each in row[4][0]]
+        tokens = queued.prompt + made[len(queued.prompt) if request.echo else 0 :]
+        self._scores.begin(ScoreJob(queued, tokens, max(request.top_logprobs, request.prompt_logprobs or 0), index))
+
+    def _end_sequence(self, queued: QueuedRequest) -> None:
+        queued.left -= 1
+        if not queued.left:
+            self._forget(queued, has_ended=True)
 
 
 def _check_eagle3(sampling: Sampling, prompt_tokens: int) -> None:

@@ -83,6 +83,17 @@ def configure_generation(
     return config
 
 
+def has_output_penalty(config: Any) -> bool:
+    """Return whether a penalty depends on which tokens of a sequence are generated, and which are its prompt."""
+    return bool(config.frequency_penalty or config.presence_penalty)
+
+
+def takes_best_tokens(config: Any) -> bool:
+    """Return whether each generated token is the most likely one."""
+    is_changed = has_output_penalty(config) or config.repetition_penalty != 1 or config.min_new_tokens
+    return not (config.do_sample or config.num_beams > 1 or is_changed or config.structured_output_config)
+
+
 def set_grammar(config: Any, grammar: Grammar) -> None:
     """Set the grammar of ``config``."""
     text = _ANY_OBJECT if grammar.kind is GrammarKind.JSON_OBJECT else grammar.text
@@ -220,6 +231,7 @@ class Pipeline:
         self.block_tokens = _GPU_BLOCK_TOKENS if "GPU" in options.device else _BLOCK_TOKENS  # tokens per block
         self.takes_images = (Path(options.folder) / LANGUAGE_MODEL_FILE).is_file()
         self._batch = self._make()
+        self.min_tokens = int(self._batch.get_config().min_new_tokens)  # default minimum of generated tokens
         self.chat_template: str = self.tokenizer.chat_template
         if self.takes_images:
             self.tokenizer.set_chat_template(_UNCHANGED)
@@ -241,6 +253,11 @@ class Pipeline:
     def batched_tokens(self) -> int:
         """Maximum tokens per step."""
         return self._options.batched_tokens
+
+    @property
+    def has_adapter(self) -> bool:
+        """Whether the model has a LoRA adapter."""
+        return self._adapter is not None
 
     @property
     def has_draft(self) -> bool:
@@ -347,8 +364,11 @@ class Pipeline:
             self.step()
 
     def defaults(self) -> Any:
-        """Return a modifiable copy of the model's generation settings."""
+        """Return a modifiable copy of the model's generation settings, without minimum length and beam search."""
         config = self._batch.get_config()
+        config.min_new_tokens = 0
+        config.num_beams = config.num_beam_groups = config.num_return_sequences = 1
+        config.diversity_penalty = 0.0
         if self.proposes:
             if self._options.draft_tokens or self.has_eagle3_draft:
                 config.assistant_confidence_threshold = 0.0

@@ -1,4 +1,4 @@
-"""Prompts: chat rendering, tokenization, length checks and prompt log-probabilities."""
+"""Prompts: chat rendering, tokenization and length checks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ovmstrio.core.errors import ContextExceeded, InvalidField, InvalidRequest, ModelFailure, ServerError
+from ovmstrio.core.errors import ContextExceeded, InvalidField, InvalidRequest
 from ovmstrio.core.generation import Conversation
 from ovmstrio.inference.engine.chat_template import TemplateFailure, read_template_source
 from ovmstrio.inference.engine.messages import CONFIG, CONTEXT_FILE, PROMPT_FIELD, TOKENIZER_FILE
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ovmstrio.core.generation import Prompt
-    from ovmstrio.inference.engine.batch import QueuedRequest
-    from ovmstrio.inference.engine.pipeline import Pipeline, PromptModel
+    from ovmstrio.inference.engine.pipeline import Pipeline
 
 # ----------------------------------------------------------------------
 # Process that renders a model's chat template, so that a slow template delays no other request
@@ -529,107 +528,3 @@ def _render_with_library(tokenizer: Any, template: str, conversation: Conversati
         message = f"the chat template rejects the messages: {library_error_message(error)}"
         raise InvalidField(message, field=_FIELD) from error
     return _until_final_end(text, conversation)
-
-
-_SCORED_TOKENS: Final = 64  # tokens whose logits are in memory at once
-
-
-class PromptScorer:
-    """Log-probabilities of prompt tokens, for one prompt of at most ``tokens`` tokens at a time."""
-
-    def __init__(self, pipeline: Pipeline, tokens: int) -> None:
-        self._model = pipeline
-        self._tokens = tokens
-        self._logits: PromptModel | None = None
-        self._pipeline: Pipeline | None = None  # with an adapter
-        self._waiting: deque[QueuedRequest] = deque()
-        self._handle: Any = None
-        self._scores: list[float | None] = []
-        self._best: list[tuple[int, float] | None] = []
-
-    @property
-    def is_busy(self) -> bool:
-        """Return whether :meth:`step` has work."""
-        return bool(self._waiting) or (self._pipeline is not None and self._pipeline.is_busy)
-
-    def begin(self, queued: QueuedRequest) -> None:
-        """Queue the prompt of a request."""
-        self._waiting.append(queued)
-
-    def cancel(self, queued: QueuedRequest) -> None:
-        """Cancel a queued or running prompt."""
-        if queued in self._waiting:
-            if queued is self._waiting[0]:
-                self._scores = []
-                if self._handle is not None:
-                    self._handle.cancel()
-                    self._handle = None
-            self._waiting.remove(queued)
-
-    def step(self) -> list[tuple[QueuedRequest, ServerError | None]]:
-        """Process a part of a prompt; return the request when its prompt is scored or failed."""
-        if not self.is_busy:
-            return []
-        try:
-            if self._logits is None and self._pipeline is None:
-                self._logits = self._model.prompt_model()
-                if self._logits is None:
-                    self._pipeline = self._model.uncached(self._tokens)
-            if self._logits is not None:
-                is_over = self._step_model(self._logits)
-            else:
-                is_over = self._pipeline is not None and self._step_library(self._pipeline)
-        except RuntimeError as error:
-            self._pipeline = self._handle = self._logits = None
-            self._scores = []
-            if not self._waiting:
-                return []
-            failure = ModelFailure(f"the model failed on this prompt: {library_error_message(error)}")
-            return [(self._waiting.popleft(), failure)]
-        if not is_over:
-            return []
-        queued, self._scores, scores = self._waiting.popleft(), [], self._scores
-        # The first token has no context; the library's value for it is meaningless.
-        queued.prompt_logprobs = [None, *scores[1 : len(queued.prompt)]]
-        queued.prompt_best = [] if self._logits is None else self._best
-        return [(queued, None)]
-
-    def _step_model(self, model: PromptModel) -> bool:
-        """Score the next tokens; return whether the prompt is complete."""
-        prompt = self._waiting[0].prompt
-        if not self._scores:
-            model.begin()
-            self._scores, self._best = [None], [None]
-        begin = len(self._scores) - 1
-        tokens = prompt[begin : begin + _SCORED_TOKENS]
-        logits = model.logits(tokens)
-        targets = prompt[begin + 1 : begin + 1 + len(tokens)]
-        logits = logits[: len(targets)]
-        logits -= logits.max(1, keepdims=True)
-        logits -= np.log(np.exp(logits).sum(1, keepdims=True))
-        rows, best = np.arange(len(targets)), logits.argmax(1)
-        self._scores += logits[rows, targets].tolist()
-        self._best += zip(best.tolist(), logits[rows, best].tolist(), strict=True)
-        return len(self._scores) == len(prompt)
-
-    def _step_library(self, pipeline: Pipeline) -> bool:
-        """Process a part of the prompt with the library; return whether it is complete."""
-        if self._handle is None and self._waiting:
-            config = pipeline.defaults()
-            config.max_new_tokens = 0
-            config.echo = True
-            config.logprobs = 1
-            self._scores = []
-            self._handle = pipeline.add(0, self._waiting[0].prompt, config)
-        pipeline.step()
-        if self._handle is None:
-            return False
-        while self._handle.can_read():
-            for output in self._handle.read().values():
-                self._scores += output.generated_log_probs
-        if len(self._scores) < len(self._waiting[0].prompt):
-            if pipeline.is_busy:
-                return False
-            raise RuntimeError("the prompt was not processed completely")
-        self._handle = None
-        return True

@@ -454,10 +454,12 @@ class Messages:
         errors.tell()
         return ParsedRequest((request,))
 
-    def whole(self, body: Body, parsed: ParsedRequest) -> _MessageBuilder:
+    def response_builder(self, body: Body, parsed: ParsedRequest) -> _MessageBuilder:
         """Create a message builder."""
         return _MessageBuilder(_Answer(body, parsed))
 
-    def streamed(self, body: Body, parsed: ParsedRequest, write_error: Callable[[Exception], bytes]) -> _MessageStream:
+    def response_stream(
+        self, body: Body, parsed: ParsedRequest, write_error: Callable[[Exception], bytes]
+    ) -> _MessageStream:
         """Create an event encoder."""
         return _MessageStream(_Answer(body, parsed), write_error)

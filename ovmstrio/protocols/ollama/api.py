@@ -14,16 +14,22 @@ from ovmstrio.core.errors import ErrorList, ServerError
 from ovmstrio.core.generation import Finish, Grammar, GrammarKind, Task
 from ovmstrio.protocols.openai.api import ErrorFormat, client_message, client_status
 from ovmstrio.protocols.openai.fields import (
-    TOP_LOGPROBS_UNSUPPORTED,
     Fields,
     PromptSize,
     make_request,
     read_max_tokens,
     read_response_format,
+    read_top_logprobs,
     shown,
 )
 from ovmstrio.protocols.openai.known_fields import KnownFields, Refused
-from ovmstrio.protocols.openai.text_endpoint import ChoiceText, logprob_document, parse_arguments
+from ovmstrio.protocols.openai.text_endpoint import (
+    ChoiceText,
+    ParsedRequest,
+    answer_text,
+    logprob_document,
+    parse_arguments,
+)
 from ovmstrio.transport.http.responses import json_response, retry_after_headers
 from ovmstrio.transport.http.sse import NO_PROXY_BUFFERING
 
@@ -40,7 +46,8 @@ if TYPE_CHECKING:
     )
     from ovmstrio.core.http_messages import Headers, HttpAnswer, HttpRequest
     from ovmstrio.protocols.openai.api import Body, OpenAIApi
-    from ovmstrio.protocols.openai.text_endpoint import ParsedRequest, Usage
+    from ovmstrio.protocols.openai.text_endpoint import Usage
+    from ovmstrio.transport.http.router import Rule
 
 STREAM_HEADERS: Final[Headers] = (("content-type", "application/x-ndjson"), NO_PROXY_BUFFERING)
 _DEFAULT_TAG: Final = ":latest"
@@ -95,7 +102,7 @@ def check_keep_alive(fields: Fields, name: str) -> None:
 
 
 def _check_integer(fields: Fields, name: str) -> None:
-    fields.whole(name, f"{fields.path(name)} is not an integer")
+    fields.integer(name, f"{fields.path(name)} is not an integer")
 
 
 def _check_number(fields: Fields, name: str) -> None:
@@ -143,12 +150,12 @@ NOTES: Final[Mapping[str, str]] = {
     "keep_alive": "models stay loaded; `idle_unload_seconds` unloads idle ones",
     "shift": "an answer ends at the end of the context",
     "truncate": "the server does not shorten prompts: a prompt that is too long is an error",
-    "top_logprobs": "only 0",
+    "top_logprobs": "0 to 20, with `logprobs` and `stream` false",
 }
 """Notes on fields of bodies; those of an endpoint take precedence."""
 
 
-def read_request(
+def _read_request(
     fields: Fields,
     limits: GenerationLimits,
     prompt: Conversation | str,
@@ -158,7 +165,7 @@ def read_request(
 ) -> GenerationRequest:
     """Return the request for a prompt, from the fields that chat and generation share."""
     options = fields.within("options") or fields.translated({}, PromptSize())
-    predict = options.whole("num_predict", f"{options.path('num_predict')} is not an integer")
+    predict = options.integer("num_predict", f"{options.path('num_predict')} is not an integer")
     # 0 and negative values are no limit.
     limited = options.translated(
         {"num_predict": predict if predict is not None and predict > 0 else None}, PromptSize()
@@ -166,15 +173,15 @@ def read_request(
     top_k = options.get("top_k")
     sampling = {name: options.get(name) for name in _SAMPLING}
     sampling |= {"top_k": -1 if top_k == 0 else top_k, "repetition_penalty": options.number("repeat_penalty", 0, 1e6)}
-    if fields.unsigned("top_logprobs"):
-        fields.refuse("top_logprobs", TOP_LOGPROBS_UNSUPPORTED, code="unsupported_parameter")
+    logprobs = bool(fields.flag("logprobs"))
     request = make_request(
         options.translated(sampling, PromptSize()),
         limits,
         prompt,
         max_tokens=read_max_tokens(limited, limits, "num_predict"),
         is_stream=is_stream,
-        logprobs=bool(fields.flag("logprobs")),
+        logprobs=logprobs,
+        top_logprobs=read_top_logprobs(fields, is_stream=is_stream, logprobs=logprobs),
         deadline=deadline,
     )
     OPTIONS.check(options)
@@ -257,6 +264,7 @@ class OllamaAnswer:
         self._model = body.document["model"]
         self._content = content
         self._has_logprobs = parsed.requests[0].logprobs
+        self._top_logprobs = parsed.requests[0].top_logprobs
         self._text = ChoiceText()
         self._began = perf_counter_ns()
         self._first = 0
@@ -314,7 +322,9 @@ class OllamaAnswer:
         return made
 
     def _logprobs(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-        return {"logprobs": [logprob_document(token) for token in tokens]} if self._has_logprobs and tokens else {}
+        if not self._has_logprobs or not tokens:
+            return {}
+        return {"logprobs": [logprob_document(token, self._top_logprobs) for token in tokens]}
 
     def _end(self, usage: Usage) -> dict[str, Any]:
         ended = perf_counter_ns()
@@ -336,14 +346,75 @@ def now() -> str:
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
-async def answer_loading(
-    api: OpenAIApi, request: HttpRequest, body: Body, known: KnownFields, content: Mapping[str, Any]
-) -> HttpAnswer:
-    """Answer a request without a prompt, which loads or unloads a model in Ollama; here models stay loaded."""
-    errors = ErrorList()
-    known.check(Fields(body.document, errors))
-    errors.tell()
-    reason = "unload" if body.document.get("keep_alive") in {0, "0", "0s"} else "load"
-    with await api.call(request, body.model, Task.TEXT_GENERATION):
-        head = {"model": body.document["model"], "created_at": now()}
-        return json_response({**head, **content, "done": True, "done_reason": reason})
+# ----------------------------------------------------------------------
+# Endpoints
+# ----------------------------------------------------------------------
+
+
+class OllamaEndpoint:
+    """Text generation endpoint.
+
+    Args:
+        known_fields: fields of bodies.
+        prompt_field: field of the prompt.
+        no_prompt: empty value of this field.
+        read_prompt: parses the prompt of a body.
+        content: creates the fields of an answer for a text, its reasoning and its complete tool calls.
+    """
+
+    def __init__(
+        self,
+        known_fields: KnownFields,
+        prompt_field: str,
+        no_prompt: str | list[Any],
+        read_prompt: Callable[[Fields, PromptSize], Conversation | str],
+        content: Callable[[str, str, list[dict[str, Any]]], dict[str, Any]],
+    ) -> None:
+        self.known_fields = known_fields
+        self._prompt_field = prompt_field
+        self._no_prompt = no_prompt
+        self._read_prompt = read_prompt
+        self._content = content
+
+    def rules(self, api: OpenAIApi, path: str) -> list[Rule]:
+        """Return the routes."""
+
+        async def answer(request: HttpRequest) -> HttpAnswer:
+            body = await read_body(api, request, self.known_fields)
+            if body.document.get(self._prompt_field) in (None, self._no_prompt):
+                return await self._answer_loading(api, request, body)
+            return await answer_text(api, self, request, body)
+
+        return api.rules(path, "POST", answer, has_tasks=True, prefixes=("/api",))
+
+    def read(
+        self, document: Mapping[str, Any], limits: GenerationLimits, *, is_stream: bool, deadline: float
+    ) -> ParsedRequest:
+        """Parse a body: prompt and options."""
+        errors = ErrorList()
+        fields = Fields(document, errors)
+        prompt = self._read_prompt(fields, PromptSize(limits, self._prompt_field))
+        request = _read_request(fields, limits, prompt, is_stream=is_stream, deadline=deadline)
+        self.known_fields.check(fields)
+        errors.tell()
+        return ParsedRequest((request,))
+
+    def response_builder(self, body: Body, parsed: ParsedRequest) -> OllamaAnswer:
+        """Create a builder of the complete answer."""
+        return OllamaAnswer(body, parsed, self._content)
+
+    def response_stream(
+        self, body: Body, parsed: ParsedRequest, write_error: Callable[[Exception], bytes]
+    ) -> OllamaAnswer:
+        """Create an encoder of lines."""
+        return OllamaAnswer(body, parsed, self._content, write_error)
+
+    async def _answer_loading(self, api: OpenAIApi, request: HttpRequest, body: Body) -> HttpAnswer:
+        """Answer a request without a prompt, which loads or unloads a model in Ollama; here models stay loaded."""
+        errors = ErrorList()
+        self.known_fields.check(Fields(body.document, errors))
+        errors.tell()
+        reason = "unload" if body.document.get("keep_alive") in {0, "0", "0s"} else "load"
+        with await api.call(request, body.model, Task.TEXT_GENERATION):
+            head = {"model": body.document["model"], "created_at": now()}
+            return json_response({**head, **self._content("", "", []), "done": True, "done_reason": reason})

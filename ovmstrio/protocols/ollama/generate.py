@@ -2,31 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from ovmstrio.core.errors import ErrorList
 from ovmstrio.core.generation import Conversation
-from ovmstrio.protocols.ollama.api import (
-    OllamaAnswer,
-    answer_loading,
-    image_parts,
-    images_of,
-    read_body,
-    read_request,
-    read_thinking,
-)
+from ovmstrio.protocols.ollama.api import OllamaEndpoint, image_parts, images_of, read_thinking
 from ovmstrio.protocols.ollama.chat import IGNORED
 from ovmstrio.protocols.openai.fields import Fields, PromptSize, read_chat_message
 from ovmstrio.protocols.openai.known_fields import KnownFields, Refused
-from ovmstrio.protocols.openai.text_endpoint import ParsedRequest, answer_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from ovmstrio.core.generation import GenerationLimits
-    from ovmstrio.core.http_messages import HttpAnswer, HttpRequest
-    from ovmstrio.protocols.openai.api import Body, OpenAIApi
-    from ovmstrio.transport.http.router import Rule
 
 _NO_IMAGES: Final = Refused("the model generates text")
 GENERATE: Final = KnownFields(
@@ -44,19 +26,6 @@ GENERATE: Final = KnownFields(
         "template": Refused("the server uses the model's template; send a raw prompt"),
     },
 )
-
-
-def generate_rules(api: OpenAIApi) -> list[Rule]:
-    """Return the routes."""
-    endpoint = OllamaGenerate()
-
-    async def generate(request: HttpRequest) -> HttpAnswer:
-        body = await read_body(api, request, GENERATE)
-        if body.document.get("prompt") in (None, ""):
-            return await answer_loading(api, request, body, GENERATE, {"response": ""})
-        return await answer_text(api, endpoint, request, body)
-
-    return api.rules("/generate", "POST", generate, has_tasks=True, prefixes=("/api",))
 
 
 def _read_prompt(fields: Fields, prompt: PromptSize) -> Conversation | str:
@@ -78,27 +47,4 @@ def _content(text: str, reasoning: str, calls: list[dict[str, Any]]) -> dict[str
     return {"response": text, **({"thinking": reasoning} if reasoning else {})}
 
 
-class OllamaGenerate:
-    """Endpoint."""
-
-    known_fields = GENERATE
-
-    def read(
-        self, document: Mapping[str, Any], limits: GenerationLimits, *, is_stream: bool, deadline: float
-    ) -> ParsedRequest:
-        """Parse a body: a prompt and options."""
-        errors = ErrorList()
-        fields = Fields(document, errors)
-        prompt = _read_prompt(fields, PromptSize(limits, "prompt"))
-        request = read_request(fields, limits, prompt, is_stream=is_stream, deadline=deadline)
-        GENERATE.check(fields)
-        errors.tell()
-        return ParsedRequest((request,))
-
-    def whole(self, body: Body, parsed: ParsedRequest) -> OllamaAnswer:
-        """Create a builder."""
-        return OllamaAnswer(body, parsed, _content)
-
-    def streamed(self, body: Body, parsed: ParsedRequest, write_error: Callable[[Exception], bytes]) -> OllamaAnswer:
-        """Create an encoder of lines."""
-        return OllamaAnswer(body, parsed, _content, write_error)
+GENERATE_ENDPOINT: Final = OllamaEndpoint(GENERATE, "prompt", "", _read_prompt, _content)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 from ovmstrio.core.errors import NotSupported
 from ovmstrio.protocols.ollama.api import STREAM_HEADERS, OllamaErrors
-from ovmstrio.protocols.ollama.chat import chat_rules
+from ovmstrio.protocols.ollama.chat import CHAT_ENDPOINT
 from ovmstrio.protocols.ollama.embed import embed_rules
-from ovmstrio.protocols.ollama.generate import generate_rules
+from ovmstrio.protocols.ollama.generate import GENERATE_ENDPOINT
 from ovmstrio.protocols.ollama.models import model_rules
 from ovmstrio.protocols.openai.api import OpenAIApi
 from ovmstrio.serving.interfaces import OLLAMA_REST
@@ -31,5 +31,5 @@ def ollama_rules(plane: DataPlane, max_body_bytes: int) -> list[Rule]:
 
     create = partial(api.rules, view=refuse_change, prefixes=("/api",))
     changes = [rule for path, method in _CHANGES.items() for rule in create(path, method)]
-    rules = [*chat_rules(api), *generate_rules(api), *embed_rules(api), *model_rules(api), *changes]
-    return [rule._replace(first="") for rule in rules]
+    texts = [*CHAT_ENDPOINT.rules(api, "/chat"), *GENERATE_ENDPOINT.rules(api, "/generate")]
+    return [rule._replace(first="") for rule in (*texts, *embed_rules(api), *model_rules(api), *changes)]

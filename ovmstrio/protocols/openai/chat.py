@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any, Final
 from ovmstrio.core.errors import ErrorList
 from ovmstrio.core.generation import Conversation
 from ovmstrio.protocols.openai.fields import (
-    TOP_LOGPROBS_UNSUPPORTED,
     Fields,
     PromptSize,
     make_request,
     read_max_tokens,
     read_messages,
+    read_prompt_logprobs,
     read_stream_options,
     read_tools,
+    read_top_logprobs,
 )
 from ovmstrio.protocols.openai.known_fields import CHAT
 from ovmstrio.protocols.openai.text_endpoint import (
@@ -22,6 +23,7 @@ from ovmstrio.protocols.openai.text_endpoint import (
     ParsedRequest,
     ResponseBuilder,
     logprob_document,
+    prompt_logprobs_document,
     reasoning_fields,
     response_head,
 )
@@ -38,13 +40,16 @@ if TYPE_CHECKING:
 
 class _ChatBuilder(ResponseBuilder):
     def document(self, usage: Usage) -> Mapping[str, Any]:
+        prompt = self._texts[0].prompt_logprobs
+        more = {"prompt_logprobs": prompt_logprobs_document(prompt)} if self._has_prompt_logprobs else {}
         return {
             **response_head("chatcmpl", "chat.completion", self._model),
+            **more,
             "choices": [
                 {
                     "index": index,
                     "message": text.message(),
-                    "logprobs": _logprobs(text.logprobs) if self._has_logprobs else None,
+                    "logprobs": _logprobs(text.logprobs, self._top_logprobs) if self._has_logprobs else None,
                     "finish_reason": text.finish.value,
                 }
                 for index, text in enumerate(self._texts)
@@ -68,7 +73,7 @@ class _ChatStream(ChunkStream):
         delta = _delta(piece)
         if not delta and not piece.finish and not piece.logprobs:
             return first
-        logprobs = _logprobs(piece.logprobs) if self._has_logprobs and piece.logprobs else None
+        logprobs = _logprobs(piece.logprobs, 0) if self._has_logprobs and piece.logprobs else None
         return first + self._chunk(index, delta, logprobs, piece.finish, usage)
 
     def _chunk(self, index: int, delta: Mapping[str, Any], logprobs: Any, finish: Finish | None, usage: Usage) -> bytes:
@@ -99,8 +104,8 @@ def _call_delta(call: ToolCallDelta) -> dict[str, Any]:
     return {"index": call.index, "id": call.id, "type": "function", "function": {"name": call.name, **function}}
 
 
-def _logprobs(tokens: Sequence[TokenLogprob]) -> Mapping[str, Any]:
-    return {"content": [logprob_document(token) for token in tokens], "refusal": None}
+def _logprobs(tokens: Sequence[TokenLogprob], top: int) -> Mapping[str, Any]:
+    return {"content": [logprob_document(token, top) for token in tokens], "refusal": None}
 
 
 # Endpoint
@@ -120,13 +125,16 @@ class Chat:
         options = read_stream_options(fields, is_stream=is_stream)
         max_tokens = read_max_tokens(fields, limits, "max_tokens", "max_completion_tokens")
         conversation = read_conversation(fields)
+        logprobs = bool(fields.flag("logprobs"))
         request = make_request(
             fields,
             limits,
             conversation,
             max_tokens=max_tokens,
             is_stream=is_stream,
-            logprobs=_read_logprobs(fields),
+            logprobs=logprobs,
+            top_logprobs=read_top_logprobs(fields, is_stream=is_stream, logprobs=logprobs),
+            prompt_logprobs=read_prompt_logprobs(fields, is_stream=is_stream),
             prompt_field="messages",
             deadline=deadline,
         )
@@ -144,11 +152,13 @@ class Chat:
             echoed=last["content"] if echo and last["role"] == "assistant" else "",
         )
 
-    def whole(self, body: Body, parsed: ParsedRequest) -> _ChatBuilder:
+    def response_builder(self, body: Body, parsed: ParsedRequest) -> _ChatBuilder:
         """Create a response builder."""
         return _ChatBuilder(body.model, parsed)
 
-    def streamed(self, body: Body, parsed: ParsedRequest, write_error: Callable[[Exception], bytes]) -> _ChatStream:
+    def response_stream(
+        self, body: Body, parsed: ParsedRequest, write_error: Callable[[Exception], bytes]
+    ) -> _ChatStream:
         """Create a chunk writer."""
         return _ChatStream(body.model, parsed, write_error)
 
@@ -216,10 +226,3 @@ def _read_continuation(
     elif continues and messages and messages[-1].get("tool_calls"):
         fields.refuse(_CONTINUE, f"{_CONTINUE} is not possible: the final message calls tools")
     return bool(continues), {**options, _BEGIN: bool(begins)}
-
-
-def _read_logprobs(fields: Fields) -> bool:
-    top = fields.unsigned("top_logprobs")
-    if top:
-        fields.refuse("top_logprobs", TOP_LOGPROBS_UNSUPPORTED, got=str(top), code="unsupported_parameter")
-    return bool(fields.flag("logprobs"))

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any, Final
 from ovmstrio.core.errors import ContextExceeded, ErrorList
 from ovmstrio.protocols.openai.fields import (
     MAX_PROMPT_TOKENS,
+    MAX_TOP_LOGPROBS,
     Fields,
     are_token_ids,
     check_length,
     make_request,
     read_max_tokens,
+    read_prompt_logprobs,
     read_stream_options,
+    refuse_in_stream,
     shown,
 )
 from ovmstrio.protocols.openai.known_fields import COMPLETIONS
@@ -21,6 +24,7 @@ from ovmstrio.protocols.openai.text_endpoint import (
     ChunkStream,
     ParsedRequest,
     ResponseBuilder,
+    prompt_logprobs_document,
     response_head,
     token_text,
     top_logprobs,
@@ -46,6 +50,11 @@ class _CompletionBuilder(ResponseBuilder):
             _choice(index, "".join(text.text), _logprobs(text.logprobs) if self._has_logprobs else None, text.finish)
             for index, text in enumerate(self._texts)
         ]
+        if self._has_prompt_logprobs:
+            texts = self._parsed.requests[0].n
+            for index, choice in enumerate(choices):
+                prompt = self._texts[index - index % texts].prompt_logprobs
+                choice["prompt_logprobs"] = prompt_logprobs_document(prompt)
         return {**_head(self._model), "choices": choices, "usage": usage.document()}
 
 
@@ -100,13 +109,17 @@ class Completions:
         echo = bool(fields.flag("echo"))
         max_tokens = read_max_tokens(fields, limits, "max_tokens", minimum=0 if echo else 1)
         prompts = _read_prompts(fields, limits, errors)
+        top = _read_logprobs(fields, is_stream=is_stream)
         request = make_request(
             fields,
             limits,
             "",
             max_tokens=max_tokens,
             is_stream=is_stream,
-            logprobs=_read_logprobs(fields),
+            logprobs=top > 0,
+            # The most likely token is known without a second reading of the text, in many cases.
+            top_logprobs=top if top > 1 else 0,
+            prompt_logprobs=read_prompt_logprobs(fields, is_stream=is_stream),
             echo=echo,
             deadline=deadline,
         )
@@ -121,11 +134,11 @@ class Completions:
             requests, options.includes_usage, options.has_continuous_usage, shows_token_ids=shows_token_ids
         )
 
-    def whole(self, body: Body, parsed: ParsedRequest) -> _CompletionBuilder:
+    def response_builder(self, body: Body, parsed: ParsedRequest) -> _CompletionBuilder:
         """Create a response builder."""
         return _CompletionBuilder(body.model, parsed)
 
-    def streamed(
+    def response_stream(
         self, body: Body, parsed: ParsedRequest, write_error: Callable[[Exception], bytes]
     ) -> _CompletionStream:
         """Create a chunk writer."""
@@ -136,17 +149,16 @@ def _is_batch(prompt: Any) -> bool:
     return isinstance(prompt, list) and not isinstance(prompt[0], int)
 
 
-def _read_logprobs(fields: Fields) -> bool:
+def _read_logprobs(fields: Fields, *, is_stream: bool) -> int:
+    """Return the number of most likely tokens at each place; 0 is that of the chosen ones, as in OVMS."""
     value = fields.get("logprobs")
-    if value is None or value is False:
-        return False
-    if value is True or (isinstance(value, int) and value in {0, 1}):
-        return True
-    if isinstance(value, int):
-        fields.refuse("logprobs", "accepted logprobs value is currently 1 only", got=str(value))
-    else:
-        fields.refuse("logprobs", "logprobs accepts integer values", got=shown(value))
-    return False
+    if value is None or isinstance(value, bool):
+        return int(value or 0)
+    message = f"logprobs accepts integer values from 0 to {MAX_TOP_LOGPROBS}"
+    count = max(1, fields.integer("logprobs", message, range(MAX_TOP_LOGPROBS + 1)) or 0)
+    if count > 1:
+        refuse_in_stream(fields, "logprobs", " above 1", is_stream=is_stream)
+    return count
 
 
 def _read_prompts(fields: Fields, limits: GenerationLimits, errors: ErrorList) -> list[str | TokenIds]:

@@ -43,9 +43,6 @@ _MAX_OBJECT_SIZE: Final = 2**18
 MAX_PROMPT_TOKENS: Final = 2**18
 """Maximum token ids of a body for a model without a limit."""
 
-TOP_LOGPROBS_UNSUPPORTED: Final = (
-    "top_logprobs above 0 is not supported: only the chosen token's probability is known; omit it"
-)
 _SHOWN_CHARACTERS: Final = 80
 MAX_NAME_CHARACTERS: Final = 256
 """Maximum length of a keyword, such as a role or type."""
@@ -236,7 +233,7 @@ class Fields:
             return None
         return value
 
-    def whole(self, name: str, message: str, allowed: range = _INT32) -> int | None:
+    def integer(self, name: str, message: str, allowed: range = _INT32) -> int | None:
         """Return an integer of a range."""
         value: int | None = self._typed(name, int, message)
         if value is not None and value not in allowed:
@@ -300,7 +297,7 @@ class Fields:
 def read_truncation(fields: Fields) -> dict[str, int]:
     """Return the option ``max_tokens`` of encoders for ``truncate_prompt_tokens``; -1 is what the model takes."""
     name = "truncate_prompt_tokens"
-    given = fields.whole(name, f"{name} is neither -1 nor above 0", range(-1, 2**31))
+    given = fields.integer(name, f"{name} is neither -1 nor above 0", range(-1, 2**31))
     if given == 0:
         fields.refuse(name, f"{name} is neither -1 nor above 0", got="0")
     return {"max_tokens": given} if given else {}
@@ -333,8 +330,6 @@ def check_ignored_responses_fields(fields: Fields) -> None:
         fields.refuse(
             _TRUNCATION, f"{_TRUNCATION} should be either 'auto' or '{_DISABLED}'", got=repr(cut[:40]) if cut else "''"
         )
-    if fields.unsigned("top_logprobs"):
-        fields.refuse("top_logprobs", TOP_LOGPROBS_UNSUPPORTED, code="unsupported_parameter")
 
 
 # ----------------------------------------------------------------------
@@ -448,7 +443,7 @@ def _read_positive(fields: Fields, name: str, high: float, message: str, range_m
 
 
 def _read_top_k(fields: Fields) -> int | None:
-    top_k = fields.whole("top_k", "top_k is not an integer")
+    top_k = fields.integer("top_k", "top_k is not an integer")
     if top_k is not None and top_k < 1 and top_k != -1:
         fields.refuse("top_k", "top_k must be -1 (all tokens) or a positive integer", got=str(top_k))
         return None
@@ -457,7 +452,7 @@ def _read_top_k(fields: Fields) -> int | None:
 
 def _read_seed(fields: Fields) -> int | None:
     """Return the seed; None, which selects a random one, for -1."""
-    seed = fields.whole("seed", f"seed out of range [{_SEEDS[0]}, {_SEEDS[-1]}]", _SEEDS)
+    seed = fields.integer("seed", f"seed out of range [{_SEEDS[0]}, {_SEEDS[-1]}]", _SEEDS)
     return None if seed == _RANDOM_SEED else seed
 
 
@@ -1018,6 +1013,38 @@ def read_stream_options(fields: Fields, *, is_stream: bool) -> _StreamOptions:
     return _StreamOptions(bool(includes_usage), bool(includes_usage and options.flag("continuous_usage_stats")))
 
 
+MAX_TOP_LOGPROBS: Final = 20
+_COUNTS: Final = range(MAX_TOP_LOGPROBS + 1)
+
+
+def read_top_logprobs(fields: Fields, *, is_stream: bool, logprobs: bool, requirement: str = "logprobs") -> int:
+    """Return the number of most likely tokens to return at each place, with the log-probabilities of a text."""
+    name = "top_logprobs"
+    count = fields.integer(name, f"{name} is not an integer from 0 to {MAX_TOP_LOGPROBS}", _COUNTS)
+    if count and not logprobs:
+        fields.refuse(name, f"{name} requires {requirement}")
+    elif count:
+        refuse_in_stream(fields, name, is_stream=is_stream)
+    return count or 0
+
+
+def read_prompt_logprobs(fields: Fields, *, is_stream: bool) -> int | None:
+    """Return the number of most likely tokens to return at each place of the prompt."""
+    name = "prompt_logprobs"
+    count = fields.integer(name, f"{name} is not an integer from 0 to {MAX_TOP_LOGPROBS}", _COUNTS)
+    if count is not None:
+        refuse_in_stream(fields, name, is_stream=is_stream)
+    return count
+
+
+def refuse_in_stream(fields: Fields, name: str, values: str = "", *, is_stream: bool) -> None:
+    """Refuse a field, or some of its values, in a stream, because of the most likely tokens."""
+    if is_stream:
+        reason = "the most likely tokens are found after the end of the text"
+        message = f"{name}{values} is not supported with stream: {reason}"
+        fields.refuse(name, message, code="unsupported_parameter")
+
+
 def make_request(
     fields: Fields,
     limits: GenerationLimits,
@@ -1026,6 +1053,8 @@ def make_request(
     max_tokens: int | None,
     is_stream: bool,
     logprobs: bool,
+    top_logprobs: int = 0,
+    prompt_logprobs: int | None = None,
     echo: bool = False,
     grammar: Grammar | None = None,
     prompt_field: str = "prompt",
@@ -1041,6 +1070,8 @@ def make_request(
         includes_stop=bool(fields.flag("include_stop_str_in_output")),
         n=_read_n(fields, limits, sampling.best_of),
         logprobs=logprobs,
+        top_logprobs=top_logprobs,
+        prompt_logprobs=prompt_logprobs,
         echo=echo,
         grammar=read_grammar(fields, grammar),
         skips_special_tokens=not keeps_special,

@@ -75,7 +75,7 @@ async def _answer_complete(
     parsed: ParsedRequest,
     send: Callable[[RawDocument], Awaitable[None]],
 ) -> None:
-    builder, usage = endpoint.whole(body, parsed), Usage()
+    builder, usage = endpoint.response_builder(body, parsed), Usage()
 
     async def take(index: int, piece: GenerationChunk) -> None:
         builder.take(index, piece)
@@ -91,7 +91,7 @@ async def _stream(
     parsed: ParsedRequest,
     send: Callable[[RawDocument], Awaitable[None]],
 ) -> None:
-    streamed, usage = endpoint.streamed(body, parsed, OpenAIErrors().event), Usage()
+    streamed, usage = endpoint.response_stream(body, parsed, OpenAIErrors().event), Usage()
 
     async def send_all(events: bytes) -> None:
         for data in _data_of(events):

@@ -87,7 +87,7 @@ def _read(endpoint: _Endpoint, form: Form, deadline: float) -> _ParsedRequest:
         message = f"response_format url is not supported: the server stores no images; use {_B64_JSON}"
         fields.refuse("response_format", message, code="unsupported_parameter")
     file_format = ImageFormat(fields.choice("output_format", tuple(each.value for each in ImageFormat)) or "png")
-    compression = fields.whole(
+    compression = fields.integer(
         "output_compression", "output_compression should be from 0 to 100", range(_MAX_COMPRESSION + 1)
     )
     if file_format is ImageFormat.PNG and compression not in (None, _MAX_COMPRESSION):
@@ -97,7 +97,7 @@ def _read(endpoint: _Endpoint, form: Form, deadline: float) -> _ParsedRequest:
         fields.refuse("strength", "strength requires an image: use /images/edits", got=shown(options["strength"]))
     is_stream = bool(fields.flag("stream", "stream field is not a boolean"))
     count = f"partial_images should be from 0 to {_MAX_PARTIAL_IMAGES}"
-    partial_images = fields.whole("partial_images", count, range(_MAX_PARTIAL_IMAGES + 1)) or 0
+    partial_images = fields.integer("partial_images", count, range(_MAX_PARTIAL_IMAGES + 1)) or 0
     if partial_images and not is_stream:
         fields.refuse("partial_images", "partial_images requires stream true")
     if is_stream and options.get(_COUNT, 1) > 1:
@@ -137,7 +137,10 @@ def _read_options(fields: Fields) -> dict[str, Any]:
         fields, "n", _COUNT, lambda name: fields.unsigned(name, minimum=1, message=f"{name} must be higher than 0")
     )
     found["rng_seed"] = _read_once(
-        fields, "seed", "rng_seed", lambda name: fields.whole(name, f"{name} field is not an unsigned integer", _SEEDS)
+        fields,
+        "seed",
+        "rng_seed",
+        lambda name: fields.integer(name, f"{name} field is not an unsigned integer", _SEEDS),
     )
     return {name: value for name, value in {**found, **_read_size(fields)}.items() if value is not None}
 

@@ -67,7 +67,7 @@ class KnownFields(NamedTuple):
 
 
 def _integer(fields: Fields, name: str) -> int | None:
-    return fields.whole(name, f"{name} is not an integer")
+    return fields.integer(name, f"{name} is not an integer")
 
 
 _IDENTITY: Final[Mapping[str, _Check]] = dict.fromkeys(("user", "request_id", "session_id"), Fields.text)
@@ -103,7 +103,7 @@ _NO_TOKEN_IDS: Final = _Refused("answers have no token ids; use /tokenize")
 _NO_MEDIA: Final = _Refused("the settings in the folder of the model apply")
 _ONE_ENGINE: Final = _Refused("a model has one engine")
 _ONE_QUEUE: Final = _Refused("requests are served in order of arrival; omit it, or send 0")
-_ONE_CHOICE: Final = "only the probability of the chosen token is known"
+_TOP_LOGPROBS: Final = "0 to 20, not with stream"
 _NAME_OF_ADAPTER: Final = _Refused("an adapter is fixed when its model is loaded; set model to the adapter's name")
 _REFUSED: Final[Mapping[str, _Refused]] = {
     **dict.fromkeys(("return_token_ids", "return_token_offsets"), _NO_TOKEN_IDS),
@@ -115,11 +115,10 @@ _REFUSED: Final[Mapping[str, _Refused]] = {
     "guided_whitespace_pattern": _Refused("JSON has no optional white space; use response_format with a grammar"),
     "logit_bias": _Refused("the generation library has no logit bias"),
     "logits_processors": _Refused("the server runs no code of requests"),
-    "logprob_token_ids": _Refused(_ONE_CHOICE),
+    "logprob_token_ids": _Refused("answers have the most likely tokens, not chosen ones; use top_logprobs"),
     "moderation": _Refused("the server has no moderation"),
     "priority": _ONE_QUEUE,
     "no_repeat_ngram_size": _Refused("use repetition_penalty"),
-    "prompt_logprobs": _Refused("use echo and logprobs of /completions"),
     "repetition_detection": _Refused("use repetition_penalty, or max_tokens"),
     "return_prompt_text": _Refused("answers have no prompt"),
     "store": _Refused("only responses of /responses are stored; omit it or send false"),
@@ -150,7 +149,7 @@ CHAT: Final = KnownFields(
     | _TOOLS
     | {"messages", "max_tokens", "max_completion_tokens", "logprobs", "top_logprobs", "modalities"}
     | {"reasoning_effort", "verbosity", "continue_final_message", "add_generation_prompt", "documents"}
-    | {"echo", "include_reasoning", "return_tokens_as_token_ids"},
+    | {"echo", "include_reasoning", "return_tokens_as_token_ids", "prompt_logprobs"},
     _IGNORED,
     {
         **_REFUSED,
@@ -160,10 +159,15 @@ CHAT: Final = KnownFields(
         "functions": _Refused("use tools"),
         "web_search_options": _Refused("this server has no web search"),
     },
-    {**_LIMITS, "top_logprobs": f"0: {_ONE_CHOICE}", "modalities": "text"},
+    {
+        **_LIMITS,
+        "top_logprobs": f"{_TOP_LOGPROBS}; with logprobs",
+        "prompt_logprobs": _TOP_LOGPROBS,
+        "modalities": "text",
+    },
 )
 COMPLETIONS: Final = KnownFields(
-    _SAMPLING | {"prompt", "max_tokens", "logprobs", "echo", "return_tokens_as_token_ids"},
+    _SAMPLING | {"prompt", "max_tokens", "logprobs", "prompt_logprobs", "echo", "return_tokens_as_token_ids"},
     {**_IGNORED, "parallel_tool_calls": Fields.flag},
     {
         **_REFUSED,
@@ -171,7 +175,7 @@ COMPLETIONS: Final = KnownFields(
         "suffix": _Refused("the model only appends text"),
         "top_logprobs": _Refused("use logprobs"),
     },
-    {**_LIMITS, "logprobs": f"0 or 1: {_ONE_CHOICE}"},
+    {**_LIMITS, "logprobs": "0 to 20; above 1 not with stream", "prompt_logprobs": _TOP_LOGPROBS},
 )
 RESPONSES: Final = KnownFields(
     _SAMPLING
@@ -185,6 +189,7 @@ RESPONSES: Final = KnownFields(
         "conversation": _Refused("the server has no conversations; use previous_response_id"),
         "prompt": _Refused("this server has no prompt templates; send input"),
         **dict.fromkeys(("previous_input_messages", "previous_response"), _Refused("send the conversation as input")),
+        "prompt_logprobs": _Refused("use /chat/completions"),
         "return_tokens_as_token_ids": _NO_TOKEN_IDS,
         "enable_response_messages": _Refused("answers have no messages of the engine"),
         "access_programs": _Refused("this server has no access programs"),
@@ -193,7 +198,7 @@ RESPONSES: Final = KnownFields(
     },
     {
         **_LIMITS,
-        "top_logprobs": f"0: {_ONE_CHOICE}",
+        "top_logprobs": f"{_TOP_LOGPROBS}; include has message.output_text.logprobs",
         "truncation": "auto never truncates: a conversation that is too long is refused",
         "max_tool_calls": "never reached: the server calls no tools",
     },

@@ -386,7 +386,7 @@ def _command_outputs(item: Fields) -> Iterator[str]:
         yield from filter(None, (part.prompt_text("stdout"), part.prompt_text("stderr")))
         outcome = part.within("outcome")
         if outcome is not None and outcome.get("exit_code") is not None:
-            yield f"exit code: {outcome.whole('exit_code', 'exit_code is not an integer')}"
+            yield f"exit code: {outcome.integer('exit_code', 'exit_code is not an integer')}"
         elif outcome is not None and outcome.word("type") == "timeout":
             yield "time limit exceeded"
 

@@ -22,6 +22,7 @@ from ovmstrio.protocols.openai.fields import (
     read_response_format,
     read_role,
     read_tools,
+    read_top_logprobs,
 )
 from ovmstrio.protocols.openai.known_fields import RESPONSES
 from ovmstrio.protocols.openai.response_tools import (
@@ -151,8 +152,9 @@ class _Reasoning(_Item):
 
 
 class _Message(_Item):
-    def __init__(self, place: int) -> None:
+    def __init__(self, place: int, top_logprobs: int) -> None:
         super().__init__("msg", place)
+        self._top_logprobs = top_logprobs
         self.logprobs: list[Mapping[str, Any]] = []
         self._is_started = False
 
@@ -165,7 +167,7 @@ class _Message(_Item):
 
     def grow(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> Iterator[_Event]:
         self.parts.append(text)
-        added = [logprob_document(token) for token in logprobs]
+        added = [logprob_document(token, self._top_logprobs) for token in logprobs]
         self.logprobs += added
         yield _Event("output_text.delta", {**self.at, "content_index": 0, "delta": text, "logprobs": added})
 
@@ -216,8 +218,9 @@ class _ToolCall(_Item):
 class _OutputItems:
     """Output items of a response; at most the last one is open."""
 
-    def __init__(self, tools: ClientTools) -> None:
+    def __init__(self, tools: ClientTools, top_logprobs: int) -> None:
         self._tools = tools
+        self._top_logprobs = top_logprobs
         self._ended: list[Mapping[str, Any]] = []
         self._open: _Item | None = None
 
@@ -233,7 +236,7 @@ class _OutputItems:
             yield from self._delta(piece.reasoning)
         if piece.text or (piece.logprobs and not piece.calls and not piece.reasoning):
             if not isinstance(self._open, _Message):
-                yield from self._open_item(_Message(self._next_place))
+                yield from self._open_item(_Message(self._next_place, self._top_logprobs))
             message = self._open
             assert isinstance(message, _Message)  # noqa: S101 - opened above
             yield from message.grow(piece.text, piece.logprobs)
@@ -246,7 +249,7 @@ class _OutputItems:
     def end(self, status: str) -> Iterator[_Event]:
         """Close the last item and yield its events; an empty response has an empty message."""
         if self._open is None and not self._ended:
-            yield from self._open_item(_Message(0))
+            yield from self._open_item(_Message(0, 0))
         yield from self._close_item(status)
 
     @property
@@ -293,7 +296,7 @@ class _Response:
         request = parsed.requests[0]
         prompt: Conversation = request.prompt  # type: ignore[assignment]  # the endpoint makes no other
         tools = ClientTools(document)
-        self.items = _OutputItems(tools)
+        self.items = _OutputItems(tools, request.top_logprobs)
         self.status = "completed"
         self._slot = slot
         self._head = {
@@ -476,13 +479,17 @@ class Responses:
             parameters_fields=tools.parameters_fields,
             images=tuple(fields.prompt.images),
         )
+        logprobs = _LOGPROBS in (fields.items("include") or ())
         request = make_request(
             fields,
             limits,
             prompt,
             max_tokens=max_tokens,
             is_stream=is_stream,
-            logprobs=_LOGPROBS in (fields.items("include") or ()),
+            logprobs=logprobs,
+            top_logprobs=read_top_logprobs(
+                fields, is_stream=is_stream, logprobs=logprobs, requirement=f"{_LOGPROBS} in include"
+            ),
             grammar=None if text is None else read_response_format(text, "format"),
             prompt_field="input",
             deadline=deadline,
@@ -501,11 +508,13 @@ class Responses:
         errors.tell()
         return ParsedRequest((request,))
 
-    def whole(self, body: Body, parsed: ParsedRequest) -> _ResponseBuilder:
+    def response_builder(self, body: Body, parsed: ParsedRequest) -> _ResponseBuilder:
         """Create a response builder."""
         return _ResponseBuilder(_Response(body.model, body.document, parsed, self._slot))
 
-    def streamed(self, body: Body, parsed: ParsedRequest, write_error: Callable[[Exception], bytes]) -> ResponseStream:
+    def response_stream(
+        self, body: Body, parsed: ParsedRequest, write_error: Callable[[Exception], bytes]
+    ) -> ResponseStream:
         """Create an event writer, which encodes failures itself."""
         del write_error
         self.stream = ResponseStream(_Response(body.model, body.document, parsed, self._slot))

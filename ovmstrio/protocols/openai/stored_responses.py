@@ -58,7 +58,6 @@ _PREVIOUS: Final = "previous_response_id"
 _BACKGROUND: Final = "background"
 _POLL_SECONDS: Final = 20.0  # longest wait for events of a response of another worker
 _OVERHEAD_BYTES: Final = 1024
-_RUNNING: Final = frozenset({"queued", "in_progress"})
 
 
 # ----------------------------------------------------------------------

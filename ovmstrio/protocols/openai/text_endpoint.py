@@ -2,8 +2,8 @@
 
 ::
 
-    body ─> TextEndpoint.read ─> Asked ─> generate ─┬─> _ResponseBuilder ─> one document
-                                                    └─> _ResponseStream ─> events, as deltas arrive
+    body ─> TextEndpoint.read ─> ParsedRequest ─> generate_all ─┬─> _ResponseBuilder ─> one document
+                                                                └─> _ResponseStream ─> events, as deltas arrive
 """
 
 from __future__ import annotations
@@ -62,20 +62,33 @@ def _shown_bytes(data: bytes) -> str:
 
 
 def top_logprobs(token: TokenLogprob) -> dict[str, float] | None:
-    """Return the most likely token and the token itself, by text; None if the most likely one is unknown."""
-    if token.logprob is None or token.best is None:
+    """Return the most likely tokens and the token itself, by text; None if the most likely ones are unknown."""
+    if token.logprob is None or not token.top:
         return None
-    data, logprob = token.best
-    return {_shown_bytes(data): logprob, token_text(token): token.logprob}
+    return {_shown_bytes(each.data): each.logprob for each in token.top} | {token_text(token): token.logprob}
 
 
-def logprob_document(token: TokenLogprob) -> dict[str, Any]:
-    """Return a token's log probability; alternatives are unknown."""
+def logprob_document(token: TokenLogprob, top: int) -> dict[str, Any]:
+    """Return a token's log probability, with ``top`` most likely tokens."""
+    value = token.logprob if token.logprob is not None else 0.0
+    return {**_alternative(token.data, value), "top_logprobs": [_alternative(*each[:2]) for each in token.top[:top]]}
+
+
+def _alternative(data: bytes, logprob: float) -> dict[str, Any]:
+    return {"token": _shown_bytes(data), "logprob": logprob, "bytes": list(data)}
+
+
+def prompt_logprobs_document(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any] | None]:
+    """Return the log probabilities of a prompt in vLLM's form: of each token and the most likely ones, by token id."""
+    return [None if token.logprob is None else _ranked(token, token.logprob) for token in tokens]
+
+
+def _ranked(token: TokenLogprob, logprob: float) -> dict[str, Any]:
+    ranked = [(token.rank, token.data, logprob, token.id)]
+    ranked += ((rank, *each) for rank, each in enumerate(token.top, 1) if each.id != token.id)
     return {
-        "token": token_text(token),
-        "logprob": token.logprob if token.logprob is not None else 0.0,
-        "bytes": list(token.data),
-        "top_logprobs": [],
+        str(number): {"logprob": value, "rank": rank, "decoded_token": data.decode(errors="replace")}
+        for rank, data, value, number in ranked
     }
 
 
@@ -101,6 +114,7 @@ class ChoiceText:
     reasoning: list[str] = field(default_factory=list)
     calls: dict[int, dict[str, Any]] = field(default_factory=dict)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: Finish = Finish.STOP
 
     def take(self, piece: GenerationChunk) -> None:
@@ -108,6 +122,7 @@ class ChoiceText:
         self.text.append(piece.text)
         self.reasoning.append(piece.reasoning)
         self.logprobs.extend(piece.logprobs)
+        self.prompt_logprobs.extend(piece.prompt_logprobs)
         for delta in piece.calls:
             call = self.calls.setdefault(delta.index, {"id": "", "name": "", "arguments": []})
             call["id"] = call["id"] or delta.id
@@ -158,9 +173,13 @@ class ParsedRequest(NamedTuple):
         if piece.reasoning and not self.returns_reasoning:
             piece = replace(piece, reasoning="")
         if piece.logprobs and self.shows_token_ids:
-            tokens = (replace(token, data=b"token_id:%d" % token.id) for token in piece.logprobs)
-            piece = replace(piece, logprobs=tuple(tokens))
+            piece = replace(piece, logprobs=tuple(map(_with_ids, piece.logprobs)))
         return piece
+
+
+def _with_ids(token: TokenLogprob) -> TokenLogprob:
+    top = tuple(each._replace(data=b"token_id:%d" % each.id) for each in token.top)
+    return replace(token, data=b"token_id:%d" % token.id, top=top)
 
 
 @dataclass(slots=True)
@@ -227,11 +246,13 @@ class TextEndpoint(Protocol):
         """Parse a body; raise ``InvalidField`` with all problems."""
         ...
 
-    def whole(self, body: Body, parsed: ParsedRequest) -> _ResponseBuilder:
+    def response_builder(self, body: Body, parsed: ParsedRequest) -> _ResponseBuilder:
         """Create a response builder."""
         ...
 
-    def streamed(self, body: Body, parsed: ParsedRequest, write_error: Callable[[Exception], bytes]) -> _ResponseStream:
+    def response_stream(
+        self, body: Body, parsed: ParsedRequest, write_error: Callable[[Exception], bytes]
+    ) -> _ResponseStream:
         """Create an event encoder; ``write_error`` encodes errors in the configured format."""
         ...
 
@@ -273,7 +294,7 @@ async def _answer_complete(api: OpenAIApi, endpoint: TextEndpoint, request: Http
     with await api.call(request, body.model, Task.TEXT_GENERATION) as call:
         read = partial(endpoint.read, body.document, _model(call).limits, is_stream=False, deadline=deadline)
         parsed = await parse_off_loop(read, body)
-        builder, usage = endpoint.whole(body, parsed), Usage()
+        builder, usage = endpoint.response_builder(body, parsed), Usage()
 
         async def take(index: int, piece: GenerationChunk) -> None:
             builder.take(index, piece)
@@ -310,7 +331,7 @@ class TextEventStream:
             limits = _model(call).limits
             read = partial(self._endpoint.read, self._body.document, limits, is_stream=True, deadline=deadline)
             parsed = await parse_off_loop(read, self._body)
-            streamed = self._endpoint.streamed(self._body, parsed, self._api.form.event)
+            streamed = self._endpoint.response_stream(self._body, parsed, self._api.form.event)
             self._streamed = streamed
             if self.on_parsed is not None:
                 await self.on_parsed()
@@ -405,6 +426,8 @@ class ResponseBuilder:
         first = parsed.requests[0]
         self._texts = [ChoiceText([parsed.echoed]) for _ in range(len(parsed.requests) * first.n)]
         self._has_logprobs = first.logprobs
+        self._top_logprobs = first.top_logprobs
+        self._has_prompt_logprobs = first.prompt_logprobs is not None
 
     def take(self, index: int, piece: GenerationChunk) -> None:
         """Append a delta."""

@@ -209,8 +209,10 @@ def test_completions_read_tokens_of_texts(server: ServedInThread) -> None:
 
     tokens = server.ask("POST", "/v3/tokenize", json={"model": "eyes", "text": "a text"}).json()["tokens"]
     assert complete(tokens).json()["choices"][0]["text"] == complete("a text").json()["choices"][0]["text"]
-    refused = complete("a text", echo=True, logprobs=1)
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "echo")
+    for fields, field in (({"echo": True, "logprobs": 1}, "echo"), ({"prompt_logprobs": 0}, "prompt_logprobs")):
+        refused = complete("a text", **fields)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
+        assert "is not supported for a model that takes images" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from ovmstrio.config.specs import LoraAdapter
-from ovmstrio.core.errors import ConfigError, ModelFailure
+from ovmstrio.core.errors import ConfigError, InvalidField, ModelFailure
 from ovmstrio.core.generation import GenerationChunk, GenerationRequest
 from tests.support.lora_adapters import (
     PRECISE,
@@ -85,6 +85,14 @@ async def test_adapter_applies_to_compressed_weights(
     plain, adapted = await _pieces(low, None, _SCORED), await _pieces(low, adapter, _SCORED)
     assert _tokens(adapted)[0] == _tokens(expected)[0] != _tokens(plain)[0]
     assert _logprobs(adapted)[0] == pytest.approx(_logprobs(expected)[0], abs=0.1)
+
+
+async def test_adapted_model_has_no_most_likely_tokens(base: Path, adapter: Path) -> None:
+    given = LoraAdapter(name="m", path=adapter)
+    async with serve_text_model(name="m", path=base, adapter=given) as model:
+        for fields in ({"top_logprobs": 2}, {"prompt_logprobs": 0}):
+            with pytest.raises(InvalidField, match=f"^{next(iter(fields))} is not supported for a model"):
+                await made(model, replace(_SCORED, **fields))
 
 
 async def test_draft_model_has_no_part_in_the_adapter(

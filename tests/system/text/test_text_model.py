@@ -5,10 +5,14 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
+import openvino as ov
 import pytest
 import trio
 import trio.testing
@@ -29,6 +33,7 @@ from ovmstrio.core.generation import (
     Grammar,
     GrammarKind,
     Sampling,
+    TokenLogprob,
 )
 from ovmstrio.server.check import check_config
 from ovmstrio.text.text_model import TextModel
@@ -45,6 +50,7 @@ from tests.support.served_text_models import (
 from tests.support.tiny_llm import CHAT_TEMPLATE, CONTEXT, VOCABULARY, bound_tokenizer
 from tests.system.text.conftest import ServeTiny
 
+_PRECISE: Final = {"INFERENCE_PRECISION_HINT": "f32"}
 _BARE: Final = """
 import json, sys, openvino_genai as genai
 scheduler = genai.SchedulerConfig()
@@ -325,17 +331,91 @@ async def test_echoed_prompt_has_its_most_likely_tokens(model: TextModel) -> Non
     answer = [
         each for piece in await made(model, replace(greedy(prompt, 20), logprobs=True)) for each in piece.logprobs
     ]
-    assert all(each.best == (each.data, each.logprob) for each in answer), "of a greedy text, the token itself"
+    assert all(each.top == ((each.data, each.logprob, each.id),) for each in answer), "of a greedy text, the token"
     echoed = replace(greedy((*prompt, *(each.id for each in answer)), 0), echo=True, logprobs=True)
     first, *places = [each for piece in await made(model, echoed) for each in piece.logprobs]
-    assert first.best is None
-    best = [each.best for each in places if each.best is not None and each.logprob is not None]
+    assert first.top == ()
+    best = [(top.data, top.logprob) for each in places for top in each.top]
     assert len(best) == len(places) == 119
     assert all(found[1] >= (each.logprob or 0.0) for found, each in zip(best, places, strict=True))
     assert sum(found[0] == each.data for found, each in zip(best[-20:], places[-20:], strict=True)) >= 18
     assert sum(found[0] != each.data for found, each in zip(best[:99], places, strict=False)) > 80
     sampled = replace(greedy(prompt, 5), sampling=Sampling(temperature=1.0, max_tokens=5), logprobs=True)
-    assert all(each.best is None for piece in await made(model, sampled) for each in piece.logprobs)
+    assert all(each.top == () for piece in await made(model, sampled) for each in piece.logprobs)
+
+
+def _log_probabilities(folder: Path, tokens: Sequence[int]) -> npt.NDArray[np.float64]:
+    """Return the log-probabilities after each token, from one run of the folder's model."""
+    compiled = ov.Core().compile_model(folder / "openvino_model.xml", "CPU", _PRECISE)
+    length = len(tokens)
+    given = {
+        "input_ids": np.array([tokens]),
+        "attention_mask": np.ones((1, length), np.int64),
+        "position_ids": np.arange(length)[None],
+        "beam_idx": np.zeros(1, np.int32),
+    }
+    logits = compiled({each.any_name: given[each.any_name] for each in compiled.inputs})["logits"][0].astype(np.float64)
+    result: npt.NDArray[np.float64] = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    return result
+
+
+def _check_scores(tokens: Sequence[TokenLogprob], top: int, after: npt.NDArray[np.float64]) -> None:
+    """Compare the scores of the last tokens of a text with log-probabilities after each of its tokens."""
+    for each, row in zip(tokens, after[-len(tokens) :], strict=True):
+        values = [one.logprob for one in each.top]
+        assert each.logprob == pytest.approx(row[each.id], abs=2e-3)
+        assert values == pytest.approx(np.sort(row)[: -top - 1 : -1], abs=2e-3)
+        assert values == pytest.approx(row[[one.id for one in each.top]], abs=2e-3)
+        assert abs(each.rank - 1 - (row > row[each.id]).sum()) <= 1
+
+
+@pytest.mark.parametrize("echo", [False, True])
+def test_most_likely_tokens_are_those_of_the_model(host_of: HostOf, tiny_folder: Path, *, echo: bool) -> None:
+    host = host_of(plugin_config=_PRECISE)
+    prompt = tuple(range(60, 140))
+    sampling = Sampling(max_tokens=90, temperature=1.0, seed=5, ignore_eos=True)
+    request = GenerationRequest(prompt, sampling, n=2, echo=echo)
+
+    async def check() -> None:
+        plain = await made(host.model, replace(request, logprobs=True))
+        scored = await made(host.model, replace(request, logprobs=True, top_logprobs=5, prompt_logprobs=3))
+        of_prompt = [each for piece in scored for each in piece.prompt_logprobs]
+        assert [(each.id, each.offset) for each in of_prompt] == [(token, 0) for token in prompt]
+        assert (of_prompt[0].logprob, of_prompt[0].top, of_prompt[0].rank) == (None, (), 0)
+        for index in (0, 1):
+            assert text_of(scored, index) == text_of(plain, index)
+            found, before = (_tokens_of(pieces, index) for pieces in (scored, plain))
+            places = [[(each.id, each.data, each.offset) for each in tokens] for tokens in (found, before)]
+            assert places[0] == places[1]
+            tokens = [*prompt, *(each.id for each in found[-90:])]
+            after = await trio.to_thread.run_sync(_log_probabilities, tiny_folder, tokens)
+            _check_scores(found[1:] if echo else found, 5, after[:-1])
+            _check_scores(of_prompt[1:], 3, after[: len(prompt) - 1])
+        only = await made(host.model, replace(request, prompt_logprobs=3))
+        assert [each for piece in only for each in piece.prompt_logprobs] == of_prompt
+        assert not any(piece.logprobs for piece in only)
+
+    host.run(check)
+
+
+def _tokens_of(pieces: list[GenerationChunk], index: int) -> list[TokenLogprob]:
+    return [each for piece in pieces if piece.index == index for each in piece.logprobs]
+
+
+@on_model_loop
+async def test_scored_texts_end_at_stop_strings_and_with_their_clients(model: TextModel) -> None:
+    plain = text_of(await made(model, greedy("hello", 200)))
+    request = replace(greedy("hello", 200), stop=(plain[20:25],), logprobs=True)
+    scored, expected = await made(model, replace(request, top_logprobs=2)), await made(model, request)
+    assert text_of(scored) == text_of(expected) == plain[:20]
+    assert sum(piece.tokens for piece in scored) == sum(piece.tokens for piece in expected)
+    found, before = _tokens_of(scored, 0), _tokens_of(expected, 0)
+    assert [each.id for each in found] == [each.id for each in before]
+    assert {len(each.top) for each in found} == {2}
+    with trio.move_on_after(0.5):
+        await made(model, replace(greedy("hello", 1500), n=4, logprobs=True, top_logprobs=2))
+    assert text_of(await made(model, replace(request, top_logprobs=2))) == plain[:20]
+    assert not model.open_requests
 
 
 _SPLIT_TEXT: Final = "日🚀ok é\ufffd the end"
@@ -416,7 +496,6 @@ async def test_slow_reader_delays_no_other_text_and_gets_joined_pieces(model: Te
     assert len(pieces) < 30
 
 
-_PRECISE: Final = {"INFERENCE_PRECISION_HINT": "f32"}
 _SCHEMA: Final = '{"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}'
 
 
@@ -883,3 +962,35 @@ async def test_other_requests_continue_while_a_template_runs_too_long(odd_model:
         ends.append("text")
     assert ends == ["text", "hostile"]
     assert text_of(await made(odd_model, _request(_saying("fine")))) == "fine"
+
+
+_SETTINGS: Final = {"repetition_penalty": 1.3, "num_beams": 3, "min_new_tokens": 30, "eos_token_id": 1}
+
+
+async def test_settings_of_the_folder_apply_to_texts_and_log_probabilities(
+    serve_tiny: ServeTiny, model: ModelHost, tiny_folder: Path, tmp_path: Path
+) -> None:
+    plain = replace(greedy("hello", 40), logprobs=True)
+    penalized = replace(plain, sampling=replace(plain.sampling, repetition_penalty=1.3))
+    beams = replace(plain, sampling=replace(plain.sampling, best_of=3))
+    expected: list[list[GenerationChunk]] = []
+
+    async def make() -> None:
+        expected.extend([await made(model.model, each) for each in (plain, penalized, beams)])
+
+    await trio.to_thread.run_sync(model.run, make)
+    folder = shutil.copytree(tiny_folder, tmp_path / "model")
+    (folder / "generation_config.json").write_text(json.dumps(_SETTINGS))
+    neutral = replace(plain, sampling=replace(plain.sampling, repetition_penalty=1.0, min_tokens=0))
+    first = expected[1][0].logprobs[0].id
+    stopping = Sampling(max_tokens=40, temperature=0, stop_token_ids=(first,))
+    async with serve_tiny(path=folder) as other:
+        found = [await made(other, each) for each in (neutral, plain)]
+        shortest = await made(other, GenerationRequest("hello", stopping))
+        stopped = await made(other, GenerationRequest("hello", replace(stopping, min_tokens=0)))
+    assert sum(piece.tokens for piece in shortest) >= _SETTINGS["min_new_tokens"]
+    assert sum(piece.tokens for piece in stopped) == 1
+    assert [text_of(each) for each in found] == [text_of(each) for each in expected[:2]]
+    assert text_of(found[0]) != text_of(found[1])
+    counts = [{len(token.top) for piece in pieces for token in piece.logprobs} for pieces in (*expected, *found)]
+    assert counts == [{1}, {0}, {0}, {1}, {0}]

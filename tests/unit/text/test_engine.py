@@ -394,6 +394,7 @@ class _Library:
     block_tokens = 32
     proposes = False
     has_eagle3_draft = False
+    min_tokens = 0
 
     def draft_tokens(self, _: Sampling) -> int:
         return 0
@@ -404,7 +405,7 @@ class _Library:
         self.is_busy = False
 
     def defaults(self) -> Any:
-        return SimpleNamespace(temperature=0.0, top_k=1, structured_output_config=None)
+        return GenerationConfig()
 
     def add(self, _: int, tokens: list[int], config: Any) -> _Handle:
         self.handles.append(_Handle(tokens, config))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,9 +21,8 @@ from ovmstrio.core.generation import (
     TokenIds,
     ToolCallDelta,
 )
-from tests.service.protocols.openai.servers import CHAT, PREFIXES, post_of, serve_openai, service_of
+from tests.service.protocols.openai.servers import CHAT, PREFIXES, serve_openai, service_of
 from tests.support.callers import gate_of
-from tests.support.waits import WAIT_SECONDS
 from tests.unit.protocols.servers import Serving
 
 MESSAGES: Final = "/v1/messages"
@@ -421,33 +419,6 @@ async def test_batches_are_refused_by_name(serving: Serving) -> None:
     answer = await serving.post(f"{MESSAGES}/batches", json={"requests": []})
     assert answer.status_code == 404
     assert "message batches are not served" in answer.json()["error"]["message"]
-
-
-# Behaviour shared with chat
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_disconnected_client_cancels_its_request(serving: Serving, stream: bool) -> None:
-    service = service_of(serving)
-    never = trio.Event()
-    pieces: Iterable[Any] = (GenerationChunk(text="a"), never)
-    service.script = lambda _: pieces
-    async with serving.connect() as peer:
-        await peer.send(post_of(MESSAGES, BODY | {"stream": stream}))
-        with trio.fail_after(WAIT_SECONDS):
-            await service.waiting.wait()
-    with trio.fail_after(WAIT_SECONDS):
-        await service.left.wait()
-    assert service.running == 0
-
-
-async def test_calls_count_in_the_metrics_of_the_api(serving: Serving) -> None:
-    await _post(serving)
-    await _events(serving)
-    text = (await serving.get("/metrics")).text
-    for method in ("Unary", "Stream"):
-        labels = f'api="Anthropic",interface="REST",method="{method}",name="{CHAT}",version="1"'
-        assert f"ovms_requests_success{{{labels}}} 1" in text
 
 
 async def test_tokens_are_counted_without_generating_any(serving: Serving) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
-import trio
 
 from ovmstrio.core.errors import ContextExceeded, ModelFailure, Overloaded
 from ovmstrio.core.generation import (
@@ -18,13 +16,13 @@ from ovmstrio.core.generation import (
     GenerationRequest,
     Grammar,
     GrammarKind,
+    LikelyToken,
     Sampling,
     TokenLogprob,
     ToolCallDelta,
 )
-from tests.service.protocols.openai.servers import CHAT, WORDS, post_of, serve_openai, service_of
+from tests.service.protocols.openai.servers import CHAT, WORDS, serve_openai, service_of
 from tests.support.callers import gate_of
-from tests.support.waits import WAIT_SECONDS
 from tests.unit.protocols.servers import Serving
 
 CHATS, TEXTS = "/api/chat", "/api/generate"
@@ -156,6 +154,15 @@ async def test_log_probabilities_come_with_their_text(serving: Serving) -> None:
     ]
     assert (await _answer(serving, logprobs=True))["logprobs"] == tokens
     assert [line.get("logprobs") for line in await _lines(serving, logprobs=True)] == [tokens[:1], tokens[1:], None]
+
+
+async def test_an_answer_has_the_most_likely_tokens_on_request(serving: Serving) -> None:
+    top = (LikelyToken(b"b", -0.1), LikelyToken(b"a", -0.5))
+    _script(serving, GenerationChunk(text="a", logprobs=(TokenLogprob(b"a", -0.5, top=top),), finish=Finish.STOP))
+    (token,) = (await _answer(serving, logprobs=True, top_logprobs=2))["logprobs"]
+    assert [(each["token"], each["logprob"]) for each in token["top_logprobs"]] == [("b", -0.1), ("a", -0.5)]
+    refused = await serving.post(CHATS, json=BODIES[CHATS] | {"logprobs": True, "top_logprobs": 2})
+    assert "top_logprobs is not supported with stream" in refused.json()["error"]
 
 
 @pytest.mark.parametrize("path", [CHATS, TEXTS])
@@ -396,31 +403,3 @@ async def test_the_api_is_behind_the_key_of_generation(tmp_path: Path) -> None:
         assert (await serving.post(CHATS, json=BODIES[CHATS], headers=headers)).status_code == 200
         for path in ("/api/tags", "/api/version"):
             assert (await serving.get(path)).status_code == 401
-
-
-# Behaviour shared with chat
-
-
-@pytest.mark.parametrize("path", [CHATS, TEXTS])
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_disconnected_client_cancels_its_request(serving: Serving, path: str, stream: bool) -> None:
-    service = service_of(serving)
-    never = trio.Event()
-    pieces: Iterable[Any] = (GenerationChunk(text="a"), never)
-    service.script = lambda _: pieces
-    async with serving.connect() as peer:
-        await peer.send(post_of(path, BODIES[path] | {"stream": stream}))
-        with trio.fail_after(WAIT_SECONDS):
-            await service.waiting.wait()
-    with trio.fail_after(WAIT_SECONDS):
-        await service.left.wait()
-    assert service.running == 0
-
-
-async def test_calls_count_in_the_metrics_of_the_api(serving: Serving) -> None:
-    await _answer(serving)
-    await _lines(serving, TEXTS)
-    text = (await serving.get("/metrics")).text
-    for method in ("Unary", "Stream"):
-        labels = f'api="Ollama",interface="REST",method="{method}",name="{CHAT}",version="1"'
-        assert f"ovms_requests_success{{{labels}}} 1" in text

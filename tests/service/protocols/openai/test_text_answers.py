@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ from ovmstrio.core.generation import (
     GenerationLimits,
     Grammar,
     GrammarKind,
+    LikelyToken,
     Sampling,
     TokenLogprob,
     ToolCallDelta,
@@ -259,7 +261,10 @@ async def test_an_echoed_prompt_has_the_log_probabilities_of_its_tokens(serving:
     service_of(serving).script = lambda _: [
         GenerationChunk(
             text="in it",
-            logprobs=(TokenLogprob(b"in", None), TokenLogprob(b" it", -1.5, offset=2, best=(b" on", -0.5))),
+            logprobs=(
+                TokenLogprob(b"in", None),
+                TokenLogprob(b" it", -1.5, offset=2, top=(LikelyToken(b" on", -0.5),)),
+            ),
             finish=Finish.LENGTH,
         )
     ]
@@ -283,7 +288,7 @@ async def test_an_echoed_prompt_has_the_log_probabilities_of_its_tokens(serving:
 
 async def test_a_token_that_is_part_of_a_character_has_its_bytes(serving: Serving) -> None:
     service_of(serving).script = lambda _: [
-        GenerationChunk(logprobs=(TokenLogprob(b"\xe6\x97", -1.0, best=(b"\xe6\x97", -1.0)),), tokens=1),
+        GenerationChunk(logprobs=(TokenLogprob(b"\xe6\x97", -1.0, top=(LikelyToken(b"\xe6\x97", -1.0),)),), tokens=1),
         GenerationChunk(text="日", logprobs=(TokenLogprob(b"\xa5", -2.0),), finish=Finish.STOP),
     ]
     chat = (await _post(serving, logprobs=True)).json()["choices"][0]["logprobs"]["content"]
@@ -294,6 +299,63 @@ async def test_a_token_that_is_part_of_a_character_has_its_bytes(serving: Servin
     assert (completion["tokens"], completion["text_offset"]) == (texts, [0, 0])
     assert completion["top_logprobs"] == [{texts[0]: -1.0}, None], "the most likely token of a sampled one is unknown"
     assert [each["choices"][0]["logprobs"]["tokens"] for each in events] == [[texts[0]], [texts[1]]]
+
+
+_LIKELY: Final = (LikelyToken(b" on", -0.5, 7), LikelyToken(b"\xe6", -2.5, 8))
+_SCORED: Final = GenerationChunk(
+    text=" it",
+    logprobs=(TokenLogprob(b" it", -3.5, 9, 0, _LIKELY),),
+    prompt_logprobs=(TokenLogprob(b"in", None, 6), TokenLogprob(b" on", -0.5, 7, 0, _LIKELY, 1)),
+    finish=Finish.LENGTH,
+)
+_OF_PROMPT: Final = [
+    None,
+    {
+        "7": {"logprob": -0.5, "rank": 1, "decoded_token": " on"},
+        "8": {"logprob": -2.5, "rank": 2, "decoded_token": "\ufffd"},
+    },
+]
+
+
+async def test_a_chat_has_the_most_likely_tokens_on_request(serving: Serving) -> None:
+    service_of(serving).script = lambda _: [_SCORED]
+    document = (await _post(serving, logprobs=True, top_logprobs=2, prompt_logprobs=1)).json()
+    request = service_of(serving).requests[-1]
+    assert (request.logprobs, request.top_logprobs, request.prompt_logprobs) == (True, 2, 1)
+    top = [
+        {"token": " on", "logprob": -0.5, "bytes": [32, 111, 110]},
+        {"token": "bytes:\\xe6", "logprob": -2.5, "bytes": [0xE6]},
+    ]
+    token = {"token": " it", "logprob": -3.5, "bytes": [32, 105, 116], "top_logprobs": top}
+    assert document["choices"][0]["logprobs"]["content"] == [token]
+    assert document["prompt_logprobs"] == _OF_PROMPT
+    plain = (await _post(serving, logprobs=True)).json()
+    assert plain["choices"][0]["logprobs"]["content"] == [token | {"top_logprobs": []}]
+    assert "prompt_logprobs" not in plain
+
+
+async def test_completions_have_the_most_likely_tokens_on_request(serving: Serving) -> None:
+    service_of(serving).script = lambda _: [_SCORED, replace(_SCORED, index=1, prompt_logprobs=())]
+    answer = await _post(serving, COMPLETIONS, prompt=["a", "b"], n=2, logprobs=2, prompt_logprobs=0)
+    choices = answer.json()["choices"]
+    request = service_of(serving).requests[-1]
+    assert (request.logprobs, request.top_logprobs, request.prompt_logprobs) == (True, 2, 0)
+    top = {" on": -0.5, "bytes:\\xe6": -2.5, " it": -3.5}
+    assert [each["logprobs"]["top_logprobs"] for each in choices] == [[top]] * 4
+    assert [each["prompt_logprobs"] for each in choices] == [_OF_PROMPT] * 4
+    service_of(serving).script = lambda _: [_SCORED]
+    named = await _post(serving, COMPLETIONS, logprobs=2, return_tokens_as_token_ids=True)
+    (top,) = named.json()["choices"][0]["logprobs"]["top_logprobs"]
+    assert list(top) == ["token_id:7", "token_id:8", "token_id:9"]
+
+
+async def test_a_response_has_the_most_likely_tokens_on_request(serving: Serving) -> None:
+    service_of(serving).script = lambda _: [_SCORED]
+    fields = {"include": ["message.output_text.logprobs"]}
+    for top in (0, 2):
+        document = (await _post(serving, RESPONSES, **fields, top_logprobs=top)).json()
+        (token,) = document["output"][0]["content"][0]["logprobs"]
+        assert [each["token"] for each in token["top_logprobs"]] == [" on", "bytes:\\xe6"][:top]
 
 
 async def test_a_failure_within_a_streamed_chat_is_the_last_event(serving: Serving) -> None:

@@ -322,7 +322,11 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str, str]]] = {
             "num_assistant_tokens",
         ),
         ({"assistant_confidence_threshold": 0}, "should be above 0", "assistant_confidence_threshold"),
-        ({"top_logprobs": 2}, "top_logprobs above 0 is not supported", "top_logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs requires logprobs", "top_logprobs"),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs is not an integer from 0 to 20", "top_logprobs"),
+        ({"top_logprobs": 1, "logprobs": True, "stream": True}, "not supported with stream", "top_logprobs"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs is not an integer from 0 to 20; got -1", "prompt_logprobs"),
+        ({"prompt_logprobs": 0, "stream": True}, "not supported with stream", "prompt_logprobs"),
         ({"store": True}, "store is not supported: only responses of /responses are stored", "store"),
         ({"tools": [_F], "tool_choice": {"type": "x"}}, "is not a valid JSON object", "tool_choice.function"),
         (_allowed(mode="must", tools=[_F]), "should be either 'auto' or 'required'", "tool_choice.mode"),
@@ -354,7 +358,8 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str, str]]] = {
         ({"prompt": [[300]]}, "expected at least one token id, from 0 to 299", "prompt[0]"),
         ({"prompt": [True]}, "expected at least one token id", "prompt"),
         ({"prompt": [1] * 1001}, "Number of prompt tokens: 1001 exceeds model max length: 1000", "prompt"),
-        ({"logprobs": 2}, "accepted logprobs value is currently 1 only", "logprobs"),
+        ({"logprobs": 21}, "logprobs accepts integer values from 0 to 20", "logprobs"),
+        ({"logprobs": 2, "stream": True}, "logprobs above 1 is not supported with stream", "logprobs"),
         ({"logprobs": "1"}, "logprobs accepts integer values", "logprobs"),
         ({"max_tokens": 0}, "max_tokens value should be greater than 0", "max_tokens"),
         ({"suffix": "x"}, "suffix is not supported", "suffix"),
@@ -377,7 +382,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str, str]]] = {
         ({"include": ["message.output_text.logprobs", 1]}, "include", "include"),
         ({"truncation": "most"}, "truncation", "truncation"),
         ({"truncation": True}, "truncation", "truncation"),
-        ({"top_logprobs": 3}, "top_logprobs", "top_logprobs"),
+        ({"top_logprobs": 3}, "top_logprobs requires message.output_text.logprobs in include", "top_logprobs"),
         *(
             (
                 {"input": _with_parts({"type": "input_text", "text": "b"}, part)},
@@ -537,7 +542,7 @@ def test_any_body_is_read_or_refused(path: str, body: dict[str, Any], is_stream:
     for request in text_call.requests:
         assert json.dumps(getattr(request.prompt, "messages", request.prompt))
         assert json.dumps(getattr(request.prompt, "tools", ()))
-    answer = endpoint.whole(Body(body, CHAT), text_call)
+    answer = endpoint.response_builder(Body(body, CHAT), text_call)
     answer.take(0, GenerationChunk(text="x", finish=Finish.STOP))
     assert json.dumps(answer.document(Usage()))
 

@@ -173,7 +173,7 @@ async def test_initialize_that_does_not_end_is_not_finalized(tmp_path: Path) -> 
             await until_async(
                 lambda: [
                     name
-                    for name, each in list(sys.modules.items())
+                    for name, each in sys.modules.copy().items()
                     if name.endswith(".held_up") and hasattr(each, "gate")
                 ]
             )
