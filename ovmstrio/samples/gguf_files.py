@@ -16,7 +16,11 @@ __all__ = ["SMOLLM2", "convert_gguf"]
 
 SMOLLM2: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
-_CONVERT: Final = "import sys, openvino_genai as g; g.LLMPipeline(sys.argv[1], 'CPU', enable_save_ov_model=True)"
+_CONVERT: Final = """
+import pathlib, sys
+from ovmstrio.inference.engine.gguf_conversion import write_files
+write_files(pathlib.Path(sys.argv[1]))
+"""
 
 
 def convert_gguf(source: Path, model: Path, sample: str) -> None:

@@ -713,10 +713,13 @@ class Batch:
 
     def _limit_step(self, tokens: int, seconds: float) -> None:
         """Limit the prompt tokens of later steps by the time that a step has taken, to a multiple of the block."""
-        if tokens >= self._block and seconds > 0:
-            most = round(tokens * _STEP_SECONDS / seconds) // self._block * self._block
-            # A slow step may have other causes, so the limit falls and grows by at most half and double.
-            self._step_tokens = min(max(most, self._step_tokens // 2, self._block), 2 * self._step_tokens)
+        if not tokens or seconds <= 0:
+            return
+        most = round(tokens * _STEP_SECONDS / seconds) // self._block * self._block
+        # A slow step may have other causes, so the limit falls and grows by at most half and double. With few tokens,
+        # most of the time is what any step takes.
+        least = max(self._step_tokens // 2, self._block) if tokens >= self._block else self._step_tokens
+        self._step_tokens = min(max(most, least), 2 * self._step_tokens, self._pipeline.batched_tokens)
 
     def _follow_beams(self, stepped: list[RunningSequence]) -> None:
         """Track the prefill of beam sequences; the library reports only their end.

@@ -580,6 +580,40 @@ class _Owner:
         return 20
 
 
+class _TimedLibrary(_Library):
+    def __init__(self) -> None:
+        super().__init__(caches_prefixes=True)
+        self.now = 0.0
+        self.step_seconds = 0.0
+
+    def step(self) -> None:
+        super().step()
+        self.now += self.step_seconds
+
+
+def test_short_prompts_raise_the_limit_that_slow_steps_have_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = _TimedLibrary()
+    batch = Batch(cast("Pipeline", library))
+    monkeypatch.setattr("ovmstrio.inference.engine.batch.time", SimpleNamespace(perf_counter=lambda: library.now))
+    numbers = itertools.count(1)
+
+    def takes_two(count: int, seconds: float) -> bool:
+        """Run a prompt in a step, and return whether another one can join it."""
+        number, library.step_seconds = next(numbers), seconds
+        asked = _begin(batch, number, GenerationRequest(""), [number] * count)
+        takes = batch.takes(replace(asked, prompt=[0] * 20))
+        batch.step()
+        batch.cancel(asked)
+        return takes
+
+    assert takes_two(20, 0.01)
+    assert [takes_two(64, 10) for _ in range(4)] == [True, True, False, False]
+    assert not takes_two(20, 10)
+    assert not takes_two(20, 0.01)
+    assert takes_two(20, 10)
+    assert takes_two(20, 0.01)
+
+
 async def test_request_waits_while_its_owner_is_replaced(autojump_clock: MockClock) -> None:
     owner, lost = _Owner(), list[str]()
     engine = RemoteEngine(cast("Any", owner), 0, "m k", lambda _: None, lost.append)
