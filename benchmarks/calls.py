@@ -107,10 +107,13 @@ class _Connection:
         return True
 
 
-def call_rate(port: int, bodies: Sequence[bytes], calls: int) -> float:
-    """Call ModelInfer with eight concurrent calls and the framed bodies in turn; return calls per second."""
+def call_rate(ports: Sequence[int], bodies: Sequence[bytes], calls: int) -> float:
+    """Call ModelInfer with eight concurrent calls and the framed bodies in turn; return calls per second.
+
+    The two connections are to the ports in turn.
+    """
     left = islice(cycle(bodies), calls)
-    connections = [_Connection(port, left) for _ in range(CONNECTIONS)]
+    connections = [_Connection(port, left) for port in islice(cycle(ports), CONNECTIONS)]
     with selectors.DefaultSelector() as selector:
         begin = time.perf_counter()
         for connection in connections:

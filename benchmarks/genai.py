@@ -23,7 +23,7 @@ import httpx
 from benchmarks.genai_faults import is_engine, killed_engine, leaving_clients
 from benchmarks.genai_poison import poisoned_step
 from benchmarks.models import trivial, write_repository
-from benchmarks.processes import Server, cpu_of_tree, ovms
+from benchmarks.processes import Server, cpu_of_tree, cpu_seconds, ovms
 from benchmarks.report import Row
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ ROUNDS = 5
 CALLS = 400
 PREFIX_WORDS = 700
 ASKED = [f"Tell a long story about a lighthouse keeper and {number} gulls." for number in range(STREAMS)]
+_LONG = 128
+_SERVER_MICROSECONDS = {1: 300, STREAMS: 100}
 _THREADS = {"INFERENCE_NUM_THREADS": 1}
 
 
@@ -180,6 +182,23 @@ def _costs(server: Server, bare: Callable[[str], float]) -> list[Row]:
     ]
 
 
+def _server_costs(server: Server) -> list[Row]:
+    """Return the CPU of the server process per token; the engine is another process."""
+    rows = []
+    for streams, most in _SERVER_MICROSECONDS.items():
+        costs = []
+        for _ in range(ROUNDS):
+            before = cpu_seconds(server.process)
+            with ThreadPoolExecutor(streams) as pool:
+                list(pool.map(lambda text: ask(server.rest, text, _LONG), ASKED[:streams]))
+            costs.append((cpu_seconds(server.process) - before) / (streams * _LONG) * 1e6)
+        cost = statistics.median(costs)
+        what = f"server CPU per streamed token, {streams} stream{'s' if streams > 1 else ''}"
+        detail = f"us, from {min(costs):.0f} to {max(costs):.0f}, with the requests and the idle server"
+        rows.append(Row(what, cost, f"<= {most}", cost <= most, detail))
+    return rows
+
+
 def _neighbours(server: Server) -> list[Row]:
     rows = []
     for what, path in (("health", "/v2/health/ready"), ("a trivial model", "/v2/models/trivial/infer")):
@@ -234,7 +253,13 @@ def run() -> list[Row]:
         config, folder = served(Path(name))
         bare = stack.enter_context(_bare_runs(folder))
         server = stack.enter_context(ovms(config))
-        rows = [*_costs(server, bare), *_neighbours(server), _warm_prefix(server), _idle_unload(server)]
+        rows = [
+            *_costs(server, bare),
+            *_server_costs(server),
+            *_neighbours(server),
+            _warm_prefix(server),
+            _idle_unload(server),
+        ]
         return [*rows, leaving_clients(server), *killed_engine(server), *poisoned_step(folder)]
 
 

@@ -91,9 +91,9 @@ class Server:
 
 
 def cpu_seconds(process: psutil.Process) -> float:
-    """Return the CPU time of a process."""
-    times = process.cpu_times()
-    return float(times.user + times.system)
+    """Return the CPU time of a running process."""
+    # Its clock; the times in /proc are multiples of 10 ms.
+    return time.clock_gettime((~process.pid << 3) | 2)
 
 
 def cpu_of_tree(process: psutil.Process) -> float:

@@ -52,7 +52,7 @@ def _explicit(model: str, features: int, hidden: int) -> bytes:
 
 def _start(server: Server, model: str, features: int, numbers: range) -> list[bytes]:
     """Start sequences and return the bodies of their steps."""
-    call_rate(server.grpc, [_step(model, features, number, _START) for number in numbers], len(numbers))
+    call_rate([server.grpc], [_step(model, features, number, _START) for number in numbers], len(numbers))
     return [_step(model, features, number) for number in numbers]
 
 
@@ -68,7 +68,7 @@ class _Side:
     def measure(self) -> None:
         """Call a few hundred times, so that other load affects both sides of a pair."""
         before = cpu_seconds(self._server.process)
-        self.rates.append(call_rate(self._server.grpc, self._bodies, CALLS))
+        self.rates.append(call_rate([self._server.grpc], self._bodies, CALLS))
         self._cpu += cpu_seconds(self._server.process) - before
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Cost and benefit of workers: CPU of a trivial call, a step forwarded to its owner, Python on two cores."""
+"""Cost and benefit of workers: CPU of a trivial call, a step forwarded to its owner, Python on two cores, memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,10 @@ import numpy as np
 import psutil
 import tritonclient.grpc
 
+from benchmarks.calls import CONNECTIONS, STREAMS, call_rate
 from benchmarks.processes import Server, cpu_of_tree, ovms
 from benchmarks.report import Row
+from benchmarks.requests import framed_infer_request
 from tests.support import ir
 
 __all__ = ["run"]
@@ -80,6 +82,28 @@ def _trivial(one: Server, two: Server) -> Row:
     ratio = statistics.median(after / before for before, after in pairs)
     detail = f"{shared:.0f} us with --workers 2, {alone:.0f} us with one process"
     return Row("CPU of a trivial call with two workers, ratio", ratio, f"<= {MOST_CPU}", ratio <= MOST_CPU, detail)
+
+
+def _parallel(one: Server, two: Server, another: Server) -> Row:
+    """Compare two workers with two servers: the processes of both compete for the same cores and caches."""
+    body = framed_infer_request("dummy", "b", np.ones((1, 10), np.float32))
+    rounds = [[_parallel_cpu_us(each, body) for each in ((one,), (two,), (one, another))] for _ in range(ROUNDS + 1)]
+    alone, shared, apart = (statistics.median(each) for each in zip(*rounds[1:], strict=True))
+    ratio = statistics.median(workers / servers for _, workers, servers in rounds[1:])
+    return Row(
+        f"CPU of a trivial call of {CONNECTIONS * STREAMS} in flight, two workers against two servers",
+        ratio,
+        f"<= {MOST_CPU}",
+        ratio <= MOST_CPU,
+        f"{shared:.0f} us with --workers 2, {apart:.0f} us with two servers, {alone:.0f} us with one process",
+    )
+
+
+def _parallel_cpu_us(servers: Sequence[Server], body: bytes) -> float:
+    """Measure the CPU time of all server processes per call, with a connection to each server or two to the same."""
+    before = sum(cpu_of_tree(each.process) for each in servers)
+    call_rate([each.grpc for each in servers], [body], 4 * CALLS)
+    return (sum(cpu_of_tree(each.process) for each in servers) - before) / (4 * CALLS) * 1e6
 
 
 def _steps(one: Server, two: Server) -> list[Row]:
@@ -176,7 +200,8 @@ def _python(one: Server, two: Server) -> Row:
 
 def _memory(one: Server, two: Server) -> Row:
     alone, shared = (_proportional_mb(server.process) for server in (one, two))
-    detail = f"{shared:.0f} MB of two workers and their parent, {alone:.0f} MB of one process (PSS)"
+    parent = float(two.process.memory_full_info().pss) / 1e6
+    detail = f"{shared:.0f} MB of two workers and their parent ({parent:.0f} MB), {alone:.0f} MB of one process (PSS)"
     return Row("Memory of two workers, ratio", shared / alone, "", True, detail)
 
 
@@ -186,8 +211,10 @@ def _proportional_mb(process: psutil.Process) -> float:
 
 
 def run() -> list[Row]:
-    """Measure a server of one process and one of two, one after the other."""
+    """Measure servers of one process and of two, one after the other."""
     with tempfile.TemporaryDirectory() as folder:
         file = _write(Path(folder))
         with ovms(file) as one, ovms(file, "--workers", "2") as two:
-            return [_trivial(one, two), *_steps(one, two), _python(one, two), _memory(one, two)]
+            with ovms(file) as another:
+                parallel = _parallel(one, two, another)
+            return [_trivial(one, two), parallel, *_steps(one, two), _python(one, two), _memory(one, two)]

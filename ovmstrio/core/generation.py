@@ -20,7 +20,7 @@ from ovmstrio.core.service import Service
 from ovmstrio.util.truncation import MAX_TOKENIZED_CHARACTERS, max_characters
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     import numpy as np
@@ -301,6 +301,13 @@ class Generation(Protocol):
     @property
     def cached_tokens(self) -> int:
         """Number of prompt tokens that requests of the same caller and salt have left in the prefix cache."""
+
+    def listen(self, take: Callable[[Iterable[GenerationChunk]], bool]) -> None:
+        """Pass pieces that arrive while a task waits for the next one to ``take``, without a switch to that task.
+
+        ``take`` returns False, having read no piece, to leave them to the iteration, which has all other pieces. It
+        must not block; the iteration raises its errors. A generation may ignore it.
+        """
 
     def __aiter__(self) -> AsyncIterator[GenerationChunk]:
         """Iterate over pieces until each completion has finished.

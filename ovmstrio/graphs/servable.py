@@ -345,6 +345,9 @@ class GraphGeneration:
         self._usage_tokens: int | None = None
         self._has_finished = False
 
+    def listen(self, take: Callable[[Iterable[GenerationChunk]], bool]) -> None:
+        """Do nothing: the graph's stream wakes only the task that receives from it."""
+
     def __aiter__(self) -> Self:
         """Iterate over the pieces; the last one has a ``finish``."""
         return self

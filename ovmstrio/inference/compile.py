@@ -311,6 +311,7 @@ SMALL_MODEL_OPERATIONS: Final = 2_000
 _MAX_INLINE_SECONDS_FEW_CORES: Final = 350e-6
 
 _MIN_CACHED_OPERATIONS: Final = 100  # smaller models compile as fast as a cached blob loads (docs/compiled_files.md)
+_MIN_CACHED_F16_BYTES: Final = 2**20
 
 _USER_SETTINGS: Final = {"INFERENCE_NUM_THREADS", "NUM_STREAMS"}
 LATENCY: Final = "LATENCY"
@@ -446,9 +447,16 @@ def _compile_config(source: ModelFile, model: ov.Model) -> dict[str, str]:
     follows_requests = any(shape.auto for shape in spec.shapes.values()) or (spec.batch is not None and spec.batch.auto)
     if spec.cache_dir is not None and (spec.allow_cache or not follows_requests):
         config.setdefault("CACHE_DIR", str(spec.cache_dir))
-    elif source.kept is not None and not follows_requests and len(model.get_ops()) >= _MIN_CACHED_OPERATIONS:
+    elif source.kept is not None and not follows_requests and _is_worth_keeping(model):
         config.setdefault("CACHE_DIR", str(source.kept))
     return config
+
+
+def _is_worth_keeping(model: ov.Model) -> bool:
+    """Return whether a compiled file saves time, or memory: OpenVINO expands f16 weights to f32, and maps a file."""
+    operations = model.get_ops()
+    halves = (node for node in operations if node.get_output_element_type(0) == ov.Type.f16)
+    return len(operations) >= _MIN_CACHED_OPERATIONS or _weight_bytes(halves) >= _MIN_CACHED_F16_BYTES
 
 
 def _compile(model: ov.Model, source: ModelFile, config: Mapping[str, str]) -> ov.CompiledModel:
@@ -570,8 +578,12 @@ def _requests_per_inference(signature: ModelSignature, timing: Timing | None, pl
 
 
 def _fills_few_cores(compiled: ov.CompiledModel, streams: int, threads: int) -> bool:
-    """Return whether one inference takes all cores of a small machine, without pinning the event loop's thread."""
-    return CORES.are_few and streams == 1 and threads >= CORES.count and not _property(compiled, CPU_PINNING, 1)
+    """Return whether one inference takes all cores of a small machine, without pinning the event loop's thread.
+
+    One thread takes no more than the event loop does anyway, also if that is the only core of this process.
+    """
+    takes_all = streams == 1 and threads >= max(2, CORES.count)
+    return CORES.are_few and takes_all and not _property(compiled, CPU_PINNING, 1)
 
 
 def _can_choose_concurrency(model: ov.Model, source: ModelFile, config: Mapping[str, str], threads: int) -> bool:

@@ -15,7 +15,7 @@ message's arrays refer to, then the one that the sender passes on.
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -79,29 +79,38 @@ class PacketSocket:
             raise trio.BrokenResourceError("the peer has closed the channel") from error
         return True
 
-    async def receive(self, max_bytes: int) -> tuple[bytes, list[int]] | None:
+    async def receive(
+        self, max_bytes: int, before_checkpoint: Callable[[], None] | None = None
+    ) -> tuple[bytes, list[int]] | None:
         """Wait for a packet of at most ``max_bytes``; return it with its descriptors, or None when the peer has closed.
 
-        The caller closes the descriptors. A checkpoint only if no packet is waiting, and after every 16 packets.
+        The caller closes the descriptors. A checkpoint only if no packet is waiting, and after every 16 packets;
+        ``before_checkpoint`` is called before it.
         """
         self._packets_since_checkpoint += 1
         if self._packets_since_checkpoint > _PACKETS_PER_CHECKPOINT:
             self._packets_since_checkpoint = 0
+            if before_checkpoint is not None:
+                before_checkpoint()
             await trio.lowlevel.checkpoint()
         try:
             while True:
-                with suppress(BlockingIOError):
+                try:
                     packet, ancillary, _, _ = self._end.recvmsg(max_bytes, ANCILLARY_BYTES, _FLAGS)
                     break
+                except BlockingIOError:
+                    pass
                 self._packets_since_checkpoint = 0
                 if (number := self._end.fileno()) < 0:
                     return None
+                if before_checkpoint is not None:
+                    before_checkpoint()
                 await trio.lowlevel.wait_readable(number)
         except (OSError, trio.ClosedResourceError):
             return None
         if not packet:
             return None
-        return packet, decode_descriptors(ancillary)
+        return packet, decode_descriptors(ancillary) if ancillary else []
 
     def finish(self) -> None:
         """Shut down sending; the peer's packets can still be received."""
@@ -199,9 +208,12 @@ class MessageChannel:
         finally:
             self._send_lock.release()
 
-    async def receive(self) -> Message | None:
-        """Wait for a message; None when the peer has closed. Raises ``MALFORMED_MESSAGE_ERRORS`` if malformed."""
-        while (received := await self._socket.receive(MAX_PACKET_BYTES)) is not None:
+    async def receive(self, before_checkpoint: Callable[[], None] | None = None) -> Message | None:
+        """Wait for a message; None when the peer has closed. Raises ``MALFORMED_MESSAGE_ERRORS`` if malformed.
+
+        ``before_checkpoint`` is called when no message is waiting, and after at most 16 messages.
+        """
+        while (received := await self._socket.receive(MAX_PACKET_BYTES, before_checkpoint)) is not None:
             message = self._packets.read(*received)
             if message is not None:
                 return message

@@ -243,6 +243,7 @@ class WorkerProcess:
         log_fields: fields of the process's output and log records; without them the process shares the server's output
             and logs by itself.
         on_message: called on the event loop with unsolicited messages; must not block.
+        on_drained: called on the event loop after the messages that have arrived together; must not block.
 
     Attributes:
         is_retired: takes no more requests.
@@ -266,8 +267,10 @@ class WorkerProcess:
         kills_group: bool = False,
         log_fields: Mapping[str, str] | None = None,
         on_message: Callable[[Any], None] | None = None,
+        on_drained: Callable[[], None] | None = None,
     ) -> None:
         self._heard = on_message
+        self._on_drained = on_drained
         self._names = log_fields
         self._owner = current_owner.get()
         self.is_retired = False
@@ -435,7 +438,7 @@ class WorkerProcess:
 
     async def _receive_all(self, channel: MessageChannel) -> None:
         try:
-            while (message := await channel.receive()) is not None:
+            while (message := await channel.receive(self._on_drained)) is not None:
                 self._take(message)
                 # Otherwise this frame would keep the message alive until the next one.
                 del message

@@ -798,6 +798,6 @@ def _metrics_of(plan: Plan) -> Metrics | None:
 
 def _text_api() -> TextApiAdapter:
     """Create the adapter for text nodes of graphs; imported only if needed."""
-    from ovmstrio.protocols.openai.graph_text_api import OpenAITextApi  # noqa: PLC0415 - imports take long while servers start
+    from ovmstrio.protocols.graph_text_api import GraphTextApi  # noqa: PLC0415 - imports take long while servers start
 
-    return OpenAITextApi()
+    return GraphTextApi()

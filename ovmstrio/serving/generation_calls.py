@@ -14,7 +14,7 @@ from ovmstrio.serving.kind import CallType
 from ovmstrio.util.truncation import cut
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable, Iterable
     from contextlib import AbstractAsyncContextManager
     from typing import Self
 
@@ -125,13 +125,18 @@ class _ChargedGeneration:
         self._allowance.spend_tokens(self._generation.prompt_tokens - self._charged)
         self._charged = self._generation.prompt_tokens
 
+    def listen(self, take: Callable[[Iterable[GenerationChunk]], bool]) -> None:
+        self._generation.listen(lambda pieces: take(map(self._charge, pieces)))
+
+    def _charge(self, piece: GenerationChunk) -> GenerationChunk:
+        self._allowance.spend_tokens(piece.tokens)
+        return piece
+
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> GenerationChunk:
-        piece = await anext(self._pieces)
-        self._allowance.spend_tokens(piece.tokens)
-        return piece
+        return self._charge(await anext(self._pieces))
 
 
 @asynccontextmanager

@@ -104,6 +104,11 @@ class OpenStream:
                 self._count(reply)
                 return reply
 
+    @property
+    def has_reply(self) -> bool:
+        """True if :meth:`receive` would not wait."""
+        return self._replies.statistics().current_buffer_used > 0
+
     def __aiter__(self) -> Self:
         return self
 

@@ -28,7 +28,7 @@ from ovmstrio.text.text_metrics import CANCELLED, ERROR, TextMetrics
 from ovmstrio.util.truncation import AT_ONCE
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 
     from ovmstrio.core.errors import ServerError
     from ovmstrio.core.generation import Conversation, TokenRow
@@ -73,6 +73,8 @@ class OutputBuffer:
         began: trio time of the request.
         finish: finish reason of the text that ended last.
         last_output_at: trio time of the last output, by text.
+        listener: gets unread output while a task waits in :meth:`take`, without a switch to that task; returns False,
+            having read none, if the task must take it. The task raises the listener's errors.
     """
 
     def __init__(self, number: int, texts: int, deadline: float = math.inf) -> None:
@@ -82,6 +84,8 @@ class OutputBuffer:
         self.finish: Finish | None = None
         self.began = trio.current_time()
         self.last_output_at: dict[int, float] = {}
+        self.listener: Callable[[Iterable[OutputChunk]], bool] | None = None
+        self._listener_error: Exception | None = None
         self._open_texts = texts
         self._deadline = deadline
         self._unread: dict[int, OutputChunk] = {}
@@ -91,9 +95,10 @@ class OutputBuffer:
     def put(
         self, index: int, text: str, tokens: int, logprobs: list[list[Any]] | None, finish: int | str | None
     ) -> None:
-        """Append a row of a step's output; ``finish`` is the number of a reason, or a stop string.  Never blocks.
+        """Append a row of a step's output, which :meth:`deliver` makes readable.
 
-        ``logprobs`` has the tokens of the text, and those of the prompt.
+        ``logprobs`` has the tokens of the text, and those of the prompt; ``finish`` is the number of a reason, or a
+        stop string.
         """
         made = self._unread.get(index)
         if made is None:
@@ -112,18 +117,26 @@ class OutputBuffer:
                 made.finish = self.finish = FINISH_REASONS[finish]
             self._open_texts -= 1
             self.is_over = not self._open_texts
-        self._wake()
+
+    def deliver(self) -> None:
+        """Pass new output to the listener, or wake the reading task: always at the end of the texts.  Never blocks."""
+        if self._changed is None or self._changed.is_set():
+            return
+        if self.listener is not None and self._unread and not self.is_over:
+            try:
+                if self.listener(self._unread.values()):
+                    self._unread.clear()
+                    return
+            except Exception as error:  # noqa: BLE001 - an error of one request must not affect others
+                self._listener_error = error
+        self._changed.set()
 
     def fail(self, error: ServerError) -> None:
         """End the request with an error; earlier output stays readable."""
         if not self.is_over:
             self.is_over = True
             self._error = error
-            self._wake()
-
-    def _wake(self) -> None:
-        if self._changed is not None:
-            self._changed.set()
+            self.deliver()
 
     async def take(self) -> OutputChunk | None:
         """Return the unread output of one text, waiting for it; None after the end of all texts.
@@ -136,6 +149,8 @@ class OutputBuffer:
             await self._wait()
         else:
             await trio.lowlevel.checkpoint()
+        if self._listener_error is not None:
+            raise self._listener_error
         if self._unread:
             return self._unread.pop(next(iter(self._unread)))
         if self._error is not None:
@@ -152,9 +167,12 @@ class OutputBuffer:
             raise DeadlineExceeded("the deadline passed before the text was complete")
 
     async def _wait_output(self) -> None:
-        while not self._unread and not self.is_over:
+        while not self._unread and not self.is_over and self._listener_error is None:
             self._changed = trio.Event()
-            await self._changed.wait()
+            try:
+                await self._changed.wait()
+            finally:
+                self._changed = None
 
 
 def _decode_logprob(encoded: list[Any]) -> TokenLogprob:
@@ -257,6 +275,7 @@ class EngineClient:
         self._metrics = metrics
         self._numbers = numbers
         self._answers: dict[int, OutputBuffer] = {}
+        self._undelivered: dict[int, OutputBuffer] = {}
         self._spans: dict[int, GenerationSpan] = {}
         self._idle_event = trio.Event()
         self.last_asked = -math.inf
@@ -273,7 +292,7 @@ class EngineClient:
             await self._idle_event.wait()
 
     def hear(self, frame: Any) -> None:
-        """Route the output of a step.
+        """Route the output of a step, which :meth:`deliver` makes readable.
 
         Raises:
             ValueError, LookupError, TypeError: the message is malformed.
@@ -282,31 +301,38 @@ class EngineClient:
         if figures is not None:
             self._metrics.stepped(figures)
         now = trio.current_time()
+        all_tokens, latencies = 0, []
         for number, index, text, tokens, logprobs, finish in rows:
             answer = self._answers.get(number)
             if answer is not None:
                 answer.put(index, text, tokens, logprobs, finish)
-                self._count(answer, index, tokens, now)
+                self._undelivered[number] = answer
+                all_tokens += tokens
+                last = answer.last_output_at.get(index)
+                if last is not None:
+                    latencies.append(now - last)
+                elif not answer.last_output_at:
+                    self._metrics.first_token.observe(now - answer.began)
+                answer.last_output_at[index] = now
                 if self._spans and (span := self._spans.get(number)) is not None:
                     span.came(index, tokens)
         for number, failure in failures:
             answer = self._answers.get(number)
             if answer is not None:
                 answer.fail(decode_failure(failure))
+        self._metrics.generated(all_tokens, latencies)
+
+    def deliver(self) -> None:
+        """Make the output of the last steps readable, all of a request at once."""
+        if self._undelivered:
+            answers, self._undelivered = self._undelivered, {}
+            for answer in answers.values():
+                answer.deliver()
 
     @property
     def facts(self) -> dict[str, float]:
         """State of the batch, for introspection."""
         return self._metrics.facts()
-
-    def _count(self, answer: OutputBuffer, index: int, tokens: int, now: float) -> None:
-        self._metrics.generation_tokens.inc(tokens)
-        last = answer.last_output_at.get(index)
-        if last is not None:
-            self._metrics.next_token.observe(now - last)
-        elif not answer.last_output_at:
-            self._metrics.first_token.observe(now - answer.began)
-        answer.last_output_at[index] = now
 
     def _begin_span(self, number: int) -> GenerationSpan | None:
         caller = current_span.get()

@@ -48,6 +48,7 @@ class EngineProcess:
         on_message: called with each message that the program sends unasked.
         on_exit: called with the reason when a process ends unexpectedly.
         program: module that the process runs.
+        on_drained: called after the messages that have arrived together.
 
     Attributes:
         facts: facts of the model from the last load.
@@ -62,6 +63,8 @@ class EngineProcess:
         on_message: Callable[[Any], None],
         on_exit: Callable[[str], None],
         program: str = PROGRAM,
+        *,
+        on_drained: Callable[[], None] | None = None,
     ) -> None:
         self.facts: dict[str, Any] = {}
         self.unready_reason = ""
@@ -69,6 +72,7 @@ class EngineProcess:
         self._options = options
         self._name = name
         self._on_message = on_message
+        self._on_drained = on_drained
         self._on_exit = on_exit
         self._program = program
         self._is_ready = False
@@ -164,6 +168,7 @@ class EngineProcess:
             kills_group=True,
             log_fields={"model": self._name},
             on_message=self._on_message,
+            on_drained=self._on_drained,
         )
 
     async def _prepare(self, process: WorkerProcess, answer: Any) -> bool:

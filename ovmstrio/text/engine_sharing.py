@@ -131,8 +131,9 @@ class EngineServer(EngineProcess):
         on_message: Callable[[Any], None],
         on_exit: Callable[[str], None],
         program: str,
+        on_drained: Callable[[], None] | None = None,
     ) -> None:
-        super().__init__(options, name, self._on_message, self._on_exit, program)
+        super().__init__(options, name, self._on_message, self._on_exit, program, on_drained=on_drained)
         self._engines = engines
         self._key = key
         self._on_own_message = on_message
@@ -426,6 +427,7 @@ class RemoteEngine:
         key: key under which the owner exports it.
         on_message: called with each engine message for this worker.
         on_exit: called with the reason when the engine has ended.
+        on_drained: called after the messages that have arrived together.
 
     Attributes:
         facts: facts of the loaded model.
@@ -439,6 +441,8 @@ class RemoteEngine:
         key: str,
         on_message: Callable[[Any], None],
         on_exit: Callable[[str], None],
+        *,
+        on_drained: Callable[[], None] | None = None,
     ) -> None:
         self.facts: dict[str, Any] = {}
         self.unready_reason = _STARTING
@@ -448,6 +452,7 @@ class RemoteEngine:
         self._key = key
         self._on_message_callback = on_message
         self._on_exit_callback = on_exit
+        self._on_drained_callback = on_drained
         self._changes = trio.lowlevel.ParkingLot()
         self._started: trio.TaskStatus[None] | None = None
         self._generation = 0
@@ -498,6 +503,8 @@ class RemoteEngine:
         if kind == MESSAGES:
             for frame in payload:
                 self._on_message_callback(frame)
+            if self._on_drained_callback is not None:
+                self._on_drained_callback()
         elif kind == LOST:
             self._on_exit_callback(payload)
         elif kind == READY:
@@ -580,6 +587,7 @@ def create_engine(
     failed: Callable[[str], None] | None = None,
     program: str = PROGRAM,
     verbs: EngineVerbs = GENERATION_VERBS,
+    on_drained: Callable[[], None] | None = None,
 ) -> Engine:
     """Create the engine of a model: local, exported, or remote; it must be run.
 
@@ -587,11 +595,19 @@ def create_engine(
     the owner counts.  The other arguments are those of :class:`EngineProcess`.
     """
     if engines is None:
-        return EngineProcess(options, spec.name, on_message, on_exit, program)
+        return EngineProcess(options, spec.name, on_message, on_exit, program, on_drained=on_drained)
     key = f"{spec.name} {sha256(repr(spec.loaded_settings()).encode()).hexdigest()}"
     owner = engines.owner(spec.name)
     if owner is not None:
-        return RemoteEngine(engines, owner, key, on_message, failed or on_exit)
+        return RemoteEngine(engines, owner, key, on_message, failed or on_exit, on_drained=on_drained)
     return EngineServer(
-        engines, key, verbs, options=options, name=spec.name, on_message=on_message, on_exit=on_exit, program=program
+        engines,
+        key,
+        verbs,
+        options=options,
+        name=spec.name,
+        on_message=on_message,
+        on_exit=on_exit,
+        program=program,
+        on_drained=on_drained,
     )

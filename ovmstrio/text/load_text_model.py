@@ -230,7 +230,9 @@ async def _open(
     options = _options(spec, folder, draft)
     metrics = TextMetrics(spec.name)
     link = EngineClient(metrics, request_ids(context.engines), spec.max_queue_time)
-    process = create_engine(context.engines, spec, options, link.hear, link.lose, failed=link.fail_all)
+    process = create_engine(
+        context.engines, spec, options, link.hear, link.lose, failed=link.fail_all, on_drained=link.deliver
+    )
     is_own = isinstance(process, EngineProcess)
     if is_own:
         metrics.cache_bytes.set(options["pipeline"]["cache_bytes"])

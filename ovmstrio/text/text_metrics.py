@@ -24,9 +24,15 @@ _STEP_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
 _WAIT_BUCKETS: Final = (0.001, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _BATCH_BUCKETS: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
 
+_FIGURES: Final = 5
+"""Figures of a step before its totals."""
+
+_MAX_RECORDED_STEPS: Final = 64
+"""Steps that are recorded before the families are updated, which costs less for many steps at once."""
+
 
 class TextMetrics:
-    """Metric families of one model; a collector."""
+    """Metric families of one model; a collector. Steps are counted when the families are read, or in batches."""
 
     def __init__(self, model: str) -> None:
         self._families: list[Counter | Gauge | Histogram] = []
@@ -62,6 +68,9 @@ class TextMetrics:
         self._families.append(self._finished)
         self._totals = (self.restarts, self.preemptions, self.draft_tokens, self.accepted_draft_tokens)
         self._last_totals: Sequence[float] = [0.0] * len(self._totals)
+        self._steps: list[Sequence[float]] = []
+        self._new_tokens = 0
+        self._new_latencies: list[float] = []
 
     def _gauge(self, name: str, text: str) -> Gauge:
         family = Gauge(f"{_PREFIX}{name}", text, [_MODEL], registry=None)
@@ -80,6 +89,7 @@ class TextMetrics:
 
     def facts(self) -> dict[str, float]:
         """Return the main values, for introspection."""
+        self._update()
         gauges = {
             "texts in the batch": self.running,
             "requests that wait": self.waiting,
@@ -92,6 +102,7 @@ class TextMetrics:
 
     def collect(self) -> Iterable[Metric]:
         """Yield all families."""
+        self._update()
         for family in self._families:
             yield from family.collect()
 
@@ -100,7 +111,32 @@ class TextMetrics:
 
         Raises:
             ValueError: wrong number of figures.
+            TypeError: a figure is not a number.
         """
+        if len(figures) != _FIGURES + len(self._totals):
+            raise ValueError(f"expected {_FIGURES + len(self._totals)} figures, got {len(figures)}")
+        sum(figures)
+        self._steps.append(figures)
+        if len(self._steps) >= _MAX_RECORDED_STEPS:
+            self._update()
+
+    def generated(self, tokens: int, latencies: Sequence[float]) -> None:
+        """Record the tokens of a step, and the seconds since the last tokens of their sequences."""
+        self._new_tokens += tokens
+        self._new_latencies += latencies
+
+    def _update(self) -> None:
+        """Update the families with the recorded steps."""
+        steps, self._steps = self._steps, []
+        for figures in steps:
+            self._count_step(figures)
+        tokens, self._new_tokens = self._new_tokens, 0
+        self.generation_tokens.inc(tokens)
+        latencies, self._new_latencies = self._new_latencies, []
+        for seconds in latencies:
+            self.next_token.observe(seconds)
+
+    def _count_step(self, figures: Sequence[float]) -> None:
         seconds, size, running, waiting, used, *totals = figures
         if size:
             self.step.observe(seconds)
@@ -123,6 +159,7 @@ class TextMetrics:
 
     def rest(self) -> None:
         """Reset the gauges of the batch."""
+        self._update()
         self._last_totals = [0.0] * len(self._totals)
         for gauge in (self.running, self.waiting, self.cache_usage):
             gauge.set(0)

@@ -34,7 +34,7 @@ from ovmstrio.text.parsing import Delta, StreamingParser, detect_parsers, make_p
 from ovmstrio.util.truncation import size_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Self
 
     from ovmstrio.config.specs import TextModelSpec
@@ -177,6 +177,18 @@ class OutputReader:
 
     def feed(self, made: OutputChunk) -> None:
         """Parse engine output into one or several pieces; the last one carries the finish reason."""
+        if not self._is_parsed:
+            piece = GenerationChunk(
+                made.index,
+                made.text,
+                tokens=made.tokens,
+                logprobs=tuple(made.logprobs),
+                prompt_logprobs=tuple(made.prompt_logprobs),
+                finish=made.finish,
+                stop=made.stop,
+            )
+            self._ready.append(piece)
+            return
         deltas, reasoning_tokens = self._parse(made)
         if self._conversation is not None and self._conversation.returns_first_call_only:
             deltas = [replace(delta, calls=tuple(call for call in delta.calls if not call.index)) for delta in deltas]
@@ -199,8 +211,6 @@ class OutputReader:
 
     def _parse(self, made: OutputChunk) -> tuple[list[Delta], int]:
         """Return the parsed deltas, at least one, and the number of reasoning tokens."""
-        if not self._is_parsed:
-            return [Delta(text=made.text)], 0
         parser = self._parsers.get(made.index)
         if parser is None:
             parser = self._parsers[made.index] = self._parser()
@@ -310,6 +320,16 @@ class RunningGeneration:
         reading.begin(opened.prompt_end)
         self.prompt_tokens = opened.prompt_tokens
         self.cached_tokens = opened.own_cached_tokens
+
+    def listen(self, take: Callable[[Iterable[GenerationChunk]], bool]) -> None:
+        """Pass pieces to ``take``, as :meth:`Generation.listen`."""
+        self._answer.listener = lambda unread: take(self._parsed(unread))
+
+    def _parsed(self, unread: Iterable[OutputChunk]) -> Iterator[GenerationChunk]:
+        for made in unread:
+            self._reading.feed(made)
+            while (piece := self._reading.next()) is not None:
+                yield piece
 
     # Not a generator: callers that break out of a loop would have to close it.
     def __aiter__(self) -> Self:

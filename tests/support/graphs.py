@@ -22,7 +22,7 @@ from ovmstrio.graphs.graph_file import parse_graph_text
 from ovmstrio.graphs.loading import load_graph
 from ovmstrio.graphs.servable import GraphServable
 from ovmstrio.isolation.isolated_code import Isolation
-from ovmstrio.protocols.openai.graph_text_api import OpenAITextApi
+from ovmstrio.protocols.graph_text_api import GraphTextApi
 
 GRAPH = "graph"
 
@@ -104,7 +104,7 @@ async def loaded(
     async with trio.open_nursery() as tasks:
         spec = GraphSpec(name=GRAPH, base_path=folder, graph_path=path)
         servable = await load_graph(
-            spec, lease=lease, tasks=tasks, isolation=isolation, load_text=load_text, text_api=OpenAITextApi
+            spec, lease=lease, tasks=tasks, isolation=isolation, load_text=load_text, text_api=GraphTextApi
         )
         try:
             yield servable

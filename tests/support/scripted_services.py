@@ -40,6 +40,9 @@ class ScriptedAnswer:
         self.prompt_tokens = prompt_tokens
         self.is_over = False
 
+    def listen(self, take: Callable[[Iterable[Any]], bool]) -> None:
+        pass
+
     def __aiter__(self) -> Self:
         return self
 

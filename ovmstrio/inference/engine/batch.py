@@ -130,6 +130,11 @@ class RunningSequence:
         return self.asked.request.sampling.best_of > 1
 
     @property
+    def is_unread(self) -> bool:
+        """Whether a part of the prompt is not processed."""
+        return self.handle is None or self.is_reading
+
+    @property
     def length(self) -> int:
         """Number of tokens, prompt included."""
         return len(self.asked.prompt) + len(self._tokens)
@@ -493,6 +498,7 @@ class Batch:
         self._sequences: dict[int, RunningSequence] = {}
         self._block = pipeline.block_tokens
         self._step_tokens = pipeline.batched_tokens  # maximum of prompt tokens, so that a step is short
+        self._is_overtaken = False  # whether newcomers took the room of the oldest started prompt in the last step
         self.rebuilds = 0  # number of times the pipeline was recreated
         self.suspensions = 0  # number of times a sequence was left out of a step because the KV cache was full
         self.proposed = 0  # number of tokens that a draft model or prompt lookup proposed
@@ -564,7 +570,8 @@ class Batch:
     def _free_prompt_tokens(self, *, is_newcomer: bool = False) -> int:
         """Return the number of prompt tokens that the next step can process in addition to started prompts.
 
-        A newcomer leaves half of them to a prompt that was started before; the other half lets it overtake.
+        A newcomer leaves half of them to a prompt that was started before; the other half lets it overtake. Half of a
+        step of one block is none: such steps are for newcomers and for the oldest started prompt in turn.
         """
         if not self._prefill.caches:
             return self._pipeline.batched_tokens
@@ -579,7 +586,9 @@ class Batch:
                 decoding += text.asked.request.sampling.best_of
         room = min(self._pipeline.batched_tokens - decoding, self._step_tokens)
         # Many decoding sequences must not keep prompts out.
-        return max(room // 2 if is_newcomer and has_chunk else room, self._block) - reading
+        if is_newcomer and has_chunk:
+            return (0 if self._is_overtaken else max(room // 2, self._block)) - reading
+        return max(room, self._block) - reading
 
     def _may_start(self, text: RunningSequence) -> bool:
         """Return whether a sequence may start; a suspect of a failed step starts alone."""
@@ -669,6 +678,8 @@ class Batch:
         outcome = StepOutcome()
         reason = ""
         self._start_queued(outcome)
+        oldest = next((text for text in self._sequences.values() if text.chunk_end and text.is_unread), None)
+        self._is_overtaken = oldest is not None and oldest.handle is None
         started = time.perf_counter()
         try:
             self._pipeline.step()

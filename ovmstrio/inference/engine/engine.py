@@ -914,8 +914,14 @@ class EngineProgram:
         """Serve until the server closes its side."""
         while self._take_messages():
             if self._engine.is_busy:
-                self._channel.send([_UNSOLICITED, self._engine.step()])
+                self._send_step(self._engine.step())
             self._tokenizing.go_on()
+
+    def _send_step(self, frame: list[Any]) -> None:
+        # Log-probabilities may be infinite, which is no JSON.
+        has_logprobs = any(logprobs for _, _, _, _, logprobs, _ in frame[0])
+        send = self._channel.send if has_logprobs else self._channel.send_json
+        send([_UNSOLICITED, frame])
 
     @property
     def _is_busy(self) -> bool:

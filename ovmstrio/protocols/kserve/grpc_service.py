@@ -321,7 +321,7 @@ async def _send_replies(call: Call, stream: OpenStream) -> None:
             data = encode_stream_response(StreamInferResponse(reply.message, reply.response))
         else:
             data = encode_stream_response(StreamInferResponse("", reply))
-        await call.send_message(data)
+        await call.send_message(data, has_more=stream.has_reply)
         stream.count_sent(len(data))
 
 

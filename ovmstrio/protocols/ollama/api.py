@@ -23,6 +23,7 @@ from ovmstrio.protocols.openai.fields import (
     shown,
 )
 from ovmstrio.protocols.openai.known_fields import KnownFields, Refused
+from ovmstrio.protocols.openai.raw_http_routes import accepts_raw_requests, answer_raw_request
 from ovmstrio.protocols.openai.text_endpoint import (
     ChoiceText,
     ParsedRequest,
@@ -381,6 +382,11 @@ class OllamaEndpoint:
 
         async def answer(request: HttpRequest) -> HttpAnswer:
             body = await read_body(api, request, self.known_fields)
+            if accepts_raw_requests(api.plane, body.model):
+                headers = tuple(line for line in request.headers if line[0] != "content-encoding")
+                given = request._replace(body=orjson.dumps(body.document), headers=headers)
+                if (answered := await answer_raw_request(api, given, body.model)) is not None:
+                    return answered
             if body.document.get(self._prompt_field) in (None, self._no_prompt):
                 return await self._answer_loading(api, request, body)
             return await answer_text(api, self, request, body)

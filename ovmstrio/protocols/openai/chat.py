@@ -69,6 +69,8 @@ class _ChatStream(ChunkStream):
         if index not in self._started:
             self._started.add(index)
             first = self._chunk(index, {"role": "assistant", "content": self._parsed.echoed}, None, None, usage)
+        if self._has_text_only(piece):
+            return first + self._text_event(index, b'"delta":{"content":', piece.text, b"}") if piece.text else first
         piece = self._parsed.returned(piece)
         delta = _delta(piece)
         if not delta and not piece.finish and not piece.logprobs:

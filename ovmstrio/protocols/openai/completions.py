@@ -63,6 +63,8 @@ class _CompletionStream(ChunkStream):
         super().__init__(_head(model), parsed, write_error)
 
     def write(self, index: int, piece: GenerationChunk, usage: Usage) -> bytes:
+        if self._has_text_only(piece):
+            return self._text_event(index, b'"text":', piece.text) if piece.text else b""
         piece = self._parsed.returned(piece)
         if not piece.text and not piece.finish and not piece.logprobs:
             return b""

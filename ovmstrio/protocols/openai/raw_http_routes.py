@@ -1,4 +1,4 @@
-"""Pass-through of raw HTTP requests below ``/v3`` to services that accept raw requests.
+"""Pass-through of raw HTTP requests to services that accept them, such as graphs.
 
 ::
 
@@ -9,6 +9,7 @@ A client requests events by ``"stream": true`` in a JSON body, or by ``Accept``.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import orjson
@@ -25,7 +26,6 @@ from ovmstrio.core.errors import (
 from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.encoding.json_reader import JsonLimitExceeded, JsonSyntaxError, parse_json, parse_strictly
 from ovmstrio.protocols.openai.api import DONE
-from ovmstrio.serving.interfaces import OPENAI_REST
 from ovmstrio.serving.kind import CallType
 from ovmstrio.serving.ovms_errors import decompressed_body
 from ovmstrio.transport.http.responses import request_deadline
@@ -42,9 +42,11 @@ if TYPE_CHECKING:
     from ovmstrio.transport.http.sse import EventSink
 
 _EVENTS: Final = "text/event-stream"
+_LINES: Final = ("content-type", "application/x-ndjson")
 _JSON: Final = "application/json"
 _TEXTS: Final = ("/chat/completions", "/completions")
-_NAMED: Final = "/responses"  # Path whose events have names
+_RESPONSES: Final = "/responses"
+_NAMED: Final = (_RESPONSES, "/messages")  # Paths whose events have names
 _DONE: Final = frozenset({b"[DONE]", b"data: [DONE]", b"data:[DONE]"})
 """Last line of a stream that ends itself, as a document or as an encoded event."""
 _MAX_NAME_SEGMENTS: Final = 8
@@ -69,7 +71,7 @@ async def answer_raw_request(api: OpenAIApi, request: HttpRequest, path: str) ->
     answering = _RawCall(api, name, request._replace(body=body, headers=headers))
     try:
         if document.get("stream") is True or _EVENTS in (request.header("accept") or ""):
-            return await stream_events(request, answering.stream, api.form.event)
+            return await stream_events(request, answering.stream, api.form.event, api.stream_headers)
         return await answering.answer_whole()
     except ServiceMissing:
         return None
@@ -132,7 +134,7 @@ class _RawCall:
         method = "Stream" if is_stream else "Unary"
         sent_id, size = request.header("x-request-id") or "", len(request.body)
         call = await self._api.plane.call(
-            self._name, OPENAI_REST, method, request_id=sent_id, received=size, is_stream=is_stream
+            self._name, self._api.interface, method, request_id=sent_id, received=size, is_stream=is_stream
         )
         service = cast("RawHttpService", call.service)
         if CallType.PAYLOADS in call.call_types and service.accepts_payloads:
@@ -160,14 +162,15 @@ class _RawCall:
         """Send an event per document; text paths end with ``[DONE]``."""
         deadline = request_deadline(self._request)
         has_names = self._request.path.endswith(_NAMED)
-        is_text = self._request.path.endswith((*_TEXTS, _NAMED))
+        is_text = self._request.path.endswith((*_TEXTS, _RESPONSES))
+        encode = _line if _LINES in self._api.stream_headers else partial(_event, has_name=has_names)
         call, service = await self._call(is_stream=True)
         with call:
             last = b""
             async with service.open_payload(self._request, deadline) as documents:
                 while (document := await documents.receive()) is not None:
                     last = document.data
-                    data = _event(document, has_name=has_names)
+                    data = encode(document)
                     call.event.sent += len(data)
                     await events.send(data)
             if is_text and last.rstrip().rpartition(b"\n")[2] not in _DONE:
@@ -189,6 +192,10 @@ def _join_documents(documents: Sequence[RawDocument]) -> HttpAnswer:
     else:
         data = b"[%b]" % b",".join(document.data for document in documents)
     return HttpAnswer(200, (("content-type", types[0]),), data)
+
+
+def _line(document: RawDocument) -> bytes:
+    return document.data.rstrip(b"\n") + b"\n"
 
 
 def _event(document: RawDocument, *, has_name: bool) -> bytes:

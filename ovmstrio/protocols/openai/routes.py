@@ -18,9 +18,10 @@ from ovmstrio.core.errors import MethodNotAllowed, NotFound, NotReady
 from ovmstrio.protocols.openai.api import ERROR_FORMATS, OpenAIApi, OpenAIErrors
 from ovmstrio.protocols.openai.background import BackgroundTasks
 from ovmstrio.protocols.openai.batches import BatchRunner, batch_rules, refused_rules
+from ovmstrio.protocols.openai.chat import Chat
+from ovmstrio.protocols.openai.completions import Completions
 from ovmstrio.protocols.openai.embeddings import embedding_rules
 from ovmstrio.protocols.openai.files import FileLimits, FileStorage, file_rules
-from ovmstrio.protocols.openai.graph_text_api import RESPONSES_PATH, TEXT_ENDPOINTS
 from ovmstrio.protocols.openai.images import image_rules
 from ovmstrio.protocols.openai.lora_adapters import lora_adapter_rules
 from ovmstrio.protocols.openai.models import model_rules
@@ -113,8 +114,7 @@ def route_errors(errors: str = "openai") -> OvmsRouteErrors:
 
 
 def _text_rules(api: OpenAIApi) -> list[Rule]:
-    endpoints = {path: endpoint for path, endpoint in TEXT_ENDPOINTS.items() if path != RESPONSES_PATH}
-    return [rule for path, endpoint in endpoints.items() for rule in text_rules(api, path, endpoint)]
+    return [*text_rules(api, "/chat/completions", Chat()), *text_rules(api, "/completions", Completions())]
 
 
 _ENDPOINTS: Final[tuple[Callable[[OpenAIApi], list[Rule]], ...]] = (

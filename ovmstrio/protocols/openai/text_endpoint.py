@@ -24,10 +24,10 @@ from ovmstrio.protocols.openai.fields import type_of
 from ovmstrio.protocols.openai.raw_http_routes import accepts_raw_requests, answer_raw_request
 from ovmstrio.serving.generation_calls import open_generation
 from ovmstrio.transport.http.responses import json_response, request_deadline
-from ovmstrio.transport.http.sse import stream_events
+from ovmstrio.transport.http.sse import EventSink, stream_events
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from ovmstrio.core.generation import (
         GenerationChunk,
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from ovmstrio.protocols.openai.known_fields import KnownFields
     from ovmstrio.serving.calls import ObservedCall
     from ovmstrio.transport.http.router import Rule
-    from ovmstrio.transport.http.sse import EventSink
 
 _T = TypeVar("_T")
 
@@ -345,8 +344,31 @@ class TextEventStream:
             async def take(index: int, piece: GenerationChunk) -> None:
                 await send(streamed.write(index, piece, usage))
 
-            await generate_all(_model(call), parsed.requests, usage, take, lambda: send(streamed.begin(usage)))
+            await generate_all(
+                _model(call),
+                parsed.requests,
+                usage,
+                take,
+                begin=lambda: send(streamed.begin(usage)),
+                take_now=partial(_write_now, events, call, streamed, usage) if isinstance(events, EventSink) else None,
+            )
             await send(streamed.end(usage))
+
+
+def _write_now(
+    events: EventSink,
+    call: ObservedCall,
+    streamed: _ResponseStream,
+    usage: Usage,
+    pieces: Iterable[tuple[int, GenerationChunk]],
+) -> bool:
+    """Encode and send deltas, unless the client has not taken the earlier ones; return whether they were sent."""
+    if not events.can_send_now:
+        return False
+    data = b"".join([streamed.write(index, piece, usage) for index, piece in pieces])
+    call.event.sent += len(data)
+    events.send_now(data)
+    return True
 
 
 async def parse_off_loop(read: Callable[[], _T], body: Body) -> _T:
@@ -365,27 +387,45 @@ async def generate_all(
     requests: Sequence[GenerationRequest],
     usage: Usage,
     take: Callable[[int, GenerationChunk], Awaitable[None]],
+    *,
     begin: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
+    take_now: Callable[[Iterable[tuple[int, GenerationChunk]]], bool] | None = None,
 ) -> None:
-    """Pass the deltas of all requests to ``take`` and count tokens; the first failure cancels the other requests."""
+    """Pass the deltas of all requests to ``take`` and count tokens; the first failure cancels the other requests.
+
+    ``take_now`` saves task switches: it gets the deltas that have arrived together, and returns False without counting
+    any if ``take`` must get them.
+    """
+
+    def counted(position: int, request: GenerationRequest, piece: GenerationChunk) -> tuple[int, GenerationChunk]:
+        usage.completion += piece.tokens
+        usage.reasoning += piece.reasoning_tokens
+        return position * request.n + piece.index, piece
 
     async def run(position: int, request: GenerationRequest) -> None:
+        count = partial(counted, position, request)
         async with open_generation(model, request) as generation:
             prompt, cached = generation.prompt_tokens, generation.cached_tokens
             usage.prompt += prompt
             usage.cached += cached
             await begin()
+            if take_now is not None:
+                generation.listen(lambda pieces: take_now(map(count, pieces)))
             async for piece in generation:
-                usage.completion += piece.tokens
-                usage.reasoning += piece.reasoning_tokens
-                await take(position * request.n + piece.index, piece)
+                await take(*count(piece))
             # User code reports its prompt tokens at the end.
             usage.prompt += generation.prompt_tokens - prompt
             usage.cached += generation.cached_tokens - cached
 
     if len(requests) == 1:
         await run(0, requests[0])
-        return
+    else:
+        await _run_all(run, requests)
+
+
+async def _run_all(
+    run: Callable[[int, GenerationRequest], Awaitable[None]], requests: Sequence[GenerationRequest]
+) -> None:
     pending = iter(enumerate(requests))
 
     async def run_some() -> None:
@@ -444,6 +484,9 @@ class ChunkStream:
         self._parsed = parsed
         self._has_logprobs = parsed.requests[0].logprobs
         self._write_error = write_error
+        self._text_start = b'data: %b,"choices":[{"index":' % orjson.dumps(head)[:-1]
+        usage = b',"usage":null' if parsed.includes_usage else b""
+        self._text_end = b',"logprobs":null,"finish_reason":null}]%b}\n\n' % usage
 
     def begin(self, usage: Usage) -> bytes:
         """Return nothing: an error before the first token has an HTTP status."""
@@ -459,6 +502,15 @@ class ChunkStream:
     def fail(self, error: Exception) -> bytes:
         """Encode a failure, which ends the stream."""
         return self._write_error(error)
+
+    def _has_text_only(self, piece: GenerationChunk) -> bool:
+        """Return True for most deltas: those that :meth:`_text_event` encodes."""
+        has_more = piece.finish or piece.logprobs or piece.reasoning or piece.calls
+        return not has_more and not self._parsed.has_continuous_usage
+
+    def _text_event(self, index: int, before: bytes, text: str, after: bytes = b"") -> bytes:
+        """Encode text of a choice as :meth:`_event` would, from constant parts around it."""
+        return b"%b%d,%b%b%b%b" % (self._text_start, index, before, orjson.dumps(text), after, self._text_end)
 
     def _event(self, choices: Sequence[Mapping[str, Any]], usage: Usage) -> bytes:
         document: dict[str, Any] = {**self._head, "choices": choices}

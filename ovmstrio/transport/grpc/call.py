@@ -161,6 +161,10 @@ class CallHost(Protocol):
     def wake_writer(self) -> Callable[[], None]:
         """Wakes the writer for bytes that wait in the core."""
 
+    @property
+    def write_alone(self) -> Callable[[], bool]:
+        """Writes the bytes that wait in the core if no other call may have some to add; returns whether it did."""
+
 
 class Call:
     """One RPC. Handlers get it as grpclib's ``Stream``; service methods get it from ``current_call()``.
@@ -436,9 +440,10 @@ class Call:
         self._host.core.send_headers(self.state, block)
         self._host.wake_writer()
 
-    async def send_message(self, message: Any) -> None:
+    async def send_message(self, message: Any, *, has_more: bool = True) -> None:
         """Send one response message, after the response headers.
 
+        Without ``has_more``, no other message of the call is ready, so that a write need not wait for more bytes.
         If the reply type is bytes, a memoryview or piecewise message is sent without a copy and must not change.
         Returns when the bytes are queued at the connection's writer.
 
@@ -465,15 +470,19 @@ class Call:
         self.sent += len(data)
         host, prefix = self._host, message_prefix(len(data))
         headers, self._headers_sent = b"" if self._headers_sent else self._response_headers(), True
-        host.wake_writer()
+        if has_more:
+            host.wake_writer()
         most = host.limits.write_high_water_bytes
         if isinstance(data, PiecedMessage) or not host.core.send_answer(self.state, headers, prefix, data, most):
             if headers:
                 host.core.send_headers(self.state, headers)
+            host.wake_writer()
             self._sending = True
             await host.senders.send(self.state, prefix, data)
             self._check_open()
             self._sending = False
+        elif not has_more and not host.write_alone():
+            host.wake_writer()
 
     async def _wait_for_budget(self) -> None:
         if not self._replies % _MESSAGES_PER_CHECKPOINT:

@@ -28,7 +28,14 @@ from ovmstrio.core.request import ArrivalOrder
 from ovmstrio.telemetry.log_rate_limit import LogRateLimiter
 from ovmstrio.telemetry.loop_utilization import current_loop_utilization
 from ovmstrio.transport.accept_loop import TurnLimiter
-from ovmstrio.transport.direct_stream import DirectStream, close_forcefully, linger, run_eagerly, send_buffers
+from ovmstrio.transport.direct_stream import (
+    MAX_WRITEV_BUFFERS,
+    DirectStream,
+    close_forcefully,
+    linger,
+    run_eagerly,
+    send_buffers,
+)
 from ovmstrio.transport.grpc.call import Call, FailureTranslator, Inflater, ReusableScope
 from ovmstrio.transport.grpc.frames import ConnectionFault, ErrorCode
 from ovmstrio.transport.grpc.headers import trailers_only_block
@@ -350,6 +357,28 @@ class Connection:
         """Wake the writer, unless the reader is about to send."""
         if not self._is_answering:
             self._write_wakeup.wake()
+
+    def write_alone(self) -> bool:
+        """Write queued bytes at once if the connection has one call and an idle writer; return whether it did."""
+        stream, senders = self._stream, self.senders
+        if len(self.calls) != 1 or not self._write_wakeup.waiting or self._is_flushing or self._is_answering:
+            return False
+        if not isinstance(stream, DirectStream) or senders or senders.counted:
+            return False
+        buffers = self.core.take_outbound()
+        try:
+            sent = stream.send_now(*buffers[:MAX_WRITEV_BUFFERS])
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            self.abandon()
+            return True
+        self._stall.written += sent
+        while buffers and sent >= len(buffers[0]):
+            sent -= len(buffers.pop(0))
+        if buffers:
+            buffers[0] = memoryview(buffers[0])[sent:]
+            self.core.return_outbound(buffers)
+            self._write_wakeup.wake()
+        return True
 
     @property
     def _has_nothing_left(self) -> bool:

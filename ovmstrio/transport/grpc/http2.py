@@ -714,6 +714,11 @@ class Http2Core:
             self.outbound = bytearray()
         return taken
 
+    def return_outbound(self, buffers: list[Buffer]) -> None:
+        """Queue taken buffers again, before all others."""
+        self._queued[:0] = buffers
+        self._queued_bytes += sum(map(len, buffers))
+
     def sendable(self, stream: StreamState) -> int:
         """Return how many bytes one DATA frame may carry now; zero or negative if none."""
         windows = self.windows

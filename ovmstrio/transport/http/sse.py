@@ -3,8 +3,8 @@
 ::
 
     nursery of the request
-      ├─ sending task: view ──> body <──┐ one event at a time
-      └─ events task: make ─────────────┘
+      ├─ sending task: view ──> head, then what the socket did not take at once
+      └─ events task: make ──> socket
 
 Cancel scopes and other context of the producer stay in its task. The response starts with the first event; an error
 before that gets its own status.
@@ -20,10 +20,10 @@ import trio
 from ovmstrio.auth.revocable_streams import cancel_on_revocation
 from ovmstrio.core.errors import ServerError
 from ovmstrio.core.http_messages import HttpAnswer
+from ovmstrio.transport.http.bounded_send import PushedBody
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-    from typing import Self
 
     from ovmstrio.core.http_messages import Headers, HttpRequest
 
@@ -42,34 +42,11 @@ EVENT_HEADERS: Final[Headers] = (
 _KEEP_ALIVE: Final = b": keep-alive\n\n"
 
 
-class _Body:
-    """Response body; an incomplete one raises at its end, so that clients detect the truncation."""
-
-    def __init__(self, channel: trio.MemoryReceiveChannel[bytes]) -> None:
-        self._channel = channel
-        self.is_incomplete = False
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> bytes:
-        try:
-            return await self._channel.receive()
-        except trio.EndOfChannel:
-            if self.is_incomplete:
-                raise trio.BrokenResourceError("response aborted") from None
-            raise StopAsyncIteration from None
-
-    async def aclose(self) -> None:
-        await self._channel.aclose()
-
-
 class EventSink:
     """Sender of events to the response body; a closed body cancels the producer."""
 
-    def __init__(self, scope: trio.CancelScope, task_status: trio.TaskStatus[_Body]) -> None:
-        self._send, receive = trio.open_memory_channel[bytes](0)
-        self._body = _Body(receive)
+    def __init__(self, scope: trio.CancelScope, task_status: trio.TaskStatus[PushedBody]) -> None:
+        self._body = PushedBody()
         self._scope = scope
         self._task_status = task_status
         self._sent_at = trio.current_time()
@@ -77,19 +54,35 @@ class EventSink:
         self.keeps_alive = False  # whether :meth:`keep_alive` runs
 
     async def send(self, data: bytes) -> None:
-        """Send encoded events. Not a checkpoint if the body is waiting for them."""
+        """Send encoded events. Not a checkpoint if they can be sent at once."""
         self.begin()
+        if self._body.can_write:
+            self.send_now(data)
+            if self._scope.cancel_called:
+                await trio.lowlevel.checkpoint()
+            return
         if self.keeps_alive:
             self._sent_at = trio.current_time()
         try:
-            try:
-                self._send.send_nowait(data)
-            except trio.WouldBlock:
-                await self._send.send(data)
+            await self._body.send(data)
         except trio.BrokenResourceError:
             # The body was closed before the request's tasks were cancelled.
             self._scope.cancel()
             await trio.lowlevel.checkpoint()
+
+    @property
+    def can_send_now(self) -> bool:
+        """True if :meth:`send_now` may be called: the response has begun, and the client has taken earlier events."""
+        return self._body.can_write
+
+    def send_now(self, data: bytes) -> None:
+        """Send encoded events without waiting."""
+        if self.keeps_alive:
+            self._sent_at = trio.current_time()
+        try:
+            self._body.write(data)
+        except (trio.BrokenResourceError, trio.ClosedResourceError, trio.WouldBlock):
+            self._scope.cancel()
 
     def begin(self) -> None:
         """Start the response."""
@@ -112,7 +105,7 @@ class EventSink:
 
     def close(self) -> None:
         """End the events."""
-        self._send.close()
+        self._body.close()
 
 
 async def stream_events(
@@ -145,7 +138,7 @@ async def _run(
     write_error: Callable[[Exception], bytes] | None,
     keep_alive_seconds: float,
     *,
-    task_status: trio.TaskStatus[_Body] = trio.TASK_STATUS_IGNORED,
+    task_status: trio.TaskStatus[PushedBody] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     with trio.CancelScope() as scope:
         events, keeper = EventSink(scope, task_status), trio.CancelScope()

@@ -25,7 +25,9 @@ from ovmstrio.inference.tuner import (
     FEW_CORES_THRESHOLD_SECONDS,
     FILLING_THRESHOLD_SECONDS,
     Placement,
+    TunerState,
 )
+from ovmstrio.telemetry.loop_utilization import LoopUtilization
 from ovmstrio.util import cores as cores_module
 from ovmstrio.util.cores import CoreShare
 from tests.support import ir
@@ -239,6 +241,20 @@ async def test_threads_and_duration_decide_whether_a_model_runs_inline(
     running = network(ir.dummy(), tmp_path, plugin_config=settings)
     assert running.runs_inline is runs_inline
     np.testing.assert_array_equal((await running.infer([ONES]))[0], ONES + 1)
+
+
+@pytest.mark.parametrize("settings", [{}, {"NUM_STREAMS": "1"}])
+async def test_model_of_a_worker_with_one_core_stays_on_a_full_loop(
+    settings: dict[str, str], cores: CoreShare, tmp_path: Path
+) -> None:
+    cores.are_few, cores.processes = True, 2
+    load = LoopUtilization()
+    load.busy = 1.0
+    running = network(ir.dummy(), tmp_path, plugin_config=settings)
+    running.tuner._load = load
+    for _ in range(3):
+        np.testing.assert_array_equal((await running.infer([ONES]))[0], ONES + 1)
+    assert (running.tuner.fills_cores, running.tuner.state) == (False, TunerState.LOOP)
 
 
 @pytest.mark.parametrize(("seconds", "are_few", "threads"), [(0.3e-3, True, 1), (0.3e-3, False, 2), (0.4e-3, True, 2)])

@@ -242,6 +242,18 @@ async def test_second_start_reads_the_files_and_damaged_ones_are_written_again(t
     assert other != blob
 
 
+@pytest.mark.parametrize(("columns", "count"), [(2**16, 1), (2**15, 0)])
+async def test_files_of_models_with_large_f16_weights_are_kept(columns: int, count: int, tmp_path: Path) -> None:
+    x = ir.parameter("x", [1, 8])
+    weights = op.convert(op.constant(np.full((8, columns), 0.5, np.float16)), "f32")
+    model = ir.named_model({"y": op.matmul(x, weights, False, False)}, [x], "halves")
+    repository, folder = ir.save(model, tmp_path, "model"), tmp_path / "kept"
+    for _ in range(2):
+        with _keeping(folder) as files:
+            np.testing.assert_array_equal(await _answer(repository, files), np.full((1, columns), 4, np.float32))
+        assert len(_files(folder, "blobs")) == count
+
+
 async def test_links_of_a_model_are_removed_when_it_is_closed_or_cannot_be_loaded(tmp_path: Path) -> None:
     repository, folder = ir.save(_many_operations(), tmp_path, "model"), tmp_path / "kept"
     spec = ModelSpec(name="model", base_path=repository, plugin_config=EXACT)

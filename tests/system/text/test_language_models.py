@@ -115,6 +115,24 @@ def test_completions_take_texts_and_tokens(client: openai.OpenAI) -> None:
     assert _usage(tokens).prompt_tokens == 3
 
 
+def test_chats_have_the_most_likely_tokens(client: openai.OpenAI) -> None:
+    options: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "logprobs": True, "top_logprobs": 3}
+    answer = client.chat.completions.create(
+        model="chat", messages=MESSAGES, **options, extra_body={"prompt_logprobs": 1}
+    )
+    found = answer.choices[0].logprobs
+    assert found is not None
+    assert [len(each.top_logprobs) for each in found.content or ()] == [3] * _usage(answer).completion_tokens
+    for each in found.content or ():
+        values = [one.logprob for one in each.top_logprobs]
+        assert values == sorted(values, reverse=True)
+        assert each.logprob in values, "the token of a greedy text is among the three most likely ones"
+    first, *others = (answer.model_extra or {})["prompt_logprobs"]
+    assert first is None
+    assert len(others) == _usage(answer).prompt_tokens - 1
+    assert all(1 <= len(each) <= 2 for each in others)
+
+
 def test_errors_have_the_classes_of_the_client(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="The model `nothing` does not exist; available: chat") as missing:
         client.chat.completions.create(model="nothing", messages=MESSAGES)

@@ -90,9 +90,12 @@ async def test_adapter_applies_to_compressed_weights(
 async def test_adapted_model_has_no_most_likely_tokens(base: Path, adapter: Path) -> None:
     given = LoraAdapter(name="m", path=adapter)
     async with serve_text_model(name="m", path=base, adapter=given) as model:
-        for fields in ({"top_logprobs": 2}, {"prompt_logprobs": 0}):
-            with pytest.raises(InvalidField, match=f"^{next(iter(fields))} is not supported for a model"):
-                await made(model, replace(_SCORED, **fields))
+        for refused, field in (
+            (replace(_SCORED, top_logprobs=2), "top_logprobs"),
+            (replace(_SCORED, prompt_logprobs=0), "prompt_logprobs"),
+        ):
+            with pytest.raises(InvalidField, match=f"^{field} is not supported for a model with a LoRA adapter"):
+                await made(model, refused)
 
 
 async def test_draft_model_has_no_part_in_the_adapter(

@@ -22,6 +22,7 @@ from trio.testing import MockClock
 from ovmstrio.core.errors import ContextExceeded, ModelFailure, NotReady, WorkerRestarting
 from ovmstrio.core.generation import Conversation, GenerationRequest, Grammar, GrammarKind, Image, Sampling
 from ovmstrio.core.worker_peers import StreamedResult
+from ovmstrio.inference.engine import batch as batch_module
 from ovmstrio.inference.engine.batch import Batch, QueuedRequest
 from ovmstrio.inference.engine.engine import EngineProgram, TokenBytes, TokenizeQueue
 from ovmstrio.inference.engine.grammar_precompile import GrammarCompiler, GrammarQueue
@@ -518,6 +519,34 @@ def test_running_text_fails_if_the_step_fails_without_the_new_ones() -> None:
     failed, reported = _outcomes(batch, 5)
     assert failed == [old]
     assert [reported[each.id] for each in asked] == [[10, 11, 12, 13], [10, 11, 12]]
+
+
+@pytest.mark.parametrize(("seconds", "tokens"), [(0.001, 20), (0.001, 100), (10, 20), (10, 40), (10, 100)])
+def test_long_prompt_and_newcomers_progress_at_any_speed(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, tokens: int
+) -> None:
+    monkeypatch.setitem(globals(), "_LONG", math.inf)
+    clock = itertools.count(0, seconds)
+    monkeypatch.setattr(batch_module, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    batch = _batch(caches_prefixes=True)
+    for number in range(6):
+        # The model's speed is learned; a slow one reads a block of 32 tokens per step.
+        batch.cancel(_begin(batch, number, GenerationRequest(""), [number] * 64))
+        batch.step()
+    long = _begin(batch, 10, GenerationRequest(""), list(range(1_000, 1_640)))
+    read, newcomers = set(), 0
+    for number in range(11, 100):
+        outcome = batch.step()
+        read |= {new.asked.id for new in outcome.news}
+        for new in outcome.news:
+            batch.cancel(new.asked)
+        newcomer = QueuedRequest(number, 0, GenerationRequest(""), [5_000 + number] * tokens, 1_000, 1)
+        if batch.takes(newcomer):
+            batch.begin(newcomer)
+            newcomers += 1
+    assert long.id in read
+    assert newcomers > 40
+    assert len(read) > 10
 
 
 MOCK_SECONDS = 600

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,12 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
+from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.core.request import Buffer
 from ovmstrio.server.front_ends import make_rest_router
 from ovmstrio.transport.direct_stream import LINGER_SECONDS, DirectStream, run_eagerly, to_direct_stream
 from ovmstrio.transport.http.application import PrefixedStream
-from ovmstrio.transport.http.bounded_send import send_bounded
+from ovmstrio.transport.http.bounded_send import PushedBody, send_bounded, send_response
 from ovmstrio.transport.http.fast_path import FastPathConnection
 from ovmstrio.transport.send_budget import SendBudget, current_connection_budget, unsent_bytes
 from tests.support.waits import WAIT_SECONDS
@@ -90,6 +92,57 @@ async def test_expected_bytes_that_arrive_late_are_received() -> None:
             nursery.start_soon(send_late)
             stream.expect()
             assert await stream.receive_some() == b"late"
+
+
+async def test_pieces_of_a_pushed_body_arrive_in_order_though_the_socket_is_full() -> None:
+    async with _pair() as (stream, peer), trio.open_nursery() as nursery:
+        body, written = PushedBody(), 0
+        nursery.start_soon(partial(send_response, stream, HttpAnswer(200, (), body), keep_alive=True))
+
+        async def produce() -> None:
+            nonlocal written
+            for number in range(200):
+                piece = b"%d," % number * 10_000
+                if body.can_write:
+                    body.write(piece)
+                    written += 1
+                else:
+                    await body.send(piece)
+                await trio.lowlevel.checkpoint()
+            body.close()
+
+        nursery.start_soon(produce)
+        # The socket is full now.
+        await trio.testing.wait_all_tasks_blocked()
+        taken = bytearray()
+        while not taken.endswith(b"\r\n0\r\n\r\n"):
+            taken += await peer.receive_some(100_000)
+        _, _, chunks = taken.partition(b"\r\n\r\n")
+        for number in range(200):
+            piece = b"%d," % number * 10_000
+            is_next = chunks.startswith(b"%x\r\n%b\r\n" % (len(piece), piece))
+            assert is_next, number
+            del chunks[: len(piece) + len(b"%x" % len(piece)) + 4]
+        assert bytes(chunks) == b"0\r\n\r\n"
+        assert 0 < written < 200
+
+
+async def test_a_pushed_body_is_written_without_a_turn_of_the_event_loop() -> None:
+    async with _pair() as (stream, peer), trio.open_nursery() as nursery:
+        body = PushedBody()
+        nursery.start_soon(partial(send_response, stream, HttpAnswer(200, (), body), keep_alive=True))
+        could_write = body.can_write
+        await trio.testing.wait_all_tasks_blocked()
+        head = await peer.receive_some()
+        assert (could_write, body.can_write) == (False, True)
+        body.write(b"")
+        body.write(b"event")
+        assert await peer.receive_some() == b"5\r\nevent\r\n"
+        assert head.startswith(b"HTTP/1.1 200")
+        await peer.aclose()
+        with pytest.raises(trio.BrokenResourceError):
+            body.write(b"event")
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_second_sender_is_refused() -> None:

@@ -17,13 +17,14 @@ import trustme
 from grpclib.const import Cardinality, Handler, Status
 
 from ovmstrio.transport.grpc.call import Call, ReusableScope
+from ovmstrio.transport.grpc.connection import Connection
 from ovmstrio.transport.grpc.frames import ErrorCode, FrameType
 from ovmstrio.transport.grpc.limits import TransportLimits
 from ovmstrio.transport.listeners import PlainListener, open_listeners, tls_context
 from tests.support.bare_http2 import BareConnection, frame, framed
 from tests.support.waits import WAIT_SECONDS
 from tests.unit.transport.grpc.bytes_client import SMALL_LIMITS
-from tests.unit.transport.grpc.echo import echo_server, serving
+from tests.unit.transport.grpc.echo import Echo, echo_server, serving
 
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 MIB = 1024 * 1024
@@ -288,6 +289,40 @@ async def test_mutual_tls_requires_a_client_certificate(keys: Keys) -> None:
         assert await trio.to_thread.run_sync(stranger) is grpc.StatusCode.UNAVAILABLE
         assert (await trio.to_thread.run_sync(known)).startswith(b"127.0.0.1:")
         assert len(server.connections) <= 1
+
+
+class _NumberedStream(Echo):
+    """Sends numbered messages on a stream one by one, when the connection has nothing else to do."""
+
+    async def _call_rpc_handler_server_stream(self, handler: Any, stream: Any, request: Any) -> None:
+        for number in range(int(request)):
+            await trio.testing.wait_all_tasks_blocked()
+            await stream.send_message(b"%06d" % number * 2_000, has_more=False)
+
+
+async def test_lone_messages_are_written_at_once_and_in_order_though_the_socket_is_full(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written, full = [], trio.Event()
+    write_alone = Connection.write_alone
+
+    def observed(connection: Connection) -> bool:
+        written.append(write_alone(connection))
+        if written[-1] and connection.core.unsent_bytes:
+            full.set()
+        return written[-1]
+
+    monkeypatch.setattr(Connection, "write_alone", observed)
+    async with serving(_NumberedStream()) as (_, address):
+        with BareConnection(int(address.rpartition(":")[2]), receive_buffer=4_096) as peer:
+            stream, call_bytes = peer.begin("/test.Echo/Split", framed(b"1000"))
+            peer.send(call_bytes)
+            with trio.fail_after(WAIT_SECONDS):
+                await full.wait()
+                answer = await in_thread(peer.wait, stream)
+    assert written[0]
+    assert answer.status == "0"
+    assert answer.data == b"".join(framed(b"%06d" % number * 2_000) for number in range(1000))
 
 
 async def test_clients_without_tls_or_without_h2_are_closed_and_others_are_served(keys: Keys) -> None:

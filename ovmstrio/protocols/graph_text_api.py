@@ -1,4 +1,4 @@
-"""Adapter of the OpenAI text endpoints for graph nodes: sends JSON documents to a callback instead of an HTTP response.
+"""Adapter of the text endpoints for graph nodes: sends JSON documents to a callback instead of an HTTP response.
 
 ::
 
@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Final
 from ovmstrio.core.callers import current_quota
 from ovmstrio.core.errors import NotSupported
 from ovmstrio.core.payloads import RawDocument
+from ovmstrio.protocols.anthropic.messages import Messages
+from ovmstrio.protocols.ollama.chat import CHAT_ENDPOINT
+from ovmstrio.protocols.ollama.generate import GENERATE_ENDPOINT
 from ovmstrio.protocols.openai.api import Body, OpenAIErrors, model_name, read_document
 from ovmstrio.protocols.openai.chat import Chat
 from ovmstrio.protocols.openai.completions import Completions
@@ -29,17 +32,20 @@ if TYPE_CHECKING:
     from ovmstrio.protocols.openai.text_endpoint import ParsedRequest, TextEndpoint
 
 _JSON: Final = "application/json"
+_OBJECT: Final = b"{"  # begins a line of Ollama's streams
 _DATA: Final = b"data: "
 _END: Final = b"[DONE]"
-RESPONSES_PATH: Final = "/responses"
-TEXT_ENDPOINTS: Final[dict[str, TextEndpoint]] = {
+_ENDPOINTS: Final[dict[str, TextEndpoint]] = {
     "/chat/completions": Chat(),
     "/completions": Completions(),
-    RESPONSES_PATH: Responses(),
+    "/responses": Responses(),
+    "/messages": Messages(),
+    "/api/chat": CHAT_ENDPOINT,
+    "/api/generate": GENERATE_ENDPOINT,
 }
 
 
-class OpenAITextApi:
+class GraphTextApi:
     """Text endpoints for graph nodes; see :class:`ovmstrio.core.payloads.TextApiAdapter`."""
 
     async def answer(
@@ -62,10 +68,10 @@ class OpenAITextApi:
 
 def _endpoint_of(path: str) -> TextEndpoint:
     # Of two paths with a common ending the longer one is listed first.
-    for known, endpoint in TEXT_ENDPOINTS.items():
+    for known, endpoint in _ENDPOINTS.items():
         if path.endswith(known):
             return endpoint
-    raise NotSupported(f"expected {', '.join(TEXT_ENDPOINTS)} below /v3 or /v1, got {path:.80}")
+    raise NotSupported(f"expected a path of text generation ({', '.join(_ENDPOINTS)}), got {path:.80}")
 
 
 async def _answer_complete(
@@ -100,12 +106,14 @@ async def _stream(
     async def take(index: int, piece: GenerationChunk) -> None:
         await send_all(streamed.write(index, piece, usage))
 
-    await generate_all(model, parsed.requests, usage, take, lambda: send_all(streamed.begin(usage)))
+    await generate_all(model, parsed.requests, usage, take, begin=lambda: send_all(streamed.begin(usage)))
     await send_all(streamed.end(usage))
 
 
 def _data_of(events: bytes) -> Iterator[bytes]:
-    """Yield the documents of encoded events, one line each, without the end marker."""
+    """Yield the documents of encoded events or lines, without the end marker."""
     for line in events.split(b"\n"):
-        if line.startswith(_DATA) and not line.endswith(_END, len(_DATA)):
+        if line.startswith(_OBJECT):
+            yield line
+        elif line.startswith(_DATA) and not line.endswith(_END, len(_DATA)):
             yield line[len(_DATA) :]
