@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 _STEP: Final = 7
-"""Difference of nice values: with 4 the event loop still waits for milliseconds, 10 costs inferences 7 % of their rate."""
+"""Difference of nice values: with 4 the event loop waits for milliseconds, 10 costs inferences 7 % of their rate."""
 _START_CHECKS: Final = 100
 _START_CHECK_SECONDS: Final = 0.001
 
