@@ -36,7 +36,7 @@ def test_threads_that_python_has_not_started_get_a_lower_priority() -> None:
     try:
         for _ in range(2):
             lower_native_threads()
-            assert (_nice(os.getpid()), _nice(ours), _nice(native)) == (main, main, min(main + 4, 19))
+            assert (_nice(os.getpid()), _nice(ours), _nice(native)) == (main, main, min(main + 7, 19))
     finally:
         over.set()
         python_thread.join(WAIT_SECONDS)
