@@ -30,7 +30,6 @@ from ovmstrio.inference.shape_buckets import NO_SLICES, OutputSlices, slice_outp
 from ovmstrio.inference.signature import ModelSignature
 from ovmstrio.inference.tensors import from_tensor, idle_tensor, placeholder, set_inputs, tensor_view, to_tensor
 from ovmstrio.inference.tuner import ModelTuner
-from ovmstrio.util.thread_priority import lower_native_threads
 
 log = structlog.get_logger(__name__)
 
@@ -47,14 +46,13 @@ class _CallingThread(threading.local):
     is_kept = False
 
     def keep(self) -> None:
-        """Keep Python's state of the calling OpenVINO thread until the thread ends, and lower OpenVINO's priority.
+        """Keep Python's state of the calling OpenVINO thread until the thread ends.
 
         Otherwise Python creates and frees that state, with memory from the system, for every callback. OpenVINO has few
         such threads and reuses them for later models.
         """
         self.is_kept = True
         _ensure_gil_state()
-        lower_native_threads()
 
 
 _calling_thread: Final = _CallingThread()

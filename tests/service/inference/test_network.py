@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import os
-import sys
 import threading
 import time
 import weakref
@@ -118,25 +116,6 @@ async def test_outputs_of_each_datatype_are_exact_inline_bounded_and_pooled(data
     for each in outputs + await send_away(running).infer([array]):
         assert each.dtype == dtype
         np.testing.assert_array_equal(each, array)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has priorities of threads")
-async def test_threads_of_openvino_have_a_lower_priority_than_the_event_loop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    completing: list[int] = []
-
-    def now() -> float:
-        completing.append(threading.get_native_id())
-        return time.perf_counter()
-
-    running = send_away(network(ir.dummy(), tmp_path))
-    monkeypatch.setattr(slot_module, "perf_counter", now)
-    await running.infer([ONES])
-    (thread,) = completing
-    nice = os.getpriority(os.PRIO_PROCESS, os.getpid())
-    assert (thread, os.getpriority(os.PRIO_PROCESS, thread)) != (os.getpid(), nice)
-    assert os.getpriority(os.PRIO_PROCESS, thread) == min(nice + 7, 19)
 
 
 async def test_empty_tensor_of_strings_stays_empty(tmp_path: Path) -> None:
