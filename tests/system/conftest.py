@@ -31,9 +31,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """List the tests that ran a second time."""
+    """List the tests that ran a second time, with the end of the first failure."""
     for report in terminalreporter.stats.get("rerun", ()):
-        terminalreporter.write_line(f"RERUN {report.nodeid}")
+        terminalreporter.write_line(f"RERUN {report.nodeid}\n{report.longreprtext[-1500:]}")
 
 
 @pytest.fixture(scope="session")
