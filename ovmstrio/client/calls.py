@@ -29,6 +29,7 @@ from ovmstrio.client.api import (
     StreamRequest,
     TensorInfo,
     Value,
+    to_array,
     to_raw_tensor,
 )
 from ovmstrio.client.chat import ChatAnswer, ChatDelta, read_answer, read_delta, text_of_error
@@ -68,6 +69,14 @@ class ClientCall(Generic[T]):
 
 def _tensors(inputs: Mapping[str, Value], datatypes: Mapping[str, str] | None) -> list[RawTensor]:
     return [to_raw_tensor(name, value, (datatypes or {}).get(name)) for name, value in inputs.items()]
+
+
+def _json(document: Mapping[str, Any]) -> bytes:
+    """Encode a body; raises ``InvalidRequest`` if JSON cannot represent it."""
+    try:
+        return orjson.dumps(document)
+    except TypeError as error:
+        raise InvalidRequest(f"the request cannot be written as JSON: {error}") from None
 
 
 def retry_seconds(headers: Mapping[str, str]) -> float | None:
@@ -243,7 +252,10 @@ class GrpcCalls:
         return read
 
     def _call(self, method: str, read: Callable[[Any], T], **fields: Any) -> ClientCall[T]:
-        request = self._messages.message_class(f"inference.{method}Request")(**fields)
+        try:
+            request = self._messages.message_class(f"inference.{method}Request")(**fields)
+        except (ValueError, TypeError) as error:
+            raise InvalidRequest(f"a request cannot be written as a message: {error}") from None
         response_type = self._messages.message_class(f"inference.{method}Response")
         return ClientCall(
             self._head(method),
@@ -293,7 +305,7 @@ class GrpcCalls:
         call = self._call("RepositoryModelLoad", _read_nothing, model_name=model)
         if config is not None:
             request = self._messages.message_class("inference.RepositoryModelLoadRequest")(model_name=model)
-            request.parameters["config"].string_param = orjson.dumps(config).decode()
+            request.parameters["config"].string_param = _json(config).decode()
             call.body = [request.SerializeToString()]
         return call
 
@@ -418,10 +430,7 @@ class RestCalls:
             document["outputs"] = [{"name": name, "parameters": {"binary_data": True}} for name in outputs]
         if request_id:
             document["id"] = request_id
-        try:
-            head = orjson.dumps(document)
-        except TypeError as error:
-            raise InvalidRequest(f"the request cannot be written as JSON: {error}") from None
+        head = _json(document)
         fields = f"Content-Type: {_BINARY}\r\nInference-Header-Content-Length: {len(head)}\r\n"
         return ClientCall(
             self._head("POST", f"{_model_path(model, version)}/infer", fields),
@@ -442,10 +451,7 @@ class RestCalls:
         if request.timestamp is not None:
             parameters[TIMESTAMP] = request.timestamp
         document = inputs | ({"parameters": parameters} if parameters else {})
-        try:
-            return [orjson.dumps(document | ({"id": request.id} if request.id else {}))]
-        except TypeError as error:
-            raise InvalidRequest(f"the request cannot be written as JSON: {error}") from None
+        return [_json(document | ({"id": request.id} if request.id else {}))]
 
     def reply_reader(self) -> Callable[[Buffer], Iterable[StreamReply]]:
         """Return a function that decodes parts of a stream."""
@@ -509,9 +515,9 @@ class RestCalls:
 
     def load(self, model: str, config: Mapping[str, Any] | None) -> ClientCall[None]:
         """Return a load call."""
-        parameters = {} if config is None else {"parameters": {"config": orjson.dumps(config).decode()}}
+        parameters = {} if config is None else {"parameters": {"config": _json(config).decode()}}
         path = f"/v2/repository/models/{_segment(model)}/load"
-        return self._call("POST", path, _read_nothing, orjson.dumps(parameters))
+        return self._call("POST", path, _read_nothing, _json(parameters))
 
     def unload(self, model: str) -> ClientCall[None]:
         """Return an unload call."""
@@ -542,7 +548,7 @@ class RestCalls:
             document: dict[str, Any] = orjson.loads(answer.body)
             return document
 
-        return self._call("POST", "/v2/profile", read, orjson.dumps(parameters))
+        return self._call("POST", "/v2/profile", read, _json(parameters))
 
     def post(self, service: str, body: bytes, content_type: str) -> ClientCall[Posted]:
         """Return a call of a service with its own HTTP paths."""
@@ -556,7 +562,7 @@ class RestCalls:
 
     def chat(self, model: str, messages: Sequence[Any], options: Mapping[str, Any]) -> ClientCall[ChatAnswer]:
         """Return a chat completion."""
-        body = orjson.dumps({"model": model, "messages": list(messages), **options})
+        body = _json({"model": model, "messages": list(messages), **options})
         return self._call(
             "POST", f"{self.api_path}/chat/completions", lambda answer: read_answer(orjson.loads(answer.body)), body
         )
@@ -564,7 +570,7 @@ class RestCalls:
     def chat_stream(self, model: str, messages: Sequence[Any], options: Mapping[str, Any]) -> ClientCall[None]:
         """Return a chat completion whose deltas are streamed."""
         fields = {"model": model, "messages": list(messages), "stream": True, **options}
-        body = orjson.dumps({**fields, "stream_options": {"include_usage": True}})
+        body = _json({**fields, "stream_options": {"include_usage": True}})
         return self._call("POST", f"{self.api_path}/chat/completions", _read_nothing, body)
 
     def chat_models(self) -> ClientCall[list[str]]:
@@ -597,12 +603,15 @@ def single_request(requests: Iterable[StreamRequest]) -> StreamRequest:
 def _segment(name: str) -> str:
     if name in _INVALID_SEGMENTS:
         raise InvalidRequest(f"{name!r} cannot be the name of a model in a URL")
-    return quote(name, safe="")
+    try:
+        return quote(name, safe="")
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"{name!r} cannot be written in a URL: {error}") from None
 
 
 def _model_path(model: str, version: str) -> str:
     path = f"/v2/models/{_segment(model)}"
-    return f"{path}/versions/{quote(version, safe='')}" if version else path
+    return f"{path}/versions/{_segment(version)}" if version else path
 
 
 def _reason(answer: Answer) -> str:
@@ -676,7 +685,7 @@ def _json_value(name: str, value: Value) -> Any:
             return value.decode()
         except UnicodeDecodeError:
             raise InvalidRequest(f"input {name}: expected UTF-8 text over REST, got other bytes; use gRPC") from None
-    array = np.asarray(value)
+    array = to_array(name, value)
     if array.dtype.kind == "U":
         return array.tolist()
     if array.dtype.name not in _JSON_TYPES:
