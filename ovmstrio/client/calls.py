@@ -79,15 +79,6 @@ def _json(document: Mapping[str, Any]) -> bytes:
         raise InvalidRequest(f"the request cannot be written as JSON: {error}") from None
 
 
-def retry_seconds(headers: Mapping[str, str]) -> float | None:
-    """Return after how many seconds the server invites another try; None if it does not."""
-    milliseconds = headers.get("grpc-retry-pushback-ms", "")
-    if milliseconds.isdecimal():
-        return int(milliseconds) / 1000
-    seconds = headers.get("retry-after", "")
-    return int(seconds) if seconds.isdecimal() else None
-
-
 # -- gRPC --------------------------------------------------------------------------------------------------------------
 
 _SERVICE: Final = "inference.GRPCInferenceService"
@@ -140,9 +131,8 @@ class GrpcCalls:
             status = answer.headers.get(":status", "")
             text = f"{self._address} is not a gRPC server (HTTP status {status or 'unknown'})"
             return error_of_grpc(_HTTP_STATUSES.get(status, "UNKNOWN"), text)
-        return error_of_grpc(
-            _STATUS_NAMES.get(answer.status, "UNKNOWN"), unquote(answer.headers.get("grpc-message", ""))
-        )
+        text = unquote(answer.headers.get("grpc-message", ""))
+        return error_of_grpc(_STATUS_NAMES.get(answer.status, "UNKNOWN"), text, answer.headers)
 
     def infer(  # noqa: PLR0917 - the fields of a request
         self,
@@ -400,7 +390,7 @@ class RestCalls:
         """Return the error of an answer; None for a success."""
         if answer.status in _SUCCESSES and answer.status != HTTPStatus.NO_CONTENT:
             return None
-        return error_of_http(answer.status, _reason(answer))
+        return error_of_http(answer.status, _reason(answer), answer.headers)
 
     def infer(  # noqa: PLR0917 - the fields of a request
         self,
