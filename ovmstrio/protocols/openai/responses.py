@@ -223,6 +223,7 @@ class _OutputItems:
         self._top_logprobs = top_logprobs
         self._ended: list[Mapping[str, Any]] = []
         self._open: _Item | None = None
+        self._early_logprobs: Sequence[TokenLogprob] = ()  # of tokens before the first item
 
     def documents(self, status: str = "in_progress") -> list[Mapping[str, Any]]:
         """Return all documents; ``status`` applies to an open last item."""
@@ -234,12 +235,14 @@ class _OutputItems:
             if not isinstance(self._open, _Reasoning):
                 yield from self._open_item(_Reasoning(self._next_place))
             yield from self._delta(piece.reasoning)
-        if piece.text or (piece.logprobs and not piece.calls and not piece.reasoning):
-            if not isinstance(self._open, _Message):
-                yield from self._open_item(_Message(self._next_place, self._top_logprobs))
-            message = self._open
-            assert isinstance(message, _Message)  # noqa: S101 - opened above
-            yield from message.grow(piece.text, piece.logprobs)
+        logprobs = (*self._early_logprobs, *piece.logprobs)
+        if piece.text and not isinstance(self._open, _Message):
+            yield from self._open_item(_Message(self._next_place, self._top_logprobs))
+        if isinstance(self._open, _Message) and not piece.calls and (piece.text or piece.logprobs):
+            yield from self._open.grow(piece.text, logprobs)
+            logprobs = ()
+        # Tokens without text are the beginning of a message, or markers of reasoning and calls, which have none.
+        self._early_logprobs = logprobs if self._open is None else ()
         for delta in piece.calls:
             if not isinstance(self._open, _ToolCall) or self._open.index != delta.index:
                 yield from self._open_item(_ToolCall(self._next_place, delta, self._tools.find(delta.name)))
@@ -249,7 +252,10 @@ class _OutputItems:
     def end(self, status: str) -> Iterator[_Event]:
         """Close the last item and yield its events; an empty response has an empty message."""
         if self._open is None and not self._ended:
-            yield from self._open_item(_Message(0, 0))
+            message = _Message(0, self._top_logprobs)
+            yield from self._open_item(message)
+            if self._early_logprobs:
+                yield from message.grow("", self._early_logprobs)
         yield from self._close_item(status)
 
     @property
