@@ -774,7 +774,7 @@ def _read_allowed(chosen: Fields, read: _ReadTool) -> tuple[str, str, set[str]]:
     if holder is None:
         return "auto", "", set()
     mode = holder.word("mode")
-    if mode not in {"auto", "required"}:
+    if mode not in ("auto", "required"):
         holder.refuse("mode", f"{holder.path('mode')} should be either 'auto' or 'required'", got=shown(mode))
         return "auto", "", set()
     return mode, "", {tool[_FUNCTION]["name"] for given in holder.objects("tools") for tool in read(given)}

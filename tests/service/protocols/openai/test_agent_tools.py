@@ -134,6 +134,14 @@ async def test_a_truncated_call_of_a_custom_tool_has_the_text_so_far(serving: Se
     assert (item["type"], item["status"], item["input"]) == ("custom_tool_call", "incomplete", '{"input": "ab')
 
 
+async def test_a_patch_of_no_known_type_is_an_update(serving: Serving) -> None:
+    for kind in ("move_file", ["create_file"], {}, None):
+        operation = {"type": kind, "path": "a.py", "diff": "+b"}
+        service_of(serving).script = lambda _, call=operation: _calls("apply_patch", {"operation": call})
+        (item,) = (await _post(serving, tools=[TOOLS["apply_patch"]])).json()["output"]
+        assert item["operation"] == operation | {"type": "update_file"}
+
+
 async def test_the_grammar_of_a_custom_tool_is_described_to_the_model(serving: Serving) -> None:
     await _post(serving, tools=[TOOLS["note"]], tool_choice={"type": "custom", "name": "note"})
     prompt = _prompt(serving)
