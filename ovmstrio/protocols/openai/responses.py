@@ -13,14 +13,17 @@ from ovmstrio.core.errors import ErrorList, ServerError
 from ovmstrio.core.generation import Conversation, Finish
 from ovmstrio.protocols.openai.api import DONE
 from ovmstrio.protocols.openai.fields import (
+    NO_TOOLS,
     Fields,
     PromptSize,
+    Tools,
     check_ignored_responses_fields,
     content_text,
     make_request,
     read_max_tokens,
     read_response_format,
     read_role,
+    read_tool_list,
     read_tools,
     read_top_logprobs,
 )
@@ -52,12 +55,12 @@ class _Input(NamedTuple):
     """Messages, and the tools of input items."""
 
     messages: tuple[Mapping[str, Any], ...]
-    tools: tuple[Mapping[str, Any], ...]
+    tools: Tools
 
 
 def _read_input(fields: Fields) -> _Input:
     """Return instructions and input items as messages; tool calls join the preceding assistant message."""
-    tools: list[Mapping[str, Any]] = []
+    tools = NO_TOOLS
     conversation = MessageList()
     instructions = fields.prompt_text("instructions")
     if instructions:
@@ -73,12 +76,14 @@ def _read_input(fields: Fields) -> _Input:
         for item in fields.objects("input", "input is not a string or array", "Input item is not a JSON object"):
             kind = item.word("type")
             if kind == ADDITIONAL_TOOLS:
-                tools += [function for tool in item.objects("tools") for function in read_agent_tool(tool)]
+                further = read_tool_list(item, read_agent_tool)
+                fields_so_far = tools.parameters_fields + further.parameters_fields
+                tools = Tools(tools.tools + further.tools, parameters_fields=fields_so_far)
             elif kind is None or kind == "message":
                 conversation.add({"role": read_role(item), "content": content_text(item, "content")})
             else:
                 conversation.add_item(kind, item)
-    return _Input(tuple(conversation.messages), tuple(tools))
+    return _Input(tuple(conversation.messages), tools)
 
 
 # Output items
@@ -471,13 +476,13 @@ class Responses:
         fields = Fields(document, errors, prompt=PromptSize(limits, "input"))
         max_tokens = read_max_tokens(fields, limits, "max_output_tokens")
         given = _read_input(fields)
-        tools = read_tools(fields, read_agent_tool)
+        tools = read_tools(fields, read_agent_tool, given.tools)
         once = fields.flag("parallel_tool_calls") is False
         text = fields.within("text")
         options = _read_template_options(fields, text)
         prompt = Conversation(
             given.messages,
-            tools.tools if tools.choice == "none" else tools.tools + given.tools,
+            tools.tools,
             tools.choice,
             tools.name,
             options,

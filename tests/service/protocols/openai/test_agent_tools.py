@@ -169,6 +169,18 @@ async def test_tools_of_an_input_item_are_tools_of_the_request(serving: Serving)
     assert call["function"] == {"name": "work__note", "arguments": '{"input": "x"}'}
 
 
+async def test_tools_of_an_input_item_have_places_and_may_be_chosen(serving: Serving) -> None:
+    send = {"type": "function", "name": "send", "parameters": {"type": "object"}, "strict": True}
+    items = [{"role": "user", "content": "go"}, {"type": "additional_tools", "tools": [send, TOOLS["note"]]}]
+    await _post(serving, input=items, tools=[TOOLS["shell"]], tool_choice={"type": "function", "name": "send"})
+    prompt = _prompt(serving)
+    assert (prompt.tool_choice, prompt.tool_name) == ("function", "send")
+    places = ("tools[0].parameters", "input[1].tools[0].parameters", "input[1].tools[1].parameters")
+    assert prompt.parameters_fields == places
+    await _post(serving, input=items, tool_choice="required")
+    assert _prompt(serving).parameters_fields == places[1:]
+
+
 async def test_a_choice_may_name_a_built_in_tool(serving: Serving) -> None:
     document = (await _post(serving, tools=[TOOLS["shell"]], tool_choice={"type": "shell"})).json()
     assert (_prompt(serving).tool_choice, _prompt(serving).tool_name) == ("function", "shell")
