@@ -356,13 +356,13 @@ async def test_leaving_does_not_wait_for_a_dead_caller() -> None:
     first, second = _peers(2)
     blocking = _Blocking()
     async with _running(second, blocking.answer):
-        async with _running(first) as end, trio.open_nursery() as nursery:
-            nursery.start_soon(_expect_not_ready, first)
-            await blocking.has_begun.wait()
-            nursery.start_soon(second.leave, WAIT_SECONDS)
-            await _settle()
-            end()
         with trio.fail_after(WAIT_SECONDS):
+            async with _running(first) as end, trio.open_nursery() as nursery:
+                nursery.start_soon(_expect_not_ready, first)
+                await blocking.has_begun.wait()
+                nursery.start_soon(second.leave, math.inf)
+                await _settle()
+                end()
             await blocking.ended.wait()
 
 

@@ -252,8 +252,10 @@ async def test_node_that_holds_the_interpreter_is_unloaded(tmp_path: Path) -> No
             nursery.start_soon(node.run_once, b"lock")
             await trio.testing.wait_all_tasks_blocked(0.1)
             nursery.cancel_scope.cancel()
+        (pid,) = node.resources.code.code.pids
         with capture_logs(), trio.fail_after(WAIT_SECONDS):
             await node.resources.aclose()
+        assert not is_at_work(pid)
 
 
 async def test_failed_restart_is_reported_until_the_file_is_valid(tmp_path: Path) -> None:
