@@ -678,7 +678,7 @@ class GraphServable:
         with _Observed(self._hooks, "ModelInferStream", instance), receive:
             async with trio.open_nursery() as nursery:
                 try:
-                    await nursery.start(_run, instance, send)
+                    await nursery.start(_run, instance, sink, send)
                     stream: GraphStream[_T] = GraphStream(
                         instance, sink, receive, reader=self._reader, timestamps=self._timestamps
                     )
@@ -798,11 +798,12 @@ class _Observed:
 
 async def _run(
     instance: GraphInstance,
+    sink: ReplyChannelSink[_T],
     send: trio.MemorySendChannel[_T | StreamProblem],
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run a stream's instance until it has finished, then close the reply channel."""
+    """Run a stream's instance until it has finished and all its replies are in the channel, then close the channel."""
     started = False
     async with send:
         try:
@@ -813,6 +814,8 @@ async def _run(
         except Exception:
             if not started:
                 raise
+        # A failure cancels the nodes that wait for room, and their replies precede it.
+        await sink.wait_room()
 
 
 def _describe(refs: Sequence[StreamRef]) -> tuple[TensorSpec, ...]:

@@ -346,12 +346,17 @@ class WorkerProcess:
             raise
 
     async def _run_process(self, on_exit: Callable[[], Awaitable[None]], *, task_status: trio.TaskStatus[None]) -> None:
-        lifeline, kept_open = os.pipe()
         try:
-            server_socket, program_socket = packet_pair()
+            lifeline, kept_open = os.pipe()
+            try:
+                server_socket, program_socket = packet_pair()
+            except OSError:
+                os.close(lifeline)
+                os.close(kept_open)
+                raise
         except OSError:
-            os.close(lifeline)
-            os.close(kept_open)
+            self.is_retired = True
+            self.ended.set()
             raise
         channel = self._channel = MessageChannel(server_socket)
         try:

@@ -103,6 +103,14 @@ def run_ovms(*arguments: str, timeout: float = 60) -> subprocess.CompletedProces
     )
 
 
+def is_at_work(pid: int) -> bool:
+    """Return whether a process runs; one that has ended and was not waited for does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def is_resource_tracker(process: psutil.Process) -> bool:
     try:
         return any("multiprocessing.resource_tracker" in part for part in process.cmdline())

@@ -23,7 +23,14 @@ from ovmstrio.isolation.user_code import AbandonableLoopCalls, UserCodeRaisedErr
 from ovmstrio.ops.executor import failures
 from ovmstrio.ops.executor.channel import Result, Sample, StageCallback
 from ovmstrio.ops.executor.failures import OpFailure
-from ovmstrio.ops.messages import LOD_SUFFIX, ChannelData, ChannelDataType, CustomExceptionCode, holds_arrays
+from ovmstrio.ops.messages import (
+    LOD_SUFFIX,
+    ChannelData,
+    ChannelDataType,
+    CustomExceptionCode,
+    code_number,
+    holds_arrays,
+)
 from ovmstrio.ops.observing.hooks import Span, Stage
 from ovmstrio.ops.observing.log_files import SAMPLES, current_samples, log_fields_of
 from ovmstrio.ops.op import Op
@@ -431,8 +438,8 @@ class _Run:
         returned = await self._instance.attempt(feed, self._samples[0].data_id)
         if isinstance(returned, tuple) and len(returned) == _TUPLE_LENGTH:
             returned, code, info = returned
-            if code:
-                raise failures.returned_failure(self._name, int(code), info)
+            if code is not None and (number := code_number(code)):
+                raise failures.returned_failure(self._name, number, info)
         if not isinstance(returned, dict):
             text = f"process should return a dict, got {type(returned).__name__}"
             raise UserCodeRaisedError(TypeError(text))

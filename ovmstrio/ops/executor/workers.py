@@ -290,7 +290,7 @@ class ProcessWorker:
 
         Raises ConfigError if the Op cannot be created or the process exits, OSError if the process cannot be started.
         """
-        process = WorkerProcess(_PROGRAM, log_fields=self._log_fields)
+        process = WorkerProcess(_PROGRAM, kills_group=True, log_fields=self._log_fields)
         buried = partial(self._process_exited, process)
         try:
             problem = await process.start(self._nursery, self._first_request(), on_exit=buried)

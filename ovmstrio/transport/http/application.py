@@ -481,8 +481,11 @@ class _Application(QuartTrio):
     async def _answer(self, route: Route, http_request: HttpRequest) -> HttpAnswer:
         state: Any = request.scope["state"]
         request.body_timeout = max(0, state[RECEIVE_UNTIL] - trio.current_time())
-        refusal = await self.router.admit(route, http_request)
-        request.scope[_CALLER] = current_caller.get()  # type: ignore[typeddict-unknown-key]
+        try:
+            refusal = await self.router.admit(route, http_request)
+        finally:
+            # Also for a client that has left while its request waited for admission.
+            request.scope[_CALLER] = current_caller.get()  # type: ignore[typeddict-unknown-key]
         if refusal is not None:
             return refusal
         request.scope[_PLACE] = current_ticket.get()  # type: ignore[typeddict-unknown-key]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -29,6 +30,10 @@ from tests.support.scripted_worker import PROGRAM
 from tests.support.waits import WAIT_SECONDS, until_async
 
 
+def _descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 @asynccontextmanager
 async def _started_worker(**options: Any) -> AsyncIterator[WorkerProcess]:
     process = WorkerProcess(PROGRAM, **options)
@@ -47,6 +52,22 @@ async def _started_worker(**options: Any) -> AsyncIterator[WorkerProcess]:
 def _signal(process: WorkerProcess, number: int) -> None:
     assert process.pid is not None
     os.kill(process.pid, number)
+
+
+@pytest.mark.parametrize("function", ["os.pipe", "packet_pair", "start_program"])
+async def test_process_that_cannot_be_started_has_ended(monkeypatch: pytest.MonkeyPatch, function: str) -> None:
+    def refuse(*_: object, **__: object) -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    process = WorkerProcess(PROGRAM)
+    files = _descriptors()
+    monkeypatch.setattr(f"ovmstrio.isolation.worker_process.{function}", refuse)
+    async with trio.open_nursery() as nursery:
+        with pytest.raises(OSError, match="Too many open files"):
+            await process.start(nursery, "work")
+    assert process.is_retired
+    assert process.ended.is_set()
+    assert _descriptors() == files
 
 
 async def test_answers_arrive_in_any_order() -> None:

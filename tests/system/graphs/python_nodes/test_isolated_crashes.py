@@ -21,6 +21,7 @@ from ovmstrio.isolation.isolated_code import CodeWorker, IsolatedCode, Isolation
 from ovmstrio.isolation.worker_process import WorkerExited
 from tests.support.graph_nodes import Node, Nodes, Opened, make_node, nodes
 from tests.support.graphs import handler
+from tests.support.processes import is_at_work
 from tests.support.scripted_worker import PROGRAM
 from tests.support.waits import WAIT_SECONDS, until_async
 
@@ -226,13 +227,6 @@ async def test_forked_child_that_returns_ends(tmp_path: Path) -> None:
             ((_, _, child),) = await node.run_once()
             assert int(child)
             await until_async(lambda: not is_at_work(int(child)))  # noqa: B023 - awaited here
-
-
-def is_at_work(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 @pytest.mark.parametrize("action", ["loop", "lock"])
