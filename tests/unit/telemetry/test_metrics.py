@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import os
 import re
+import resource
 import threading
 from collections import Counter as Counted
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -195,6 +198,23 @@ def test_process_metrics_are_read_at_each_scrape(metrics: Metrics) -> None:
     text = metrics.render(["process_cpu_seconds", "process_resident_memory_bytes"]).decode()
     names = {line.split()[0] for line in text.splitlines() if line[0] != "#"}
     assert names == {"process_resident_memory_bytes", "process_cpu_seconds_total"}
+
+
+def test_a_process_without_free_descriptors_has_metrics(metrics: Metrics) -> None:
+    metrics.render()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as taken:
+        taken.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        limit = os.dup(0) + 1
+        taken.callback(os.close, limit - 1)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        # Descriptors below the limit may be free.
+        with suppress(OSError):
+            while True:
+                taken.callback(os.close, os.dup(0))
+        samples = _samples(metrics)
+    assert samples["process_open_fds", frozenset()] == samples["process_max_fds", frozenset()] == limit
+    assert ("process_resident_memory_bytes", frozenset()) not in samples
 
 
 def test_batches_are_two_histograms_of_models_with_batching(metrics: Metrics) -> None:
