@@ -433,6 +433,27 @@ def test_counters_of_an_ended_process_are_kept_and_gauges_are_not() -> None:
     assert sum_metrics([text, counted]).splitlines()[5] == b'b_total{x="1"} 4.0'
 
 
+@pytest.mark.parametrize("is_open", [False, True])
+@pytest.mark.parametrize(
+    "name", ["ovmstrio_requests", "ovmstrio_requests_total", "ovms_request_time_us_bucket", "ovms_request_time_us_sum"]
+)
+def test_counts_of_an_ended_process_are_selected_as_those_of_a_running_one(name: str, *, is_open: bool) -> None:
+    metrics = Metrics()
+    _infer(metrics)
+    running = metrics.render([name], is_open=is_open)
+    ended = select_families(without_gauges(metrics.render(is_open=is_open)), [name])
+    assert [each for each in ended.splitlines() if each.startswith(b"ovm")] == [
+        each for each in running.splitlines() if each.startswith(b"ovm")
+    ]
+    assert name.encode() in ended
+
+
+@pytest.mark.parametrize("family", ["process_open_fds", "process_max_fds"])
+def test_descriptors_are_those_of_the_process_with_the_most(family: str) -> None:
+    texts = [_page(family, "gauge", [f"{family} {number}.0"]).encode() for number in (90, 1000)]
+    assert sum_metrics(texts).decode() == _page(family, "gauge", [f"{family} 1000.0"])
+
+
 LABELS = ("name", "version")
 SPREAD = Family("took_us", "histogram", LABELS, "How long.", buckets=(10.0, 18.0, 32.5))
 COUNTED = Family("asked", "counter", LABELS, "How often.")
