@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import os
 import re
+import resource
 import threading
 from collections import Counter as Counted
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -195,6 +198,23 @@ def test_process_metrics_are_read_at_each_scrape(metrics: Metrics) -> None:
     text = metrics.render(["process_cpu_seconds", "process_resident_memory_bytes"]).decode()
     names = {line.split()[0] for line in text.splitlines() if line[0] != "#"}
     assert names == {"process_resident_memory_bytes", "process_cpu_seconds_total"}
+
+
+def test_a_process_without_free_descriptors_has_metrics(metrics: Metrics) -> None:
+    metrics.render()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as taken:
+        taken.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        limit = os.dup(0) + 1
+        taken.callback(os.close, limit - 1)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        # Descriptors below the limit may be free.
+        with suppress(OSError):
+            while True:
+                taken.callback(os.close, os.dup(0))
+        samples = _samples(metrics)
+    assert samples["process_open_fds", frozenset()] == samples["process_max_fds", frozenset()] == limit
+    assert ("process_resident_memory_bytes", frozenset()) not in samples
 
 
 def test_batches_are_two_histograms_of_models_with_batching(metrics: Metrics) -> None:
@@ -411,6 +431,27 @@ def test_counters_of_an_ended_process_are_kept_and_gauges_are_not() -> None:
     assert counted == text[text.index(b"# HELP b_total") :]
     assert select_families(counted, ["b"]) == counted[: counted.index(b"# HELP c")]
     assert sum_metrics([text, counted]).splitlines()[5] == b'b_total{x="1"} 4.0'
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+@pytest.mark.parametrize(
+    "name", ["ovmstrio_requests", "ovmstrio_requests_total", "ovms_request_time_us_bucket", "ovms_request_time_us_sum"]
+)
+def test_counts_of_an_ended_process_are_selected_as_those_of_a_running_one(name: str, *, is_open: bool) -> None:
+    metrics = Metrics()
+    _infer(metrics)
+    running = metrics.render([name], is_open=is_open)
+    ended = select_families(without_gauges(metrics.render(is_open=is_open)), [name])
+    assert [each for each in ended.splitlines() if each.startswith(b"ovm")] == [
+        each for each in running.splitlines() if each.startswith(b"ovm")
+    ]
+    assert name.encode() in ended
+
+
+@pytest.mark.parametrize("family", ["process_open_fds", "process_max_fds"])
+def test_descriptors_are_those_of_the_process_with_the_most(family: str) -> None:
+    texts = [_page(family, "gauge", [f"{family} {number}.0"]).encode() for number in (90, 1000)]
+    assert sum_metrics(texts).decode() == _page(family, "gauge", [f"{family} 1000.0"])
 
 
 LABELS = ("name", "version")
