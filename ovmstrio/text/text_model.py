@@ -568,6 +568,9 @@ class TextModel(HostedService):
 
     async def tokenize_conversation(self, conversation: Conversation) -> TokenRow:
         """Return the tokens of a prompt, as :meth:`PromptTokenizer.tokenize_conversation`."""
+        if not conversation.has_loaded_images:
+            async with self._media.loading(conversation) as loaded:
+                return await self.tokenize_conversation(loaded)
         async with self._swap.using() as successor:
             if successor is not None:
                 return await successor.tokenize_conversation(conversation)
