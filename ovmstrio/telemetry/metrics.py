@@ -693,7 +693,8 @@ class Metrics(Meters):
             lines += render_with_old_name(family.row, family.samples, wanted, is_open=is_open)
         generate = generate_open if is_open else generate_latest
         own: bytes = generate(self._services.restricted(wanted))
-        return "".join(f"{line}\n" for line in lines).encode() + own
+        # Names of files, which services may have, may not be UTF-8.
+        return "".join(f"{line}\n" for line in lines).encode(errors="replace") + own
 
 
 class NodeMetrics(NodeHooks):

@@ -1,12 +1,9 @@
 from __future__ import annotations
 
-import os
 import re
-import resource
 import threading
 from collections import Counter as Counted
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -49,6 +46,7 @@ from ovmstrio.telemetry.loop_utilization import current_loop_utilization
 from ovmstrio.telemetry.metrics import MetricFamily, Metrics, render_family
 from ovmstrio.telemetry.process_metrics import MemoryGrowthMeter
 from ovmstrio.text.text_metrics import CANCELLED, TextMetrics
+from tests.support.descriptors import without_free_descriptors
 from tests.support.waits import WAIT_SECONDS
 
 CALL = {"name": "m", "api": "KServe", "interface": "gRPC", "version": "1", "method": "ModelInfer"}
@@ -97,6 +95,11 @@ def test_each_api_has_its_own_methods_which_a_loaded_version_shows_at_zero(metri
     assert _value(metrics, "ovms_requests_success", CALL) == 0
     assert _value(metrics, "ovms_request_time_us_count", MODEL, interface="gRPC") == 1
     assert _value(metrics, "ovms_current_requests", MODEL) == 0
+
+
+def test_names_that_are_no_utf8_do_not_stop_the_scrape(metrics: Metrics) -> None:
+    metrics.servable("m\udcff", "1")
+    assert _value(metrics, "ovms_current_requests", name="m?", version="1") == 0
 
 
 def test_each_outcome_moves_its_own_counter(metrics: Metrics) -> None:
@@ -202,16 +205,7 @@ def test_process_metrics_are_read_at_each_scrape(metrics: Metrics) -> None:
 
 def test_a_process_without_free_descriptors_has_metrics(metrics: Metrics) -> None:
     metrics.render()
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with ExitStack() as taken:
-        taken.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
-        limit = os.dup(0) + 1
-        taken.callback(os.close, limit - 1)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-        # Descriptors below the limit may be free.
-        with suppress(OSError):
-            while True:
-                taken.callback(os.close, os.dup(0))
+    with without_free_descriptors() as limit:
         samples = _samples(metrics)
     assert samples["process_open_fds", frozenset()] == samples["process_max_fds", frozenset()] == limit
     assert ("process_resident_memory_bytes", frozenset()) not in samples
