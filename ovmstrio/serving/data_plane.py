@@ -373,7 +373,7 @@ class DataPlane:
 
     @property
     def is_shutting_down(self) -> bool:
-        """Whether the server drains, and not only this worker of it."""
+        """True if the server drains, and not only this worker of it."""
         return self._not_serving == DRAINING
 
     def begin_serving(self) -> None:

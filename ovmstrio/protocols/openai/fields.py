@@ -713,29 +713,28 @@ _UNNAMED_TOOLS: Final = ("local_shell", "shell", "apply_patch")
 """Types of the Responses API's tools without names of their own: the type is the name."""
 
 
-class _Tools(NamedTuple):
+class Tools(NamedTuple):
     """Tools and tool choice, as in ``Conversation``."""
 
-    tools: tuple[Mapping[str, Any], ...]
-    choice: str
-    name: str
+    tools: tuple[Mapping[str, Any], ...] = ()
+    choice: str = "auto"
+    name: str = ""
     parameters_fields: tuple[str, ...] = ()
 
+
+NO_TOOLS: Final = Tools()
 
 _ReadTool: TypeAlias = "Callable[[Fields], Sequence[Mapping[str, Any]]]"
 """Reads the functions of one tool."""
 
 
-def read_tools(fields: Fields, read: _ReadTool = lambda tool: (read_function_tool(tool),)) -> _Tools:
-    """Return the tools; none if the choice forbids calls."""
+def read_tools(
+    fields: Fields, read: _ReadTool = lambda tool: (read_function_tool(tool),), more: Tools = NO_TOOLS
+) -> Tools:
+    """Return the tools, followed by ``more``; none if the choice forbids calls."""
     choice, name, allowed = _read_choice(fields, read)
-    tools: tuple[Mapping[str, Any], ...] = ()
-    places: tuple[str, ...] = ()
-    for tool in fields.objects("tools", "Tools are not an array", "Tool is not a JSON object"):
-        functions = tuple(read(tool))
-        tools += functions
-        place = tool.path("function.parameters" if tool.get(_FUNCTION) is not None else "parameters")
-        places += (place,) * len(functions)
+    listed = read_tool_list(fields, read)
+    tools, places = listed.tools + more.tools, listed.parameters_fields + more.parameters_fields
     if allowed is not None:
         for unknown in sorted(allowed - {tool[_FUNCTION]["name"] for tool in tools}):
             problem = "tool_choice allows a function that is not among the tools"
@@ -743,12 +742,24 @@ def read_tools(fields: Fields, read: _ReadTool = lambda tool: (read_function_too
         kept = [(tool, place) for tool, place in zip(tools, places, strict=True) if tool[_FUNCTION]["name"] in allowed]
         tools, places = tuple(tool for tool, _ in kept), tuple(place for _, place in kept)
     if choice == "none":
-        return _Tools((), choice, "")
+        return Tools(choice=choice)
     if not tools and choice in {"required", _FUNCTION}:
         fields.refuse("tool_choice", "tool_choice is only allowed when tools are specified")
     elif name and name not in {tool[_FUNCTION]["name"] for tool in tools}:
         fields.refuse("tool_choice", "tool_choice.function.name is not among the tools", got=shown(name))
-    return _Tools(tools, choice, name, places)
+    return Tools(tools, choice, name, places)
+
+
+def read_tool_list(fields: Fields, read: _ReadTool) -> Tools:
+    """Return the functions of the field ``tools``, and the fields of their parameters."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    places: tuple[str, ...] = ()
+    for tool in fields.objects("tools", "Tools are not an array", "Tool is not a JSON object"):
+        functions = tuple(read(tool))
+        tools += functions
+        place = tool.path("function.parameters" if tool.get(_FUNCTION) is not None else "parameters")
+        places += (place,) * len(functions)
+    return Tools(tools, parameters_fields=places)
 
 
 def _read_choice(fields: Fields, read: _ReadTool) -> tuple[str, str, set[str] | None]:
@@ -774,7 +785,7 @@ def _read_allowed(chosen: Fields, read: _ReadTool) -> tuple[str, str, set[str]]:
     if holder is None:
         return "auto", "", set()
     mode = holder.word("mode")
-    if mode not in {"auto", "required"}:
+    if mode not in ("auto", "required"):
         holder.refuse("mode", f"{holder.path('mode')} should be either 'auto' or 'required'", got=shown(mode))
         return "auto", "", set()
     return mode, "", {tool[_FUNCTION]["name"] for given in holder.objects("tools") for tool in read(given)}

@@ -196,7 +196,7 @@ def _shell(text: str) -> Mapping[str, Any]:
 def _apply_patch(text: str) -> Mapping[str, Any]:
     found = _arguments(text).get("operation")
     given = found if isinstance(found, dict) else {}
-    kind = given.get("type") if given.get("type") in {"create_file", "delete_file"} else "update_file"
+    kind = given.get("type") if given.get("type") in ("create_file", "delete_file") else "update_file"
     operation = {"type": kind, "path": str(given.get("path") or "")}
     return {"operation": operation if kind == "delete_file" else {**operation, "diff": str(given.get("diff") or "")}}
 
@@ -306,14 +306,16 @@ class MessageList:
 
     def add_item(self, kind: Any, item: Fields) -> None:
         """Add an item other than a message."""
-        if kind in _CALLS:
+        if not isinstance(kind, str):
+            item.refuse("type", "Unsupported input item type", got=shown(kind))
+        elif kind in _CALLS:
             self._add_call(item, *_CALLS[kind](item))
         elif kind in _OUTPUTS:
             call_id = item.prompt_text("call_id") or item.prompt_text("id") or ""
             self.add({"role": "tool", "tool_call_id": call_id, "content": _OUTPUTS[kind](item)})
         elif kind == "reasoning":
             self._reasoning = "\n".join(filter(None, (self._reasoning, _reasoning_text(item))))
-        elif not isinstance(kind, str) or kind not in _IGNORED_ITEMS:
+        elif kind not in _IGNORED_ITEMS:
             item.refuse("type", "Unsupported input item type", got=shown(kind))
 
     def _add_call(self, item: Fields, name: str, arguments: str) -> None:

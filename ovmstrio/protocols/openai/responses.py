@@ -13,14 +13,17 @@ from ovmstrio.core.errors import ErrorList, ServerError
 from ovmstrio.core.generation import Conversation, Finish
 from ovmstrio.protocols.openai.api import DONE
 from ovmstrio.protocols.openai.fields import (
+    NO_TOOLS,
     Fields,
     PromptSize,
+    Tools,
     check_ignored_responses_fields,
     content_text,
     make_request,
     read_max_tokens,
     read_response_format,
     read_role,
+    read_tool_list,
     read_tools,
     read_top_logprobs,
 )
@@ -52,16 +55,15 @@ class _Input(NamedTuple):
     """Messages, and the tools of input items."""
 
     messages: tuple[Mapping[str, Any], ...]
-    tools: tuple[Mapping[str, Any], ...]
+    tools: Tools
 
 
 def _read_input(fields: Fields) -> _Input:
     """Return instructions and input items as messages; tool calls join the preceding assistant message."""
-    tools: list[Mapping[str, Any]] = []
+    tools = NO_TOOLS
     conversation = MessageList()
     instructions = fields.prompt_text("instructions")
-    if instructions:
-        conversation.add({"role": "system", "content": instructions})
+    system = [instructions] if instructions else []
     given = fields.get("input")
     if given is None:
         fields.refuse("input", "input missing in request", code="missing_required_parameter")
@@ -73,12 +75,20 @@ def _read_input(fields: Fields) -> _Input:
         for item in fields.objects("input", "input is not a string or array", "Input item is not a JSON object"):
             kind = item.word("type")
             if kind == ADDITIONAL_TOOLS:
-                tools += [function for tool in item.objects("tools") for function in read_agent_tool(tool)]
+                further = read_tool_list(item, read_agent_tool)
+                fields_so_far = tools.parameters_fields + further.parameters_fields
+                tools = Tools(tools.tools + further.tools, parameters_fields=fields_so_far)
             elif kind is None or kind == "message":
-                conversation.add({"role": read_role(item), "content": content_text(item, "content")})
+                message = {"role": read_role(item), "content": content_text(item, "content")}
+                if system and message["role"] == "system" and not conversation.messages:
+                    system.append(message["content"])
+                else:
+                    conversation.add(message)
             else:
                 conversation.add_item(kind, item)
-    return _Input(tuple(conversation.messages), tuple(tools))
+    # Many chat templates refuse or drop a second system message.
+    first = [{"role": "system", "content": "\n\n".join(system)}] if system else []
+    return _Input((*first, *conversation.messages), tools)
 
 
 # Output items
@@ -223,6 +233,7 @@ class _OutputItems:
         self._top_logprobs = top_logprobs
         self._ended: list[Mapping[str, Any]] = []
         self._open: _Item | None = None
+        self._early_logprobs: Sequence[TokenLogprob] = ()  # of tokens before the first item
 
     def documents(self, status: str = "in_progress") -> list[Mapping[str, Any]]:
         """Return all documents; ``status`` applies to an open last item."""
@@ -234,12 +245,14 @@ class _OutputItems:
             if not isinstance(self._open, _Reasoning):
                 yield from self._open_item(_Reasoning(self._next_place))
             yield from self._delta(piece.reasoning)
-        if piece.text or (piece.logprobs and not piece.calls and not piece.reasoning):
-            if not isinstance(self._open, _Message):
-                yield from self._open_item(_Message(self._next_place, self._top_logprobs))
-            message = self._open
-            assert isinstance(message, _Message)  # noqa: S101 - opened above
-            yield from message.grow(piece.text, piece.logprobs)
+        logprobs = (*self._early_logprobs, *piece.logprobs)
+        if piece.text and not isinstance(self._open, _Message):
+            yield from self._open_item(_Message(self._next_place, self._top_logprobs))
+        if isinstance(self._open, _Message) and not piece.calls and (piece.text or piece.logprobs):
+            yield from self._open.grow(piece.text, logprobs)
+            logprobs = ()
+        # Tokens without text are the beginning of a message, or markers of reasoning and calls, which have none.
+        self._early_logprobs = logprobs if self._open is None else ()
         for delta in piece.calls:
             if not isinstance(self._open, _ToolCall) or self._open.index != delta.index:
                 yield from self._open_item(_ToolCall(self._next_place, delta, self._tools.find(delta.name)))
@@ -249,7 +262,10 @@ class _OutputItems:
     def end(self, status: str) -> Iterator[_Event]:
         """Close the last item and yield its events; an empty response has an empty message."""
         if self._open is None and not self._ended:
-            yield from self._open_item(_Message(0, 0))
+            message = _Message(0, self._top_logprobs)
+            yield from self._open_item(message)
+            if self._early_logprobs:
+                yield from message.grow("", self._early_logprobs)
         yield from self._close_item(status)
 
     @property
@@ -465,13 +481,13 @@ class Responses:
         fields = Fields(document, errors, prompt=PromptSize(limits, "input"))
         max_tokens = read_max_tokens(fields, limits, "max_output_tokens")
         given = _read_input(fields)
-        tools = read_tools(fields, read_agent_tool)
+        tools = read_tools(fields, read_agent_tool, given.tools)
         once = fields.flag("parallel_tool_calls") is False
         text = fields.within("text")
         options = _read_template_options(fields, text)
         prompt = Conversation(
             given.messages,
-            tools.tools if tools.choice == "none" else tools.tools + given.tools,
+            tools.tools,
             tools.choice,
             tools.name,
             options,
@@ -505,7 +521,7 @@ class Responses:
         check_ignored_responses_fields(fields)
         # The response repeats this object, so check its size.
         fields.mapping("text")
-        errors.tell()
+        errors.raise_if_any()
         return ParsedRequest((request,))
 
     def response_builder(self, body: Body, parsed: ParsedRequest) -> _ResponseBuilder:

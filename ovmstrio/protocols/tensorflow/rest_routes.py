@@ -379,7 +379,7 @@ class _InputReader:
         for name, value in values.items():
             with errors:
                 inputs.append(self.read(name, value))
-        errors.tell()
+        errors.raise_if_any()
         return inputs
 
     def read(self, name: str, value: Any) -> InferInput:

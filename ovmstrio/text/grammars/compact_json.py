@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from ovmstrio.core.generation import Grammar, GrammarKind
-from ovmstrio.text.grammars.schemas import read_json, resolve_reference, with_integer_bounds
+from ovmstrio.text.grammars.schemas import kinds_of, read_json, resolve_reference, with_integer_bounds
 
 # ----------------------------------------------------------------------
 # Number ranges
@@ -263,9 +263,7 @@ class _RuleWriter:
         return self._references[reference]
 
     def _typed(self, schema: Mapping[str, Any]) -> str:
-        kinds = schema.get("type") or _implied(schema)
-        kinds = kinds if isinstance(kinds, list) else [kinds]
-        return " | ".join(self._of_type(kind, schema) for kind in kinds)
+        return " | ".join(self._of_type(kind, schema) for kind in kinds_of(schema) or [""])
 
     def _of_type(self, kind: str, schema: Mapping[str, Any]) -> str:
         match kind:
@@ -390,12 +388,6 @@ class _RuleWriter:
     def _pair(self, name: str | None, value: Any) -> str:
         key = self._use_value_rule("string") if name is None else _literal(name)
         return f"{key} {self._use_value_rule('colon')} {self._inner(value)}"
-
-
-def _implied(schema: Mapping[str, Any]) -> str:
-    if schema.keys() & {"properties", "additionalProperties"}:
-        return "object"
-    return "array" if schema.keys() & {"items", "prefixItems"} else ""
 
 
 def _count(minimum: int, maximum: int | None) -> str:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NoReturn
+from urllib.parse import unquote
 
 from ovmstrio.text.grammars.limits import MAX_GRAMMAR_CHARACTERS, GrammarRefused, check_pattern, check_repetition
 from ovmstrio.util.truncation import cut
@@ -47,11 +49,7 @@ def _targets(root: Any) -> dict[str, Any]:
         if isinstance(part, Mapping):
             reference = part.get("$ref")
             if isinstance(reference, str) and reference not in found:
-                target = root
-                for key in reference.removeprefix("#").split("/"):
-                    if key:
-                        target = target.get(key, True) if isinstance(target, Mapping) else True
-                found[reference] = target
+                found[reference] = target = resolve_reference(root, reference)
                 left.append(target)
             left.extend(_parts(part))
     return found
@@ -81,13 +79,10 @@ def _ends(schema: Any, finite: set[str]) -> bool:
             return any(_ends(choice, finite) for choice in schema[keyword])
     if "allOf" in schema:
         return _ends(schema["allOf"][0], finite)
-    kinds = schema.get("type", [])
-    kinds = kinds if isinstance(kinds, list) else [kinds]
-    if any(kind not in {"object", "array"} for kind in kinds):
+    kinds = kinds_of(schema)
+    if not kinds or any(kind not in {"object", "array"} for kind in kinds):
         return True
-    return (("object" in kinds or not kinds) and _object_ends(schema, finite)) or (
-        ("array" in kinds or not kinds) and _array_ends(schema, finite)
-    )
+    return ("object" in kinds and _object_ends(schema, finite)) or ("array" in kinds and _array_ends(schema, finite))
 
 
 def _object_ends(schema: Mapping[str, Any], finite: set[str]) -> bool:
@@ -136,7 +131,7 @@ _SHAPES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
     **dict.fromkeys(_LISTED_SCHEMAS, (lambda value: isinstance(value, list) and value != [], "a list of schemas")),
     **dict.fromkeys((*_BOUNDS, "multipleOf"), (_is_number, "a number")),
     **dict.fromkeys(_COUNTS, (lambda value: _is_number(value) and value == int(value) >= 0, "an integer from 0")),
-    **dict.fromkeys(("pattern", "$ref"), (lambda value: isinstance(value, str), "a string")),
+    **dict.fromkeys(("pattern", "format", "$ref"), (lambda value: isinstance(value, str), "a string")),
     "enum": (lambda value: isinstance(value, list) and value != [], "a list of values"),
     "required": (
         lambda value: isinstance(value, list) and all(isinstance(each, str) for each in value),
@@ -161,8 +156,8 @@ def _schema_parts(root: Any) -> Iterator[tuple[Any, str]]:
                 parts.append((value, f"{path}.{word}"))
 
 
-def check_shape(schema: Any, expected_type: str) -> None:
-    """Check that a schema is one, of a type; it need not be supported, and null counts as absent.
+def check_shape(schema: Any, expected_type: str = "") -> None:
+    """Check that a schema is one, of a type if one is expected; it need not be supported, and null counts as absent.
 
     Raises:
         GrammarRefused: a part has a value of a wrong type.
@@ -174,7 +169,7 @@ def check_shape(schema: Any, expected_type: str) -> None:
             is_valid, expected = _SHAPES.get(word, (None, ""))
             if is_valid is not None and value is not None and not is_valid(value):
                 _refuse(f"{path}.{word}", f"expected {expected}, got {_shown(value)}")
-    kinds = schema.get("type")
+    kinds = schema.get("type") if expected_type else None
     if kinds is not None and expected_type not in (kinds if isinstance(kinds, list) else [kinds]):
         _refuse("$.type", f'expected "{expected_type}", got {_shown(kinds)}')
 
@@ -184,7 +179,7 @@ _NOT_IMPOSED: Final = (
     *("$recursiveRef", "contains", "minContains", "maxContains", "uniqueItems", "multipleOf"),
 )
 _LENGTHS: Final = ("minLength", "maxLength")
-_NEIGHBOURS: Final = (*_SHAPES.keys() - {"$defs", "definitions"}, "const", *_SINGLE_SCHEMAS)
+_NEIGHBOURS: Final = (*_SHAPES.keys() - {"$defs", "definitions", "format"}, "const", *_SINGLE_SCHEMAS)
 """Keywords that restrict values."""
 _IMPOSED_ALONE: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(("$ref", "anyOf", "oneOf", "allOf"), _NEIGHBOURS),
@@ -288,9 +283,13 @@ def read_json(text: str, subject: str = "schema") -> Any:
         raise GrammarRefused("", error)
     try:
         text.encode()
-        return json.loads(text)
+        return json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise GrammarRefused("", f"the {subject} is not valid JSON: {error}") from error
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")
 
 
 def check_schema(schema: Any, *, is_strict: bool = False) -> None:
@@ -302,16 +301,34 @@ def check_schema(schema: Any, *, is_strict: bool = False) -> None:
     _SchemaChecker(schema).check()
     check_termination(schema)
     if is_strict:
+        # Values of keywords that the engine ignores next to others are not checked above.
+        check_shape(schema)
         check_imposed(schema)
 
 
 def resolve_reference(root: Any, reference: str) -> Any:
-    """Return the target of a local reference, or None."""
+    """Return the target of a local reference, a JSON pointer (RFC 6901) after ``#``; None if there is none."""
     found = root
-    for part in reference.removeprefix("#").split("/"):
-        if part:
-            found = found.get(part) if isinstance(found, Mapping) else None
+    for part in filter(None, reference.removeprefix("#").split("/")):
+        key = unquote(part).replace("~1", "/").replace("~0", "~")
+        if isinstance(found, Mapping):
+            found = found.get(part, found.get(key))
+        elif isinstance(found, list) and _INDEX.fullmatch(key) and int(key) < len(found):
+            found = found[int(key)]
+        else:
+            return None
     return found
+
+
+_INDEX: Final = re.compile("0|[1-9][0-9]{0,4}")
+
+
+def kinds_of(schema: Mapping[str, Any]) -> list[Any]:
+    """Return the types of a schema, or the one that its keywords imply; empty for any type."""
+    kinds = schema.get("type")
+    if "type" in schema and kinds != []:
+        return kinds if isinstance(kinds, list) else [kinds]
+    return [kind for kind, words in _IMPLIED.items() if any(word in schema for word in words)][:1]
 
 
 def with_integer_bounds(schema: Any) -> Any:
@@ -428,11 +445,7 @@ class _SchemaChecker:
         self._visit(parts[0], f"{path}[0]", depth + 1)
 
     def _typed(self, schema: Mapping[str, Any], path: str, depth: int) -> None:
-        kinds = schema.get("type")
-        if "type" not in schema or kinds == []:
-            implied = [kind for kind, words in _IMPLIED.items() if any(word in schema for word in words)]
-            kinds = implied[0] if implied else []
-        for kind in kinds if isinstance(kinds, list) else [kinds]:
+        for kind in kinds_of(schema):
             if kind not in _TYPES:
                 _refuse(f"{path}.type", f"expected one of {', '.join(_TYPES)}, got {_shown(kind)}")
             if kind == "object":

@@ -84,6 +84,7 @@ _GOOD: Final[Sequence[Grammar]] = (
             {"type": "array", "items": False},
             {"type": "array"},
             {"items": {"type": "boolean"}},
+            {"required": "a"},
             {"type": "string", "format": "date-time"},
             {"type": "string", "format": "of one's own", "minLength": 1, "maxLength": 100000},
             {"type": "string", "pattern": '^[^"\\\\]{1,10}$', "minLength": 1},
@@ -171,6 +172,10 @@ _BAD: Final[Sequence[tuple[Grammar, str]]] = (
     ),
     (_schema({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}), r"at \$: infinite recursion"),
     (_schema({"type": "array", "items": {"$ref": "#"}, "minItems": 1}), "infinite recursion"),
+    (_schema({"properties": {"a": {"$ref": "#"}}, "required": ["a"]}), "infinite recursion"),
+    (_schema({"anyOf": [{"properties": {"a": {"$ref": "#/anyOf/0"}}, "required": ["a"]}]}), "infinite recursion"),
+    (_schema({"anyOf": [{"$ref": "#/anyOf/1"}]}), "'#/anyOf/1' not found"),
+    (Grammar(GrammarKind.JSON_SCHEMA, '{"type": "number", "minimum": NaN}'), "not valid JSON: NaN is no number"),
     (_schema({"anyOf": []}), r"at \$.anyOf: expected a list of schemas"),
     (_schema({"enum": []}), r"at \$.enum: expected a list of values"),
     (_schema({"allOf": [{"type": "string"}, {"minLength": 1}]}), "merge them into one"),
@@ -503,6 +508,21 @@ def test_parts_that_are_not_imposed_are_refused_in_strict_schemas_only(part: Any
 
 
 @pytest.mark.parametrize(
+    ("part", "word"),
+    [
+        ({"type": "text", "enum": ["a"]}, "type"),
+        ({"type": [["string"]], "const": "a"}, "type"),
+        ({"const": 1, "enum": 5}, "enum"),
+        ({"type": "string", "format": ["date"]}, "format"),
+    ],
+)
+def test_wrong_values_of_any_keyword_are_refused_in_strict_schemas(part: Any, word: str) -> None:
+    grammar = _schema({"type": "object", "properties": {"a": part}})
+    with pytest.raises(GrammarRefused, match=rf"at \$\.properties\.a\.{word}: expected"):
+        check_grammar(replace(grammar, is_strict=True))
+
+
+@pytest.mark.parametrize(
     ("schema", "accepted"),
     [
         ({"type": "number", "minimum": 0.5, "maximum": 2.5}, range(4)),
@@ -663,6 +683,20 @@ def test_referenced_rules_are_written_once() -> None:
     rules = compact_json_rules({**part, "$defs": {"n": {"enum": ["once"]}}})
     assert rules is not None
     assert rules.count("once") == 1
+
+
+def test_references_are_json_pointers(engine: GrammarEngine) -> None:
+    references = ("#/properties/a/anyOf/1", "#/$defs/x~1y~0", "#/$defs/Page%5Bint%5D", "#/$defs/50%25")
+    schema = {
+        "type": "array",
+        "prefixItems": [{"$ref": reference} for reference in references],
+        "properties": {"a": {"anyOf": [{"const": 0}, {"const": 1}]}},
+        "$defs": {"x/y~": {"const": 2}, "Page[int]": {"const": 3}, "50%25": {"const": 4}},
+    }
+    grammar = _schema(schema)
+    check_grammar(grammar)
+    error, text = engine.make(to_compact_json(grammar), tokens=60)
+    assert (error, json.loads(text)) == ("", [1, 2, 3, 4])
 
 
 def _pattern(rule: str) -> re.Pattern[str]:

@@ -19,7 +19,7 @@ from ovmstrio.serving.interfaces import HANDLERS_GRPC, KSERVE_GRPC, KSERVE_REST
 from ovmstrio.serving.requested_outputs import classify_large_outputs
 from ovmstrio.transport.send_budget import ConnectionBudget, SendBudget, current_connection_budget
 from tests.support.stub_registry import StubServable, add_versions, registry_of
-from tests.support.waits import WAIT_SECONDS
+from tests.support.waits import Gate, until_async
 
 
 def _response(elements: int) -> InferResponse:
@@ -91,18 +91,18 @@ def test_size_of_outputs_is_the_sum_of_their_bytes() -> None:
 
 
 async def test_two_answers_are_written_at_a_time_and_waiting_can_be_cancelled() -> None:
-    renderer, gate = ResponseRenderer(), threading.Event()
+    renderer, gate = ResponseRenderer(), Gate()
 
     def write(response: InferResponse) -> None:
-        gate.wait(WAIT_SECONDS)
+        gate.wait()
 
     async with trio.open_nursery() as nursery:
         for _ in range(2):
             nursery.start_soon(renderer.render, write, _response(1_000_000), KSERVE_GRPC)
-        await trio.testing.wait_all_tasks_blocked()
+        await until_async(lambda: gate.arrivals == 2)
         with trio.move_on_after(0.05) as scope:
             await renderer.render(write, _response(1_000_000), KSERVE_GRPC)
-        assert scope.cancelled_caught
+        assert (scope.cancelled_caught, gate.arrivals) == (True, 2)
         gate.set()
 
 

@@ -134,6 +134,15 @@ async def test_a_truncated_call_of_a_custom_tool_has_the_text_so_far(serving: Se
     assert (item["type"], item["status"], item["input"]) == ("custom_tool_call", "incomplete", '{"input": "ab')
 
 
+async def test_a_patch_of_no_known_type_is_an_update(serving: Serving) -> None:
+    kinds: tuple[Any, ...] = ("move_file", ["create_file"], {}, None)
+    for kind in kinds:
+        operation = {"type": kind, "path": "a.py", "diff": "+b"}
+        service_of(serving).script = lambda _, call=operation: _calls("apply_patch", {"operation": call})
+        (item,) = (await _post(serving, tools=[TOOLS["apply_patch"]])).json()["output"]
+        assert item["operation"] == operation | {"type": "update_file"}
+
+
 async def test_the_grammar_of_a_custom_tool_is_described_to_the_model(serving: Serving) -> None:
     await _post(serving, tools=[TOOLS["note"]], tool_choice={"type": "custom", "name": "note"})
     prompt = _prompt(serving)
@@ -159,6 +168,18 @@ async def test_tools_of_an_input_item_are_tools_of_the_request(serving: Serving)
     await _post(serving, input=[*items, item])
     (call,) = _prompt(serving).messages[-1]["tool_calls"]
     assert call["function"] == {"name": "work__note", "arguments": '{"input": "x"}'}
+
+
+async def test_tools_of_an_input_item_have_places_and_may_be_chosen(serving: Serving) -> None:
+    send = {"type": "function", "name": "send", "parameters": {"type": "object"}, "strict": True}
+    items = [{"role": "user", "content": "go"}, {"type": "additional_tools", "tools": [send, TOOLS["note"]]}]
+    await _post(serving, input=items, tools=[TOOLS["shell"]], tool_choice={"type": "function", "name": "send"})
+    prompt = _prompt(serving)
+    assert (prompt.tool_choice, prompt.tool_name) == ("function", "send")
+    places = ("tools[0].parameters", "input[1].tools[0].parameters", "input[1].tools[1].parameters")
+    assert prompt.parameters_fields == places
+    await _post(serving, input=items, tool_choice="required")
+    assert _prompt(serving).parameters_fields == places[1:]
 
 
 async def test_a_choice_may_name_a_built_in_tool(serving: Serving) -> None:

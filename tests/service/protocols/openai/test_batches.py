@@ -19,7 +19,7 @@ from ovmstrio.protocols.openai.files import FileLimits, FileStorage
 from tests.service.protocols.openai.servers import CHAT, WORDS, serve_openai, service_of
 from tests.service.protocols.openai.test_stored_responses import SCOPES, with_client
 from tests.support.callers import gate_of
-from tests.support.waits import WAIT_SECONDS
+from tests.support.waits import WAIT_SECONDS, until_async
 from tests.unit.protocols.servers import Serving
 
 CHATS: Final = "/v1/chat/completions"
@@ -148,6 +148,23 @@ async def test_an_invalid_input_file_fails_the_batch(storing: Serving) -> None:
     assert not service_of(storing).requests
 
 
+async def test_files_and_batches_are_no_ids_of_each_other(storing: Serving) -> None:
+    made = await with_client(storing, partial(create, lines=[line("a")]))
+
+    def use(client: Any) -> None:
+        for call in (client.files.retrieve, client.files.content, client.files.delete):
+            with pytest.raises(openai.NotFoundError):
+                call(made.id)
+        for call in (client.batches.retrieve, client.batches.cancel):
+            with pytest.raises(openai.NotFoundError):
+                call(made.input_file_id)
+        with pytest.raises(openai.BadRequestError, match="No such object"):
+            client.batches.create(input_file_id=made.id, endpoint=CHATS, completion_window="24h")
+
+    await with_client(storing, use)
+    assert (await ended(storing, made.id)).status == "completed"
+
+
 async def test_invalid_batches_and_files_are_refused(storing: Serving) -> None:
     def use(client: Any) -> None:
         source = upload(client, [line("a")]).id
@@ -171,9 +188,8 @@ async def test_a_request_is_repeated_while_the_server_is_overloaded(storing: Ser
     service.refusal = Overloaded("the queue is full")
     made = await with_client(storing, partial(create, lines=[line("a")]))
     with trio.fail_after(WAIT_SECONDS):
-        while not service.requests:  # noqa: ASYNC110 - the service reports no requests
-            await trio.sleep(0.01)
-        service.refusal = None
+        await service.arrived.wait()
+    service.refusal = None
     assert (await ended(storing, made.id)).request_counts.completed == 1
     assert len(service.requests) > 1
 
@@ -232,9 +248,7 @@ async def _interrupt_batch(folder: Path, limits: FileLimits) -> Any:
         made = await with_client(serving, partial(create, lines=[line("a"), line("b", "wait")]))
         with trio.fail_after(WAIT_SECONDS):
             await service_of(serving).waiting.wait()
-            outputs = partial(limits.folder.glob, "*/batches/*.output")
-            while not any(each.stat().st_size for each in outputs()):  # noqa: ASYNC110 - a file of the server
-                await trio.sleep(0.01)
+        await until_async(lambda: any(each.stat().st_size for each in limits.folder.glob("*/batches/*.output")))
     return made
 
 
@@ -254,7 +268,7 @@ async def test_an_expired_batch_names_the_requests_without_an_answer(tmp_path: P
     limits = FileLimits(tmp_path / "store")
     made = await _interrupt_batch(tmp_path, limits)
     storage = FileStorage(limits)
-    document = storage.read("", made.id)
+    document = storage.read("", made.id, "batch")
     assert document["expires_at"] - document["created_at"] == 86_400
     storage.write("", document | {"expires_at": document["created_at"] - 1}, time.time() + 3600)
     async with serve_openai(tmp_path, front_end={"files": limits}) as serving:

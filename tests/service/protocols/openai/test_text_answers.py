@@ -358,6 +358,33 @@ async def test_a_response_has_the_most_likely_tokens_on_request(serving: Serving
         assert [each["token"] for each in token["top_logprobs"]] == [" on", "bytes:\\xe6"][:top]
 
 
+async def test_tokens_without_text_add_no_items_to_a_response(serving: Serving) -> None:
+    marks = [
+        GenerationChunk(logprobs=(TokenLogprob(text, -1.0),), tokens=1) for text in (b"\xc3", b"<tool>", b"</tool>")
+    ]
+    text = GenerationChunk(text="\u00e9", logprobs=(TokenLogprob(b"\xa9", -2.0),), tokens=1)
+    parts = [
+        GenerationChunk(calls=(ToolCallDelta(0, *part),), logprobs=(TokenLogprob(b"x", -3.0),), tokens=1)
+        for part in (("a", "weather", '{"x": '), ("", "", "1}"))
+    ]
+    call = [marks[1], parts[0], marks[1], parts[1], marks[2], GenerationChunk(finish=Finish.TOOL_CALLS)]
+    fields = {"include": ["message.output_text.logprobs"], "tools": [TOOL]}
+
+    async def items(*pieces: GenerationChunk) -> list[Any]:
+        service_of(serving).script = lambda _: pieces
+        output: list[Any] = (await _post(serving, RESPONSES, **fields)).json()["output"]
+        return [
+            item["arguments"]
+            if item["type"] == "function_call"
+            else [token["logprob"] for token in item["content"][0]["logprobs"]]
+            for item in output
+        ]
+
+    assert await items(*call) == ['{"x": 1}']
+    assert await items(marks[0], text, *call) == [[-1.0, -2.0, -1.0], '{"x": 1}']
+    assert await items(marks[0], GenerationChunk(finish=Finish.STOP)) == [[-1.0]]
+
+
 async def test_a_failure_within_a_streamed_chat_is_the_last_event(serving: Serving) -> None:
     service_of(serving).script = lambda _: [GenerationChunk(text="a"), ModelFailure("the engine ended")]
     *chunks, last = events_of((await _post(serving, stream=True)).text)
@@ -766,17 +793,6 @@ async def test_a_deadline_ends_the_generation(serving: Serving, stream: bool) ->
 async def test_a_malformed_deadline_is_refused(serving: Serving) -> None:
     answer = await serving.post(CHATS, json=chat_body(), headers={"X-Request-Timeout": "soon"})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "X-Request-Timeout")
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_disconnects_ends_its_generation(serving: Serving, stream: bool) -> None:
-    service_of(serving).script = lambda _: [GenerationChunk(text="a"), trio.Event()]
-    with trio.fail_after(WAIT_SECONDS):
-        async with serving.connect() as peer:
-            await peer.send(post_of(CHATS, chat_body(stream=stream)))
-            await service_of(serving).waiting.wait()
-        await service_of(serving).left.wait()
-    assert service_of(serving).running == 0
 
 
 _LAST = {CHATS: b"[DONE]", RESPONSES: b"response.completed", "/v1/messages": b"message_stop"}

@@ -153,6 +153,16 @@ async def test_fields_of_openai_are_accepted(serving: Serving, path: str, more: 
     assert answer.status_code == 200, answer.text
 
 
+async def test_instructions_and_the_first_system_messages_are_one(serving: Serving) -> None:
+    items = [{"role": role, "content": role} for role in ("developer", "system", "user", "system")]
+    for instructions, expected in (("be short", ["be short\n\ndeveloper\n\nsystem"]), (None, ["developer", "system"])):
+        answer = await serving.post(RESPONSES, json={"model": CHAT, "input": items, "instructions": instructions})
+        assert answer.status_code == 200, answer.text
+        messages = service_of(serving).requests[-1].prompt.messages
+        assert [each["content"] for each in messages] == [*expected, "user", "system"]
+        assert [each["role"] for each in messages][-3:] == ["system", "user", "system"]
+
+
 @pytest.mark.parametrize("mode", ["auto", "required"])
 @pytest.mark.parametrize("path", [CHATS, RESPONSES])
 async def test_only_allowed_tools_reach_the_service(serving: Serving, mode: str, path: str) -> None:
@@ -332,6 +342,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str, str]]] = {
         (_allowed(mode="must", tools=[_F]), "should be either 'auto' or 'required'", "tool_choice.mode"),
         (_allowed(mode="auto", tools=[_F]), "a function that is not among the tools", "tool_choice"),
         (_allowed(mode="auto", tools=5), "tool_choice.tools is not an array", "tool_choice.tools"),
+        (_allowed(mode=["auto"]), "tool_choice.mode should be either 'auto' or 'required'", "tool_choice.mode"),
         (_allowed(allowed_tools=7), "tool_choice.allowed_tools is not an object", "tool_choice.allowed_tools"),
         *(
             (
@@ -370,6 +381,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str, str]]] = {
         ({"input": 7}, "input is not a string or array", "input"),
         ({"input": []}, "Messages array cannot be empty", "input"),
         ({"input": [{"type": "item_reference"}]}, "Unsupported input item type", "input[0].type"),
+        ({"input": [{"type": ["message"]}]}, "Unsupported input item type; got a list", "input[0].type"),
         ({"input": [{"content": "x"}]}, "Every message must have 'role' field", "input[0].role"),
         ({"previous_response_id": "resp_1"}, "Previous response with id 'resp_1' not found", "previous_response_id"),
         ({"previous_response_id": 5}, "previous_response_id is not a string", "previous_response_id"),
