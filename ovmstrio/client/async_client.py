@@ -368,6 +368,7 @@ class AsyncClient(ClientBase):
 
 
 _BROKEN = (anyio.BrokenResourceError, BrokenPipeError, ConnectionResetError)
+"""Errors of sending: the server may have answered, and closed the connection, before it read everything."""
 _CONNECTION_ERRORS = (OSError, LinkError, anyio.BrokenResourceError, anyio.ClosedResourceError)
 
 
@@ -507,7 +508,6 @@ class _Connection:
                 for buffer in () if is_broken else buffers:
                     await self.send(buffer)
             except _BROKEN:
-                # The server may have answered, and closed the connection, before it read everything.
                 is_broken = True
             if link.answer is not None:
                 return link.answer
@@ -533,6 +533,7 @@ class _Stream(Generic[T]):
         self._values: Iterator[T] = iter(())
         self._sending = anyio.Lock()
         self._changed = anyio.Event()
+        self._is_broken = False
         self.has_begun = False
 
     def __aiter__(self) -> Self:
@@ -567,11 +568,12 @@ class _Stream(Generic[T]):
     async def flush(self) -> None:
         """Send what can be sent."""
         async with self._sending:
+            buffers = self._connection.link.outbound()
             try:
-                for buffer in self._connection.link.outbound():
+                for buffer in () if self._is_broken else buffers:
                     await self._connection.send(buffer)
-            except _BROKEN as error:
-                raise self._client.broken(error, has_begun=self.has_begun) from None
+            except _BROKEN:
+                self._is_broken = True
 
     async def send(
         self,

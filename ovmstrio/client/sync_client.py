@@ -316,6 +316,7 @@ class Client(ClientBase):
         connection = self._connection(attempts)
         stream = _Stream(connection, call, messages, attempts)
         try:
+            stream.begin()
             while True:
                 # Of a failed REST call the body is the error.
                 while connection.link.received and (self._address.is_grpc or connection.link.status == _HTTP_OK):
@@ -428,13 +429,16 @@ class _Connection:
             try:
                 for buffer in () if is_broken else buffers:
                     connected.sendall(buffer)
-            except (BrokenPipeError, ConnectionResetError):
-                # The server may have answered, and closed the connection, before it read everything.
+            except _BROKEN:
                 is_broken = True
             if link.answer is not None:
                 return link.answer
             link.receive(connected.recv(READ_BYTES))
             seconds = attempts.left()
+
+
+_BROKEN = (BrokenPipeError, ConnectionResetError)
+"""Errors of sending: the server may have answered, and closed the connection, before it read everything."""
 
 
 def _timeout(seconds: float) -> float | None:
@@ -465,19 +469,27 @@ class _Stream:
         attempts: Attempts,
     ) -> None:
         self._connection = connection
+        self._call = call
+        self._messages = messages
         self._attempts = attempts
         self._changed = threading.Condition()
         self._over = threading.Event()
+        self._is_broken = False
         self.has_begun = False
         self.failure: Exception | None = None
-        seconds = attempts.left()
+
+    def begin(self) -> None:
+        """Begin the call, and start the thread that sends its messages."""
+        connection, seconds = self._connection, self._attempts.left()
         _timeout(seconds)
         connection.socket.settimeout(0)
         with self._changed:
-            connection.link.begin(call.head, call.body, seconds)
+            connection.link.begin(self._call.head, self._call.body, seconds)
             self._flush()
-        if messages is not None:
-            threading.Thread(target=self._send, args=(messages,), daemon=True, name="ovmstrio-client-stream").start()
+        if self._messages is not None:
+            thread = threading.Thread(target=self._send, args=(self._messages,), name="ovmstrio-client-stream")
+            thread.daemon = True
+            thread.start()
 
     def receive(self, silence_seconds: float) -> None:
         """Wait for data and process it."""
@@ -530,9 +542,11 @@ class _Stream:
         connected = self._connection.socket
         for buffer in self._connection.link.outbound():
             view = memoryview(buffer)
-            while view:
+            while view and not self._is_broken:
                 try:
                     view = view[connected.send(view) :]
+                except _BROKEN:
+                    self._is_broken = True
                 except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
                     seconds = self._attempts.left() if limit is None else limit
                     poll = select.poll()

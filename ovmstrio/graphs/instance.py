@@ -107,7 +107,7 @@ class NodeRun(NodeState):
 
     @property
     def waits_for_back_edges(self) -> bool:
-        """Whether every input except back edges is done."""
+        """True if every input except back edges is done."""
         return all(stream.is_done for stream in self.streams if not stream.is_back_edge)
 
     def check_output(self, port: Port, value: Any) -> None:
@@ -256,9 +256,9 @@ class GraphInstance:
             await self._sink.wait_room()
 
     def dispatch(self) -> None:
-        """Start a task for each runnable node, if the instance has a nursery."""
+        """Start a task for each runnable node, if the instance has a nursery and has not ended."""
         nursery = self._nursery
-        if nursery is None:
+        if nursery is None or self.is_finished:
             return
         while self._runnable:
             self._workers += 1
@@ -698,12 +698,18 @@ class ReplyChannelSink(Generic[_T]):
         return self.reply(self._convert(output, packet))
 
     def reply(self, reply: _T | StreamProblem) -> bool:
-        """Send a reply; False if the caller must call :meth:`wait_room` before the next one."""
+        """Send a reply; False if the caller must call :meth:`wait_room` before the next one.
+
+        Raises:
+            trio.BrokenResourceError: the graph has ended, and its channel is closed.
+        """
         if not self._overflow:
             try:
                 self._channel.send_nowait(reply)
             except trio.WouldBlock:
                 pass
+            except trio.ClosedResourceError:
+                raise trio.BrokenResourceError("the graph has ended") from None
             except trio.BrokenResourceError:
                 # The reader has left; the instance is about to be cancelled.
                 return True

@@ -206,7 +206,7 @@ def _create_request(graph: str, roles: ChatRoles, generation: GenerationRequest)
                 data = encode(graph, generation)
                 request.inputs.append(InferInput(name, BYTES.name, (len(data),)))
                 request.raw_inputs.append(data)
-    wrong.tell()
+    wrong.raise_if_any()
     return request
 
 
@@ -622,7 +622,7 @@ class GraphServable:
             missing = self._plan.inputs.keys() - {tensor.name for tensor in request.inputs}
             if missing or not wrong:
                 wrong.add(InvalidRequest(f"{_NOT_ALL_INPUTS}; missing: {', '.join(sorted(missing))}"))
-        wrong.tell()
+        wrong.raise_if_any()
 
     def _build_response(self, request: InferRequest, packets: Sequence[Sequence[Packet]]) -> InferResponse:
         """Build the response; its timestamp is that of the last output's first packet."""
@@ -678,7 +678,7 @@ class GraphServable:
         with _Observed(self._hooks, "ModelInferStream", instance), receive:
             async with trio.open_nursery() as nursery:
                 try:
-                    await nursery.start(_run, instance, send)
+                    await nursery.start(_run, instance, sink, send)
                     stream: GraphStream[_T] = GraphStream(
                         instance, sink, receive, reader=self._reader, timestamps=self._timestamps
                     )
@@ -724,7 +724,7 @@ class GraphServable:
 
     @property
     def accepts_payloads(self) -> bool:
-        """Whether an input is tagged ``HTTP_REQUEST_PAYLOAD``."""
+        """True if an input is tagged ``HTTP_REQUEST_PAYLOAD``."""
         return bool(self._plan.config.payload)
 
     def open_payload(self, request: HttpRequest, deadline: float) -> AbstractAsyncContextManager[DocumentStream]:
@@ -798,11 +798,12 @@ class _Observed:
 
 async def _run(
     instance: GraphInstance,
+    sink: ReplyChannelSink[_T],
     send: trio.MemorySendChannel[_T | StreamProblem],
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run a stream's instance until it has finished, then close the reply channel."""
+    """Run a stream's instance until it has finished and all its replies are in the channel, then close the channel."""
     started = False
     async with send:
         try:
@@ -813,6 +814,8 @@ async def _run(
         except Exception:
             if not started:
                 raise
+        # A failure cancels the nodes that wait for room, and their replies precede it.
+        await sink.wait_room()
 
 
 def _describe(refs: Sequence[StreamRef]) -> tuple[TensorSpec, ...]:

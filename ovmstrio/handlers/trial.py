@@ -56,7 +56,7 @@ async def _try(project: ProjectSpec, mounted_as: str, seconds: float) -> tuple[t
     """
     report: dict[str, Any] | None = None
     outcome = f"did not finish within {seconds:g} seconds"
-    worker = WorkerProcess(_PROGRAM)
+    worker = WorkerProcess(_PROGRAM, kills_group=True)
     async with trio.open_nursery() as nursery:
         with trio.move_on_after(seconds):
             try:

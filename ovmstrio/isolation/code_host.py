@@ -403,6 +403,9 @@ class AsyncGeneratorHost:
                 self._ended()
                 self._answer(number, [[], [ENDED]])
             elif error is not None:
+                if not self._is_left:
+                    # The server does not close a generator that has failed.
+                    self._ended()
                 self._answer(number, [[], [RAISED, encode_error(error)]])
             else:
                 self._answer(number, [[value], None])
@@ -416,7 +419,12 @@ class AsyncGeneratorHost:
 
     async def _next(self) -> Any:
         async with self._step:
-            return self._convert(await anext(self._iterator))
+            value = await anext(self._iterator)
+            try:
+                return self._convert(value)
+            except BaseException:
+                await self._close()
+                raise
 
     def leave(self, number: int) -> None:
         """Cancel the running step and start no other."""
@@ -437,10 +445,13 @@ class AsyncGeneratorHost:
         self._loop.call(self._aclose, done, self._variables)
 
     async def _aclose(self) -> None:
+        async with self._step:
+            await self._close()
+
+    async def _close(self) -> None:
         close = getattr(self._iterator, "aclose", None)
         if close is not None:
-            async with self._step:
-                await close()
+            await close()
 
 
 # ----------------------------------------------------------------------

@@ -87,11 +87,10 @@ def to_array(contents: Contents | None, shape: tuple[int, ...], count: int, spec
     if actual != count and not _can_fill(contents, actual, count, spec):
         fixed = "Invalid number of values in tensor proto container"
         raise input_mismatch(fixed, f"{count} values", f"{actual} values", spec)
-    if contents is None or not count:
-        return np.empty(shape, spec.datatype.numpy)
-    values = contents.values
     try:
-        return _filled(_elements(values, spec), count).reshape(shape)
+        if contents is None or not count:
+            return np.empty(shape, spec.datatype.numpy)
+        return _filled(_elements(contents.values, spec), count).reshape(shape)
     except InvalidRequest:
         raise
     except (OverflowError, ValueError) as error:

@@ -128,6 +128,8 @@ def _nearest(allowed: Dim, size: int) -> int:
 
 _COUNTS: Final = "raw_input_contents must contain one buffer per input. Expected: {expected}; Actual: {actual}"
 _MAX_BYTES: Final = 2**63 - 1
+_MAX_EMPTY_ROWS: Final = 2**20
+"""Most rows of a tensor without elements: no limit of bytes bounds the work on its rows, such as classification."""
 
 
 class InputValidator:
@@ -171,10 +173,9 @@ class InputValidator:
         if given.datatype != self._datatype:
             raise input_mismatch("Invalid input precision", self._datatype, given.datatype, spec)
         self._check_shape(shape)
+        self._check_extent(shape)
         count = prod(shape)
         expected = count * spec.datatype.itemsize
-        if expected > _MAX_BYTES:
-            raise input_mismatch("Invalid content size of tensor proto", f"at most {_MAX_BYTES} bytes", expected, spec)
         if raw is None:
             return to_array(given.contents, shape, count, spec)
         if len(raw) != expected:
@@ -189,12 +190,24 @@ class InputValidator:
             self._check_rank(given.shape)
             if not all(dim.accepts(size) for dim, size in zip(spec.shape, given.shape, strict=True)):
                 raise input_mismatch("Invalid input shape", format_shape(spec.shape), format_shape(given.shape), spec)
+            if 0 in given.shape:
+                self._check_extent(given.shape)
             return native_strings(given, raw, prod(given.shape), spec)
         if is_string_matrix(spec):
             return string_matrix(given, raw, spec)
         if len(spec.shape) == IMAGE_RANK:
             return decode_batch(given, raw, spec)
         raise InvalidRequest(f"Functionality not implemented - BYTES for an input of {spec}; input name: {spec.name}")
+
+    def _check_extent(self, shape: tuple[int, ...]) -> None:
+        # NumPy refuses a shape whose other dimensions overflow, even if one of them is 0.
+        size = prod(each or 1 for each in shape) * self._dtype.itemsize
+        if size > _MAX_BYTES:
+            fixed = "Invalid content size of tensor proto"
+            raise input_mismatch(fixed, f"at most {_MAX_BYTES} bytes", size, self.spec)
+        if 0 in shape and prod(shape[: shape.index(0)]) > _MAX_EMPTY_ROWS:
+            allowed = f"at most {_MAX_EMPTY_ROWS} rows without elements"
+            raise input_mismatch("Invalid input shape", allowed, format_shape(shape), self.spec)
 
     def _check_rank(self, shape: tuple[int, ...]) -> None:
         spec = self.spec

@@ -22,7 +22,7 @@ from ovmstrio.encoding.messages import message_class, set_parameters
 from ovmstrio.encoding.protobuf_wire import delimited, split_raw_contents
 from ovmstrio.encoding.raw_contents import buffer_of, framed, wrapped
 from ovmstrio.encoding.status_errors import error_of_grpc
-from ovmstrio.models.tensor_contents import to_array
+from ovmstrio.models.tensor_contents import bytes_elements, to_array
 from ovmstrio.remote.endpoint import NotSent, RemoteDescription, append_address, connect, make_tensor_spec
 from ovmstrio.telemetry.spans import current_or_event_span
 from ovmstrio.transport.direct_stream import close_forcefully, send_buffers, to_direct_stream
@@ -97,10 +97,10 @@ def _pack(given: InferInput, contents: Contents | None) -> Buffer:
     datatype = BY_NAME.get(given.datatype)
     if datatype is None:
         raise InvalidRequest(f"input {given.name!r}: expected a datatype of {', '.join(BY_NAME)}, got {given.datatype}")
-    if datatype is BYTES:
-        return framed([] if contents is None else contents.values)
     dims = tuple(map(Dim.fixed, given.shape))
     spec = TensorSpec(given.name, datatype, dims, batch_axis=None)
+    if datatype is BYTES:
+        return framed(bytes_elements(given, None, spec))
     return buffer_of(to_array(contents, given.shape, int(np.prod(given.shape, dtype=object)), spec))
 
 
@@ -515,7 +515,7 @@ class GrpcEndpoint:
             raise error_of_grpc(_HTTP_STATUSES.get(status, "UNKNOWN"), text)
         known = {status.value: status.name for status in Status}
         text = unquote(headers.get("grpc-message", "")) or "no error message"
-        raise append_address(error_of_grpc(known.get(int(code), "UNKNOWN"), text), self.address)
+        raise append_address(error_of_grpc(known.get(int(code), "UNKNOWN"), text, headers), self.address)
 
 
 def _trace() -> bytes:

@@ -174,7 +174,7 @@ class OutputReader:
 
     @property
     def keeps_special_tokens(self) -> bool:
-        """Whether the parser's markers are special tokens."""
+        """True if the parser's markers are special tokens."""
         return self._is_parsed and self._parser().keeps_special_tokens
 
     def begin(self, prompt_end: str) -> None:
@@ -366,7 +366,7 @@ def _request_error(error: InvalidField, asked: GenerationRequest, forced_calls: 
     field = asked.prompt_field
     if error.field == GRAMMAR_FIELD:
         field = GRAMMAR_FIELD if asked.grammar is None else asked.grammar.field
-    named = error.retold(error.message.replace(f"{error.field}: ", f"{field}: ", 1))
+    named = error.with_message(error.message.replace(f"{error.field}: ", f"{field}: ", 1))
     named.field = field
     return named
 
@@ -470,7 +470,7 @@ class TextModel(HostedService):
 
     @property
     def has_reasoning(self) -> bool:
-        """Whether the model's reasoning is parsed."""
+        """True if the model's reasoning is parsed."""
         return self._reading.has_reasoning
 
     @property

@@ -176,7 +176,10 @@ def _run_all(clients: tuple[Client, ...], server: ServedInThread) -> list[Outcom
     outcomes = []
     for client in clients:
         python, found = _home_of(client, sys.argv[1:])
-        outcome = run_client(client, server, python) if python else Outcome(client, "not installed here")
+        try:
+            outcome = run_client(client, server, python) if python else Outcome(client, "not installed here")
+        except subprocess.TimeoutExpired as error:
+            outcome = Outcome(client, "fails", str(error))
         outcomes.append(replace(outcome, version=found))
         print(outcome.result, client.program, outcome.output)  # noqa: T201 - the output of the command
     return outcomes

@@ -42,7 +42,7 @@ class EchoExecutor:
         self.gate = trio.Event()
         self.gate.set()
         self.arrived = trio.Event()
-        self.left = trio.Event()
+        self.cancelled: list[PipelineRequest] = []
         self.problem = ""
         self.closed = trio.Event()
         self._as_tensors = as_tensors
@@ -54,7 +54,7 @@ class EchoExecutor:
         try:
             await self.gate.wait()
         except trio.Cancelled:
-            self.left.set()
+            self.cancelled.append(request)
             raise
         if self.answer is not None:
             return self.answer

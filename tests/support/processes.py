@@ -103,6 +103,14 @@ def run_ovms(*arguments: str, timeout: float = 60) -> subprocess.CompletedProces
     )
 
 
+def is_at_work(pid: int) -> bool:
+    """Return whether a process runs; one that has ended and was not waited for does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def is_resource_tracker(process: psutil.Process) -> bool:
     try:
         return any("multiprocessing.resource_tracker" in part for part in process.cmdline())
@@ -271,16 +279,6 @@ class ProjectProcess:
                 self.process.stdout.close()
         assert not left, f"still running behind a server that has ended: {left}\n{''.join(self.lines)}"
         return code
-
-    def descriptors(self, part: str) -> list[Path]:
-        """Return the open files of the server process whose targets contain ``part``."""
-        found = []
-        for each in Path(f"/proc/{self.process.pid}/fd").iterdir():
-            # A file may be closed while it is looked at.
-            with contextlib.suppress(FileNotFoundError):
-                if part in str(each.readlink()):
-                    found.append(each)
-        return found
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(number)

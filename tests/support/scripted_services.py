@@ -63,11 +63,15 @@ class ScriptedAnswer:
 
 @dataclass
 class ScriptedService:
-    """Service that records its requests; ``refusal`` rejects all, and a cancelled request sets ``left``."""
+    """Service that records its requests; ``refusal`` rejects all, and a cancelled request sets ``left``.
+
+    The first request sets ``arrived``.
+    """
 
     name: str
     refusal: Exception | None = None
     requests: list[Any] = field(default_factory=list)
+    arrived: trio.Event = field(default_factory=trio.Event)
     left: trio.Event = field(default_factory=trio.Event)
     waiting: trio.Event = field(default_factory=trio.Event)
     running: int = 0
@@ -82,6 +86,7 @@ class ScriptedService:
 
     def note(self, request: Any) -> None:
         self.requests.append(request)
+        self.arrived.set()
         if self.refusal is not None:
             raise self.refusal
 

@@ -460,38 +460,33 @@ class _IsolatedInstance:
         self._is_kept = False
 
     async def open(self) -> None:
-        if "open" not in self._node.hooks:
-            return
-        while True:
-            # Remember the process first, so that a cancelled `open` is closed there.
-            worker = self._worker = await self._node.code.worker()
-            self._is_kept = True
+        if "open" in self._node.hooks:
             try:
-                await worker.call("open", [self._number, self._call_arguments()])
-            except WorkerExited as end:
-                if end.was_called:
-                    raise
+                await self._call("open")
             except UserCodeRaisedError:
-                worker.forget(self._number)
+                self._forget()
                 raise
-            else:
-                return
 
     async def execute(self, inputs: list[Tensor]) -> Outputs | PulledGenerator[Outputs]:
         result = await self._call("execute", [tensor_to_row(tensor) for tensor in inputs])
         if isinstance(result, RemoteGenerator):
-            self._is_kept = True
             return _IsolatedPump(result, self._node)
         self._is_kept, rows = result
         return self._node.outputs(rows)
 
     async def _call(self, method: str, *more: Any) -> Any:
         value = [self._number, self._call_arguments(), *more]
-        worker = self._worker
-        if worker is not None and (self._is_kept or not worker.process.is_retired):
-            return await worker.call(method, value)
-        self._worker, result = await self._node.code.call(method, value)
-        return result
+        while True:
+            if self._worker is None or (self._worker.process.is_retired and not self._is_kept):
+                self._worker = await self._node.code.worker()
+            # A call that fails or is cancelled leaves its state in the process, so that `close` must release it.
+            was_kept, self._is_kept = self._is_kept, True
+            try:
+                return await self._worker.call(method, value)
+            except WorkerExited as end:
+                if end.was_called or was_kept:
+                    raise
+                self._worker, self._is_kept = None, False
 
     def _call_arguments(self) -> list[Any]:
         instance = self._instance
@@ -509,7 +504,12 @@ class _IsolatedInstance:
             if "close" in self._node.hooks:
                 await worker.call("close", [self._number, self._call_arguments()])
         finally:
-            worker.forget(self._number)
+            self._forget()
+
+    def _forget(self) -> None:
+        if self._worker is not None:
+            self._worker.forget(self._number)
+            self._is_kept = False
 
 
 class _IsolatedPump:

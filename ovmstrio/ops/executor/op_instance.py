@@ -23,7 +23,14 @@ from ovmstrio.isolation.user_code import AbandonableLoopCalls, UserCodeRaisedErr
 from ovmstrio.ops.executor import failures
 from ovmstrio.ops.executor.channel import Result, Sample, StageCallback
 from ovmstrio.ops.executor.failures import OpFailure
-from ovmstrio.ops.messages import LOD_SUFFIX, ChannelData, ChannelDataType, CustomExceptionCode, holds_arrays
+from ovmstrio.ops.messages import (
+    LOD_SUFFIX,
+    ChannelData,
+    ChannelDataType,
+    CustomExceptionCode,
+    code_number,
+    holds_arrays,
+)
 from ovmstrio.ops.observing.hooks import Span, Stage
 from ovmstrio.ops.observing.log_files import SAMPLES, current_samples, log_fields_of
 from ovmstrio.ops.op import Op
@@ -136,17 +143,17 @@ class OpInstance:
 
     @property
     def is_processing(self) -> bool:
-        """Whether the Op has a model or overrides ``process``."""
+        """True if the Op has a model or overrides ``process``."""
         return self.op.client is not None or not self.process.is_default
 
     @property
     def is_busy(self) -> bool:
-        """Whether a hook still runs."""
+        """True if a hook still runs."""
         return any(executor.is_busy for executor in self._executors)
 
     @property
     def needs_recovery(self) -> bool:
-        """Whether the next batch cannot start yet.
+        """True if the next batch cannot start yet.
 
         Abandoned attempts of ``process`` have spare threads, so that only many of them block the instance.
         """
@@ -431,8 +438,8 @@ class _Run:
         returned = await self._instance.attempt(feed, self._samples[0].data_id)
         if isinstance(returned, tuple) and len(returned) == _TUPLE_LENGTH:
             returned, code, info = returned
-            if code:
-                raise failures.returned_failure(self._name, int(code), info)
+            if code is not None and (number := code_number(code)):
+                raise failures.returned_failure(self._name, number, info)
         if not isinstance(returned, dict):
             text = f"process should return a dict, got {type(returned).__name__}"
             raise UserCodeRaisedError(TypeError(text))

@@ -137,6 +137,7 @@ class IsolatedNode:
             max_concurrent_calls=MAX_CONCURRENT_CALLS,
             grace_seconds=self._grace_seconds,
             on_stuck=stuck,
+            kills_group=True,
             log_fields={"node": self.identity.name},
         )
         self._workers = {worker, *(one for one in self._workers if not one.ended.is_set())}

@@ -47,5 +47,5 @@ def _read(document: Mapping[str, Any], limits: GenerationLimits) -> Conversation
     fields = Fields(document, errors)
     conversation = read_conversation(fields, limits)
     COUNT_TOKENS.check(fields)
-    errors.tell()
+    errors.raise_if_any()
     return conversation

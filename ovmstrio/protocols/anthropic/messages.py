@@ -453,7 +453,7 @@ class Messages:
         grammar = grammar or read_response_format(fields, "output_format")
         request = replace(request, stop=read_stop(fields, "stop_sequences"), grammar=grammar)
         MESSAGES.check(fields)
-        errors.tell()
+        errors.raise_if_any()
         return ParsedRequest((request,))
 
     def response_builder(self, body: Body, parsed: ParsedRequest) -> _MessageBuilder:

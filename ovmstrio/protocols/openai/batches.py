@@ -532,7 +532,7 @@ def _read_batch(document: Mapping[str, Any], endpoints: Sequence[str]) -> dict[s
     for name in sorted(fields.names() - _KNOWN):
         fields.refuse(name, f"Unknown parameter: {shown(name)}", code="unknown_parameter")
     source = fields.name_text("input_file_id")
-    errors.tell()
+    errors.raise_if_any()
     seconds = 0 if match is None else int(match[1]) * _WINDOW_SECONDS[match[2]]
     now = int(time.time())
     times = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")

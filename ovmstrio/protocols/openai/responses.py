@@ -521,7 +521,7 @@ class Responses:
         check_ignored_responses_fields(fields)
         # The response repeats this object, so check its size.
         fields.mapping("text")
-        errors.tell()
+        errors.raise_if_any()
         return ParsedRequest((request,))
 
     def response_builder(self, body: Body, parsed: ParsedRequest) -> _ResponseBuilder:

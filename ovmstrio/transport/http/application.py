@@ -75,7 +75,7 @@ class PrefixedStream:
 
     @property
     def encrypted(self) -> bool:
-        """Whether the stream uses TLS."""
+        """True if the stream uses TLS."""
         return isinstance(self._stream, trio.SSLStream)
 
     @property
@@ -168,7 +168,7 @@ class _Http11Only(H11Protocol):
 
     @property
     def has_more(self) -> bool:
-        """Whether bytes of a further or incomplete request have arrived."""
+        """True if bytes of a further or incomplete request have arrived."""
         return bool(self.connection.trailing_data[0])
 
     async def _check_protocol(self, event: h11.Request) -> None:
@@ -481,8 +481,11 @@ class _Application(QuartTrio):
     async def _answer(self, route: Route, http_request: HttpRequest) -> HttpAnswer:
         state: Any = request.scope["state"]
         request.body_timeout = max(0, state[RECEIVE_UNTIL] - trio.current_time())
-        refusal = await self.router.admit(route, http_request)
-        request.scope[_CALLER] = current_caller.get()  # type: ignore[typeddict-unknown-key]
+        try:
+            refusal = await self.router.admit(route, http_request)
+        finally:
+            # Also for a client that has left while its request waited for admission.
+            request.scope[_CALLER] = current_caller.get()  # type: ignore[typeddict-unknown-key]
         if refusal is not None:
             return refusal
         request.scope[_PLACE] = current_ticket.get()  # type: ignore[typeddict-unknown-key]

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import inspect
 import json
+import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, closing
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    closing,
+    contextmanager,
+    suppress,
+)
 from pathlib import Path
 from typing import Any
 
@@ -299,6 +307,57 @@ def test_a_stream_over_rest_has_events(backend: str) -> None:
     with _rest_server(b'data: {"out":"a"}\n\n', b'data: {"out":[1,2]}\n\n') as (url, asked):
         run(backend, url, body)
     assert asked == [("/v2/models/graph/generate_stream", {"text": "hi", "n": [1, 2]})]
+
+
+REFUSAL = b'HTTP/1.1 413 Content Too Large\r\nConnection: close\r\nContent-Length: 15\r\n\r\n{"error":"big"}'
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "text"),
+    [(REFUSAL, errors.PayloadTooLarge, "big"), (b"", Unreachable, "no server answers REST")],
+)
+def test_a_stream_whose_request_is_not_read_has_the_answer(
+    backend: str, answer: bytes, error: type[Exception], text: str
+) -> None:
+    if backend == "asyncio":
+        # Its transport may read nothing more after a failed write.
+        error, text = errors.ServerError, ""
+
+    async def body(client: Any) -> None:
+        large = "x" * 2**24
+        for stream in (
+            client.chat_stream("chat", [{"role": "user", "content": large}]),
+            client.stream("graph", [StreamRequest({"text": large.encode()})]),
+        ):
+            with pytest.raises(error, match=text):
+                await replies(stream)
+
+    with _closing_server(answer) as url:
+        run(backend, url, body, retries=0)
+
+
+@contextmanager
+def _closing_server(answer: bytes) -> Iterator[str]:
+    """Answer each connection after its first bytes, and close it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    with listener.accept()[0] as connection:
+                        connection.recv(1000)
+                        connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def test_a_blocking_stream_without_time_raises_the_error_of_a_deadline() -> None:
+    with _closing_server(b"") as url, Client(url) as client, pytest.raises(errors.DeadlineExceeded):
+        list(client.chat_stream("chat", [], timeout=0))
 
 
 def test_a_chat_is_answered_at_once_or_in_deltas(backend: str) -> None:

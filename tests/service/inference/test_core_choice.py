@@ -295,11 +295,17 @@ async def test_call_that_waits_for_the_pool_continues_when_the_loop_gets_its_own
     cores: CoreShare, tmp_path: Path
 ) -> None:
     running = network(ir.matmul(), tmp_path)
+    (expected,) = await running.infer(FACTORS)
     slot = await running.pool.acquire()
     running.tuner.place(Placement(float("inf")))
+
+    async def infer() -> None:
+        (found,) = await running.infer(FACTORS)
+        np.testing.assert_array_equal(found, expected)
+
     with trio.fail_after(WAIT_SECONDS):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(running.infer, FACTORS)
+            nursery.start_soon(infer)
             await trio.testing.wait_all_tasks_blocked()
             running.tuner.target = 1
             nursery.start_soon(running.recompile)

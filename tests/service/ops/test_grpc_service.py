@@ -22,7 +22,7 @@ from tests.service.protocols.kserve.grpc.servers import RecordedCalls, serving_g
 from tests.support.api_clients import call, with_channel
 from tests.support.fetched_samples import unpack_original
 from tests.support.op_pipelines import EchoExecutor, serving_pipeline
-from tests.support.waits import WAIT_SECONDS
+from tests.support.waits import WAIT_SECONDS, until_async
 
 RESPONSE_NAME = RESPONSE.DESCRIPTOR.full_name
 ORIGINAL = Path(__file__).parents[2] / "support" / "paddle_serving_client.py"
@@ -108,13 +108,13 @@ async def test_a_cancelled_call_is_cancelled_in_the_pipeline(executor: EchoExecu
     executor.gate = trio.Event()
 
     def work(channel: grpc.Channel) -> None:
-        future = channel.unary_unary(METHOD).future(b"")
+        future = channel.unary_unary(METHOD).future(REQUEST(logid=7).SerializeToString())
         trio.from_thread.run(executor.arrived.wait)
         future.cancel()
+        trio.from_thread.run(until_async, lambda: executor.cancelled)
 
     await with_channel(address, work)
-    with trio.fail_after(WAIT_SECONDS):
-        await executor.left.wait()
+    assert [each.logid for each in executor.cancelled] == [7]
 
 
 async def test_a_drain_lets_running_requests_finish() -> None:

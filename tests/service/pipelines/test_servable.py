@@ -10,9 +10,8 @@ import pytest
 import trio
 
 from ovmstrio.config.specs import PipelineSpec
-from ovmstrio.core.errors import CustomNodeFailure, InvalidRequest, ModelFailure, ServerError
+from ovmstrio.core.errors import CustomNodeFailure, InvalidRequest, ModelFailure
 from ovmstrio.core.request import InferInput, InferRequest
-from ovmstrio.pipelines.servable import PipelineServable
 from tests.support import ir
 from tests.support.native_nodes import copy_of_fixture
 from tests.support.pipelines import answers, call, make_node, make_pipeline, serving_pipeline, write_library
@@ -160,11 +159,6 @@ async def _cancel_after(steps: int, scope: trio.CancelScope) -> None:
     scope.cancel()
 
 
-async def _fails(pipeline: PipelineServable, kind: type[ServerError], text: str, **arrays: Any) -> None:
-    with pytest.raises(kind, match=text):
-        await call(pipeline, **arrays)
-
-
 async def test_failure_names_its_node(tmp_path: Path) -> None:
     flexible, product = await load(ir.dummy((1, -1)), tmp_path, "a"), await load(ir.matmul(), tmp_path, "b")
     fixed = await load(ir.dummy((1, 2)), tmp_path, "c")
@@ -178,14 +172,17 @@ async def test_failure_names_its_node(tmp_path: Path) -> None:
     servables = {"flexible": flexible, "fixed": fixed, "product": product}
     custom = make_pipeline(nodes[:1], {"o": "custom.y"}, libraries=library)
     async with serving_pipeline(custom, **servables) as pipeline:
-        await _fails(pipeline, CustomNodeFailure, "custom.*set to fail", x=[[1, 2]])
+        with pytest.raises(CustomNodeFailure, match=r"custom.*set to fail"):
+            await call(pipeline, x=[[1, 2]])
     shapes = make_pipeline(nodes[1:3], {"o": "fixed.a"}, inputs=["y"])
     async with serving_pipeline(shapes, **servables) as pipeline:
-        await _fails(pipeline, InvalidRequest, r"input name: b; node: fixed", y=[[1, 2, 3]])
+        with pytest.raises(InvalidRequest, match=r"input name: b; node: fixed"):
+            await call(pipeline, y=[[1, 2, 3]])
         assert (await call(pipeline, y=[[1, 2]]))["o"].tolist() == [[3, 4]]
     failing = make_pipeline(nodes[3:], {"o": "product.z"}, inputs=["p", "q"])
     async with serving_pipeline(failing, **servables) as pipeline:
-        await _fails(pipeline, ModelFailure, "node: product", p=np.ones((1, 2)), q=np.ones((3, 1)))
+        with pytest.raises(ModelFailure, match="node: product"):
+            await call(pipeline, p=np.ones((1, 2)), q=np.ones((3, 1)))
     for servable in servables.values():
         await servable.aclose()
 
@@ -194,8 +191,10 @@ async def test_invalid_request_names_the_input_of_the_pipeline(tmp_path: Path) -
     model = await load(ir.dummy((1, 2)), tmp_path)
     spec = make_pipeline([make_node("one", {"b": "request.x"}, ("a",), model_name="m")], {"y": "one.a"})
     async with serving_pipeline(spec, m=model) as pipeline:
-        await _fails(pipeline, InvalidRequest, r"\(1,2\).*\(1,3\).*input name: x$", x=[[1, 2, 3]])
-        await _fails(pipeline, InvalidRequest, "Invalid number of inputs", x=[[1, 2]], z=[[1, 2]])
+        with pytest.raises(InvalidRequest, match=r"\(1,2\).*\(1,3\).*input name: x$"):
+            await call(pipeline, x=[[1, 2, 3]])
+        with pytest.raises(InvalidRequest, match="Invalid number of inputs"):
+            await call(pipeline, x=[[1, 2]], z=[[1, 2]])
     await model.aclose()
 
 

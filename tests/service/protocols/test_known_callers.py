@@ -12,6 +12,7 @@ import numpy as np
 import openai
 import pytest
 import trio
+import trio.testing
 from structlog.testing import capture_logs
 from tritonclient.utils import InferenceServerException
 
@@ -293,6 +294,30 @@ async def test_concurrent_requests_of_a_caller_are_limited_until_their_end(tmp_p
                 assert (await peer.ask(infer_post(BODY, *lines))).status == 200
             await serving.wait_closed()
             assert allowance.in_flight == 0
+
+
+@pytest.mark.parametrize("line", ["Accept: x", "TE: trailers"], ids=["fast path", "application"])
+async def test_a_client_that_leaves_the_queue_is_no_concurrent_request_any_more(tmp_path: Path, line: str) -> None:
+    allowance = CallerQuota("shop", concurrency=2)
+    options: dict[str, Any] = {"front_end": {"gate": gate_of({"shop": "infer:echo"}, allowance)}}
+    waits = BODY[:-1] + b',"parameters":{"block":true}}'
+    async with serving_rest(tmp_path, plane_class=AuthorizingDataPlane, **options) as serving:
+        limits = {"max_concurrency": 1, "max_queue": 1}
+        await serving.registry.apply([spec.model_copy(update=limits) for spec in serving.specs])
+        async with serving.connect() as first:
+            await first.send(infer_post(waits, "X-Api-Key: shop", line))
+            await serving.wait_blocked()
+            async with serving.connect() as queued:
+                await queued.send(infer_post(BODY, "X-Api-Key: shop", line))
+                await _wait_in_flight(allowance, 2)
+            await _wait_in_flight(allowance, 1)
+        await _wait_in_flight(allowance, 0)
+
+
+async def _wait_in_flight(allowance: CallerQuota, count: int) -> None:
+    with trio.fail_after(WAIT_SECONDS):
+        while allowance.in_flight != count:
+            await trio.testing.wait_all_tasks_blocked(0.005)
 
 
 async def test_a_cached_credential_is_accepted_at_once_and_refusals_leave_no_trace() -> None:

@@ -43,7 +43,12 @@ def _config(folder: Path, models: list[dict[str, Any]], **lists: Any) -> Path:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("far")
-    models = {"dummy": ir.dummy(), "large": ir.dummy((1, 4 * 2**20)), "accumulator": ir.accumulator()}
+    models = {
+        "dummy": ir.dummy(),
+        "large": ir.dummy((1, 4 * 2**20)),
+        "accumulator": ir.accumulator(),
+        "texts": ir.string_passthrough(),
+    }
     entries = [
         {"config": {"name": name, "base_path": str(ir.save(model, root, name)), "stateful": name == "accumulator"}}
         for name, model in models.items()
@@ -81,6 +86,9 @@ class _OtherService(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has
     def infer(self, data: bytes, context: Any) -> bytes:
         request = message_class("inference.ModelInferRequest").FromString(data)
         self.seconds_left = context.time_remaining()
+        if request.id == "too much":
+            context.set_trailing_metadata([("retry-after", "7")])
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
         if not request.raw_input_contents[0]:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "nichts: ä\n100 %")
         answer = message_class("inference.ModelInferResponse")(model_name="x", raw_output_contents=[])
@@ -102,28 +110,34 @@ def other() -> Iterator[tuple[_OtherService, str]]:
 
 
 @pytest.fixture(scope="module")
-def client(
+def near(
     tmp_path_factory: pytest.TempPathFactory, folder: Path, far: ServedInThread, other: tuple[_OtherService, str]
-) -> Iterator[Any]:
-    near = tmp_path_factory.mktemp("near")
-    (near / "graph").mkdir()
-    (near / "graph" / "graph.pbtxt").write_text(inference_graph("grpc"))
+) -> Iterator[ServedInThread]:
+    root = tmp_path_factory.mktemp("near")
+    (root / "graph").mkdir()
+    (root / "graph" / "graph.pbtxt").write_text(inference_graph("grpc"))
     addresses = {"grpc": f"grpc://{far.grpc}", "rest": f"http://{far.http}"}
     with serving_in_thread(config_path=folder / "config.json") as second:
         models = [
             *(_remote(name, where, remote_name="dummy") for name, where in addresses.items()),
             *(_remote(f"wait_{name}", where, remote_name="wait") for name, where in addresses.items()),
             *(_remote(f"large_{name}", where, remote_name="large") for name, where in addresses.items()),
+            *(_remote(f"texts_{name}", where, remote_name="texts") for name, where in addresses.items()),
             _remote("short", addresses["grpc"], remote_name="wait", timeout_seconds=0.5),
             _remote("sequences", addresses["grpc"], f"grpc://{second.grpc}", remote_name="accumulator"),
             _remote("other", other[1], timeout_seconds=30),
         ]
         pipeline = dag_entry("dag", "grpc", ("x", "b"), ("y", "a"))
         lists: dict[str, Any] = {"mediapipe_config_list": [{"name": "graph"}], "pipeline_config_list": [pipeline]}
-        with serving_in_thread(config_path=_config(near, models, **lists)) as server:
-            made = triton.InferenceServerClient(server.grpc)
-            yield made
-            made.close()
+        with serving_in_thread(config_path=_config(root, models, **lists)) as server:
+            yield server
+
+
+@pytest.fixture(scope="module")
+def client(near: ServedInThread) -> Iterator[Any]:
+    made = triton.InferenceServerClient(near.grpc)
+    yield made
+    made.close()
 
 
 def _input(values: Any, name: str = "b", datatype: str = "FP32") -> Any:
@@ -149,6 +163,24 @@ def _metric(server: ServedInThread, beginning: str, *labels: str) -> float:
 def test_clients_graphs_and_pipelines_call_a_remote_model(client: Any, name: str, given: str, output: str) -> None:
     result = client.infer(name, [_row(3, given)], client_timeout=WAIT_SECONDS)
     assert result.as_numpy(output)[0].tolist() == [4.0] * 10
+
+
+@pytest.mark.parametrize("transport", ["grpc", "rest"])
+def test_texts_in_json_reach_a_remote_model(near: ServedInThread, transport: str) -> None:
+    given = {"name": "strings", "shape": [3], "datatype": "BYTES", "data": ["a", "", "é"]}
+    answer = near.ask("POST", f"/v2/models/texts_{transport}/infer", json={"inputs": [given]})
+    assert (answer.status_code, answer.json().get("outputs", [{}])[0].get("data")) == (200, given["data"])
+
+
+@pytest.mark.parametrize("transport", ["grpc", "rest"])
+def test_numbers_for_texts_are_refused_by_a_remote_model(near: ServedInThread, transport: str) -> None:
+    request = message_class("inference.ModelInferRequest")(model_name=f"texts_{transport}")
+    given = request.inputs.add(name="strings", datatype="BYTES", shape=[2])
+    given.contents.int_contents.extend([1, 2])
+    with grpc.insecure_channel(near.grpc) as channel:
+        infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer", type(request).SerializeToString)
+        with pytest.raises(grpc.RpcError, match=r"Invalid string input.*0 strings"):
+            infer(request, timeout=WAIT_SECONDS)
 
 
 @pytest.mark.parametrize("transport", ["grpc", "rest"])
@@ -214,6 +246,13 @@ def test_a_server_of_grpcio_is_interoperable(client: Any, other: tuple[_OtherSer
         client.infer("other", [_input(np.zeros(0, np.int32), "i", "INT32")], client_timeout=WAIT_SECONDS)
     assert caught.value.status() == "StatusCode.FAILED_PRECONDITION"
     assert "nichts: ä\n100 %" in caught.value.message()
+
+
+def test_the_time_to_wait_of_an_overloaded_server_is_passed_on(near: ServedInThread) -> None:
+    given = {"name": "i", "shape": [1], "datatype": "INT32", "data": [1]}
+    answer = near.ask("POST", "/v2/models/other/infer", json={"id": "too much", "inputs": [given]})
+    assert (answer.status_code, answer.headers.get("retry-after")) == (429, "7")
+    assert answer.json()["error"].startswith("full; reported by grpc://")
 
 
 def test_tls_servers_are_called_with_a_certificate_and_verified(tmp_path: Path, folder: Path) -> None:

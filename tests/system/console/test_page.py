@@ -23,6 +23,7 @@ from ovmstrio.telemetry.logs import configure_logs
 from tests.support.console_services import MARKUP, MARKUP_NAME, write_services
 from tests.support.served_in_thread import ServedInThread, serving_in_thread
 from tests.support.tiny_llm import write_tiny_folder
+from tests.support.waits import until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -344,10 +345,7 @@ def test_failures_stay_when_a_frame_was_missed(server: ServedInThread, open_page
 
 def test_charts_show_the_time_before_the_page_was_opened(server: ServedInThread, open_page: OpenPage) -> None:
     _calls(server, 2)
-    deadline = time.monotonic() + 60
-    while not any(server.ask("GET", "/console/api/services/detector/series").json()["series"].get("rate", ())):
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
+    until(lambda: any(server.ask("GET", "/console/api/services/detector/series").json()["series"].get("rate", ())))
     with open_page(_url(server, "services/detector")) as page:
         lines = page.locator("figure.chart", has_text="Requests/s").locator("path.line.one")
         # The page itself has seen no request.

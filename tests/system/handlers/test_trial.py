@@ -7,9 +7,11 @@ import pytest
 from ovmstrio.core.errors import Problem
 from ovmstrio.handlers.config.project_file import read_project
 from ovmstrio.handlers.trial import trial_load
+from tests.support.processes import is_at_work
 from tests.support.projects import PYTHON, write
 from tests.support.saved_models import CLASSIFY, DOUBLE, open_tensorflow_models, predict, single_model, write_classifier
 from tests.support.servables import trying, verdicts
+from tests.support.waits import until_async
 
 GOOD = "class Handler:\n    def handle_post(self, payload): return payload\n"
 
@@ -34,6 +36,16 @@ assert os.getcwd() == {str(tmp_path)!r} and os.path.exists("nucleus.yaml")
     (tmp_path / "src" / "deep.py").write_text("value = 1\n")
     text = f"{PYTHON}python_path: src\nenv: {{A: 3, B: 4}}\n"
     assert await _try(tmp_path, code, text, sibling__py="", late__py="", __env="B=dot\n") == ()
+
+
+async def test_processes_of_a_handler_end_with_the_trial(tmp_path: Path) -> None:
+    code = f"""import pathlib, subprocess
+{GOOD}
+    def __init__(self, config):
+        pathlib.Path("pid").write_text(str(subprocess.Popen(["sleep", "3600"]).pid))
+"""
+    assert await _try(tmp_path, code) == ()
+    await until_async(lambda: not is_at_work(int((tmp_path / "pid").read_text())))
 
 
 @pytest.mark.parametrize(

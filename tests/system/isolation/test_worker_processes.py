@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -29,6 +30,10 @@ from tests.support.scripted_worker import PROGRAM
 from tests.support.waits import WAIT_SECONDS, until_async
 
 
+def _descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 @asynccontextmanager
 async def _started_worker(**options: Any) -> AsyncIterator[WorkerProcess]:
     process = WorkerProcess(PROGRAM, **options)
@@ -47,6 +52,22 @@ async def _started_worker(**options: Any) -> AsyncIterator[WorkerProcess]:
 def _signal(process: WorkerProcess, number: int) -> None:
     assert process.pid is not None
     os.kill(process.pid, number)
+
+
+@pytest.mark.parametrize("function", ["os.pipe", "packet_pair", "start_program"])
+async def test_process_that_cannot_be_started_has_ended(monkeypatch: pytest.MonkeyPatch, function: str) -> None:
+    def refuse(*_: object, **__: object) -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    process = WorkerProcess(PROGRAM)
+    files = _descriptors()
+    monkeypatch.setattr(f"ovmstrio.isolation.worker_process.{function}", refuse)
+    async with trio.open_nursery() as nursery:
+        with pytest.raises(OSError, match="Too many open files"):
+            await process.start(nursery, "work")
+    assert process.is_retired
+    assert process.ended.is_set()
+    assert _descriptors() == files
 
 
 async def test_answers_arrive_in_any_order() -> None:
@@ -81,7 +102,7 @@ async def test_calls_at_once_are_limited() -> None:
 async def test_message_with_a_descriptor_needs_no_answer() -> None:
     async with _started_worker() as process:
         reader, writer = os.pipe()
-        await process.tell(None, writer)
+        await process.notify(None, writer)
         os.close(writer)
         await trio.lowlevel.wait_readable(reader)
         assert int(os.read(reader, 100)) == process.pid
@@ -126,7 +147,7 @@ async def test_end_of_a_process_fails_calls_and_profiles(deed: list[Any], why: s
             await process.call(["echo", 1])
         assert not caught.value.was_called
         with pytest.raises(WorkerExited):
-            await process.tell(None)
+            await process.notify(None)
         with pytest.raises(WorkerExited):
             await process.sample(0.01, 1)
 
@@ -402,7 +423,7 @@ async def test_a_process_whose_server_does_not_read_continues_and_counts_dropped
         async with trio.open_nursery() as nursery:
             nursery.start_soon(process.call, ["log", logging.INFO, "NUMBER " + "x" * 2000, {}, 50_000])
             await trio.testing.wait_all_tasks_blocked()
-            await process.tell(None, write)
+            await process.notify(None, write)
             os.close(write)
             assert select.select([read], [], [], WAIT_SECONDS)[0], "the process waits for its server"
             assert int(os.read(read, 100)) == process.pid

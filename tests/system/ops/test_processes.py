@@ -20,7 +20,8 @@ from ovmstrio.ops.observing.hooks import NULL_HOOKS, OpHooks
 from tests.support.ops import asking, infer_until_deadline
 from tests.support.ops_processes import loaded
 from tests.support.pipelines import gather
-from tests.support.waits import WAIT_SECONDS
+from tests.support.processes import is_at_work
+from tests.support.waits import WAIT_SECONDS, until_async
 
 
 @asynccontextmanager
@@ -99,15 +100,13 @@ async def test_an_idle_worker_that_dies_is_replaced() -> None:
 
 async def test_a_dead_worker_is_noticed_while_its_child_holds_the_socket(tmp_path: Path) -> None:
     file = tmp_path / "pid"
-    try:
-        async with opened("Acting") as executor:
-            before = await infer(executor)
-            response = await executor.infer(asking(f"orphan:{file}"))
-            assert response.err_no == CustomExceptionCode.UNKNOW.value
-            assert "was killed by SIGKILL" in response.err_msg
-            assert (await infer(executor))[1] != before[1]
-    finally:
-        os.kill(int(file.read_text()), signal.SIGKILL)
+    async with opened("Acting") as executor:
+        before = await infer(executor)
+        response = await executor.infer(asking(f"orphan:{file}"))
+        assert response.err_no == CustomExceptionCode.UNKNOW.value
+        assert "was killed by SIGKILL" in response.err_msg
+        assert (await infer(executor))[1] != before[1]
+    await until_async(lambda: not is_at_work(int(file.read_text())))
 
 
 async def test_a_hook_that_raises_system_exit_ends_no_process() -> None:

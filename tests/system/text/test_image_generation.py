@@ -19,6 +19,7 @@ from ovmstrio.core.images import ImageFormat, ImagePart, ImageRequest
 from ovmstrio.text.image_generation import ImageModel
 from tests.support.served_text_models import ModelHost, hosts_of, on_model_loop, server_of
 from tests.support.tiny_diffusion import SIZE, library_images, write_tiny_diffusion
+from tests.support.waits import until_async
 
 ServeImages = Callable[..., AbstractAsyncContextManager[ImageModel]]
 Pixels = Any
@@ -125,8 +126,7 @@ async def test_requests_that_are_left_stop_after_the_step_and_invalid_ones_do_no
     for _ in range(2):
         with trio.fail_after(60):
             async with painter.generate_images(ImageRequest("a cat", options=options)) as running:
-                while painter.queue.progress[0] < 2:  # noqa: ASYNC110 - there is no event
-                    await trio.sleep(0.01)
+                await until_async(lambda: painter.queue.progress[0] >= 2)
                 assert running.steps[1] == STEPS
                 assert painter.facts["denoising steps"].endswith(f" of {STEPS}")
                 with pytest.raises(InvalidField, match="Image parsing failed"):

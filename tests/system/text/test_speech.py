@@ -32,6 +32,7 @@ from tests.support.tiny_speech_models import (
     write_voice,
 )
 from tests.support.tiny_whisper import LANGUAGE, SAID, SEGMENT, TRANSLATED, write_tiny_whisper
+from tests.support.waits import until_async
 
 BOOK = "One more. " * 2000
 
@@ -179,13 +180,11 @@ async def _kill_midway(model: SpeechModel) -> None:
 async def test_killed_and_idle_processes_are_restarted_by_requests(serve_voice: ServeVoice) -> None:
     async with serve_voice(idle_unload_seconds=0.2) as model:
         assert await spoken_letters(model, "One.") == "One."
-        while model.pid is not None:  # noqa: ASYNC110 - there is no event
-            await trio.sleep(0.05)
+        await until_async(lambda: model.pid is None)
         assert model.unready_reason == ""
         with pytest.raises(ModelFailure, match="SIGKILL"):
             await _kill_midway(model)
-        while model.unready_reason:  # noqa: ASYNC110 - there is no event
-            await trio.sleep(0.05)
+        await until_async(lambda: not model.unready_reason)
         assert await spoken_letters(model, "Two.") == "Two."
 
 

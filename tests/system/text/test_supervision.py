@@ -23,7 +23,7 @@ from ovmstrio.text.engine_sharing import create_engine
 from ovmstrio.text.load_text_model import load_text_model
 from ovmstrio.text.text_model import TextModel
 from tests.support.served_text_models import greedy, made, text_of
-from tests.support.waits import WAIT_SECONDS
+from tests.support.waits import WAIT_SECONDS, until_async
 from tests.system.text.conftest import ServeTiny
 
 ENDLESS = GenerationRequest("of the barn", Sampling(ignore_eos=True))
@@ -102,9 +102,7 @@ async def test_form_that_cannot_be_compiled_changes_no_other_text(serve_tiny: Se
 async def test_idle_model_has_no_process_until_the_next_request(serve_tiny: ServeTiny) -> None:
     async with serve_tiny(idle_unload_seconds=0.2) as model:
         first = text_of(await made(model, greedy("hello", 30)))
-        with trio.fail_after(60):
-            while model.pid is not None:  # noqa: ASYNC110 - there is no event
-                await trio.sleep(0.05)
+        await until_async(lambda: model.pid is None)
         assert model.unready_reason == ""
         assert text_of(await made(model, greedy("hello", 30))) == first
 

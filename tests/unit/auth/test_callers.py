@@ -252,6 +252,7 @@ async def test_tokens_and_requests_are_separate_limits() -> None:
     allowance = CallerQuota("shop", concurrency=1, tokens_per_minute=1)
     allowance.spend_tokens(1000)
     allowance.acquire()
+    assert allowance.in_flight == 1
     other = CallerQuota("shop", requests_per_second=1)
     other.spend_tokens(10**9)
     other.check_tokens()

@@ -8,17 +8,18 @@ import pytest
 import trio
 
 from ovmstrio.core.errors import FailedPrecondition, GraphFailure, InvalidRequest, PayloadTooLarge
-from ovmstrio.core.request import InferRequest
+from ovmstrio.core.request import InferRequest, InferResponse
 from ovmstrio.core.tensor import BY_NAME, RawTensor
 from ovmstrio.graphs.packets import MAX, MIN
 from tests.support.graphs import LOOPBACK, ask, graph_text, handler, loaded, python_node, stamps, stream, texts
-from tests.support.waits import WAIT_SECONDS
+from tests.support.waits import WAIT_SECONDS, until_async
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
-    from ovmstrio.core.request import InferResponse
+    from ovmstrio.core.request import StreamReply
+    from ovmstrio.core.service import InferStream
     from ovmstrio.graphs.servable import GraphServable
 
 ADD = """
@@ -314,3 +315,65 @@ async def test_generator_stops_while_the_client_does_not_read(tmp_path: Path) ->
                 scope.cancel()
                 await trio.lowlevel.checkpoint()
     assert 1 <= computed[-1] <= 200
+
+
+DUPLICATE = "return [Tensor('second', b'1'), Tensor('second', b'2')]"
+"""The first packet makes its consumers runnable, the second one fails the graph before they run."""
+
+
+@pytest.mark.parametrize("late", [{"model": "another"}, {"timestamp": "7"}, {"timestamp": 7}], ids=str)
+async def test_request_and_end_after_a_failure_keep_the_replies(tmp_path: Path, late: dict[str, Any]) -> None:
+    nodes = [
+        python_node("add.py", name="n1"),
+        python_node("twice.py", ["IN:in2"], ["OUT:second"], name="twice"),
+        *(python_node("echo.py", ["IN:second"], [f"OUT:unused{n}"], name=f"reader{n}") for n in (1, 2)),
+    ]
+    text = graph_text(*nodes, inputs=["OVMS_PY_TENSOR_A:in", "OVMS_PY_TENSOR_B:in2"])
+    replies: list[StreamReply] = []
+
+    async def converse(graph: GraphServable) -> None:
+        async with graph.open_stream(ask({"in": np.array([1])}, 1)) as opened:
+            await until_async(lambda: opened.replies.statistics().current_buffer_used)
+            await opened.send(ask({"in2": b""}, 2))
+            await until_async(lambda: not opened.replies.statistics().open_send_channels)
+            with pytest.raises(trio.BrokenResourceError):
+                await opened.send(ask(**late))
+            opened.end()
+            replies.extend([reply async for reply in opened.replies])
+
+    async with loaded(tmp_path / "g", text, add=ADD, twice=handler(DUPLICATE), echo=handler("return []")) as graph:
+        with pytest.raises(GraphFailure, match="Packet timestamp mismatch"):
+            await converse(graph)
+    assert len(replies) == 1
+
+
+async def test_replies_that_wait_for_the_client_precede_a_failure(tmp_path: Path) -> None:
+    nodes = [
+        python_node("flood.py", ["IN:in1"], ["OUT:out1"], name="flood", more=LOOPBACK),
+        python_node("fail.py", ["IN:in2"], ["OUT:out2"], name="fail"),
+    ]
+    sources: dict[str, Any] = {
+        "flood": handler("for number in range(1000):\n    yield [Tensor('out1', b'%d' % number)]"),
+        "fail": handler("raise ValueError"),
+    }
+    produced, received = 0, list[str]()
+
+    async def fail(opened: InferStream) -> None:
+        for timestamp in itertools.count(2):
+            await opened.send(ask({"in2": b""}, timestamp))
+
+    async def converse(graph: GraphServable) -> None:
+        nonlocal produced
+        async with graph.open_stream(ask({"in1": b""}, 1)) as opened:
+            await until_async(lambda: opened.replies.statistics().tasks_waiting_send)
+            produced = opened.replies.statistics().current_buffer_used + 1
+            with pytest.raises(trio.BrokenResourceError), trio.fail_after(WAIT_SECONDS):
+                await fail(opened)
+            async for reply in opened.replies:
+                assert isinstance(reply, InferResponse)
+                received.extend(texts(reply).values())
+
+    async with loaded(tmp_path / "g", numbered(*nodes, count=2), **sources) as graph:
+        with pytest.raises(GraphFailure, match="ValueError"):
+            await converse(graph)
+    assert received == list(map(str, range(produced)))

@@ -96,6 +96,13 @@ TWO = [tensor("x"), tensor("y")]
         ([tensor(shape=(-1, Dim(2, 4)))], [input_((9, 5))], [bytes(180)], r".*: \(-1,\[2~4\]\); Actual: \(9,5\)"),
         # 11: the product of the dimensions
         ([tensor(shape=(-1, -1))], [input_((2**40, 2**40))], [RAW], "content size of tensor proto - Expected: at most"),
+        ([tensor(shape=(-1, -1))], [input_((0, 2**62))], [b""], "content size of tensor proto - Expected: at most"),
+        ([tensor(shape=(-1, -1))], [input_((0, 2**62))], [], "content size of tensor proto - Expected: at most"),
+        ([tensor("b", "BYTES", (-1, -1))], [input_((0, 2**62), "BYTES")], [b""], "content size .* Expected: at most"),
+        # A tensor without elements may have a bounded number of rows.
+        ([tensor(shape=(-1, -1))], [input_((2**31, 0))], [b""], "input shape - Expected: at most 1048576 rows"),
+        ([tensor(shape=(-1, -1, -1))], [input_((2**15, 2**15, 0))], [], "input shape - Expected: at most 1048576 rows"),
+        ([tensor("b", "BYTES", (-1, -1))], [input_((2**31, 0), "BYTES")], [b""], "input shape - Expected: at most"),
         # 12: the bytes of a raw buffer
         (
             ONE,

@@ -446,7 +446,7 @@ def test_grammar_of_an_answer_leaves_no_reasoning(
     _, reading = parsing.prepare(GenerationRequest(Conversation(({"role": "user", "content": "x"},)), grammar=grammar))
     reading.begin("assistant\n<think>\n")
     reading.feed(OutputChunk(0, [(text, 1)], 1, finish=Finish.STOP))
-    pieces = [piece for piece in iter(reading.next, None) if piece is not None]
+    pieces = list(iter(reading.next, None))
     assert ("".join(piece.reasoning for piece in pieces), "".join(piece.text for piece in pieces)) == parts
 
 

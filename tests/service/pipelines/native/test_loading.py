@@ -8,6 +8,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from ctypes import CDLL, c_ulong, sizeof
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,15 @@ import trio
 
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.pipelines.native import library as native_library
-from ovmstrio.pipelines.native.library import NodeIdentity, load_library, private_copy, remove_leftovers
+from ovmstrio.pipelines.native.library import (
+    NodeIdentity,
+    NodeParam,
+    NodeTensor,
+    NodeTensorInfo,
+    load_library,
+    private_copy,
+    remove_leftovers,
+)
 from ovmstrio.pipelines.native.node import NativeNode, open_native_node
 from tests.support.native_nodes import FIXTURE_SOURCE, INCLUDE, Account, compiled, copy_of_fixture, names_in
 from tests.support.pipelines import hosting
@@ -92,24 +101,20 @@ def test_symbols_of_c_plus_plus_are_demangled(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("language", ["c", "c++"])
 def test_header_has_the_layout_of_the_interface(tmp_path: Path, language: str) -> None:
-    word = "_Static_assert" if language == "c" else "static_assert"
-    places = {"CustomNodeTensor": {"name": 0, "data": 8, "dataBytes": 16, "dims": 24, "dimsCount": 32, "precision": 40}}
-    places["CustomNodeTensorInfo"] = {"name": 0, "dims": 8, "dimsCount": 16, "precision": 24}
-    places["CustomNodeParam"] = {"key": 0, "value": 8}
-    sizes = {"CustomNodeTensor": 48, "CustomNodeTensorInfo": 32, "CustomNodeParam": 16, "CustomNodeTensorPrecision": 4}
-    lines = ["#include <stddef.h>", '#include "custom_node_interface.h"']
-    lines += [
-        f'{word}(offsetof(struct {struct}, {field}) == {place}, "");'
-        for struct, fields in places.items()
-        for field, place in fields.items()
-    ]
-    for name, size in sizes.items():
-        kind = "enum" if name.endswith("Precision") else "struct"
-        lines.append(f'{word}(sizeof({kind} {name}) == {size}, "");')
-    lines.append(f'{word}(UNSPECIFIED == 0 && FP32 == 1 && U8 == 3 && I32 == 7 && I64 == 9, "");')
+    structs = {"CustomNodeTensor": NodeTensor, "CustomNodeTensorInfo": NodeTensorInfo, "CustomNodeParam": NodeParam}
+    names = {"data_bytes": "dataBytes", "dims_count": "dimsCount"}
+    layout = {"sizeof(enum CustomNodeTensorPrecision)": 4, "UNSPECIFIED": 0, "FP32": 1, "U8": 3, "I32": 7, "I64": 9}
+    for name, struct in structs.items():
+        layout[f"sizeof(struct {name})"] = sizeof(struct)
+        for field, *_ in struct._fields_:
+            layout[f"offsetof(struct {name}, {names.get(field, field)})"] = getattr(struct, field).offset
     source = tmp_path / "layout.c"
-    source.write_text("\n".join(lines) + "\n")
-    compiled(source, tmp_path / "layout.so", "-x", language, "-Wall", "-Wextra", "-Werror")
+    includes = '#include <stddef.h>\n#include "custom_node_interface.h"\n'
+    source.write_text(f"{includes}unsigned long layout[] = {{{', '.join(layout)}}};\n")
+    library = compiled(source, tmp_path / "layout.so", "-x", language, "-Wall", "-Wextra", "-Werror")
+    found = (c_ulong * len(layout)).in_dll(CDLL(str(library)), "layout")
+    assert dict(zip(layout, found, strict=True)) == layout
+    assert [sizeof(struct) for struct in structs.values()] == [48, 32, 16]
 
 
 def test_header_is_in_the_package_and_under_protos() -> None:

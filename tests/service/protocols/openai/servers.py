@@ -20,6 +20,7 @@ from tests.support.scripted_services import (
     text_spec,
 )
 from tests.support.stub_registry import load_pass_through
+from tests.support.waits import WAIT_SECONDS
 from tests.unit.protocols.servers import Serving, serving_rest
 
 CHAT, WORDS, VOICE, EARS, BRUSH = "chat", "words", "voice", "ears", "brush"
@@ -65,6 +66,21 @@ def events_of(text: str) -> list[Any]:
         data = block.rpartition("data: ")[2]
         found.append(data if data == "[DONE]" else json.loads(data))
     return found
+
+
+async def expect_cancelled_on_disconnect(serving: Serving, name: str, request: bytes) -> None:
+    """Send a request, disconnect while its service waits, and check that the call ends and counts as cancelled."""
+    service = service_of(serving, name)
+    with trio.fail_after(WAIT_SECONDS):
+        async with serving.connect() as peer:
+            await peer.send(request)
+            await service.waiting.wait()
+        await service.left.wait()
+    await serving.wait_closed()
+    assert service.running == 0
+    (line,) = [each for each in (await serving.get("/metrics")).text.splitlines() if 'code="Cancelled"' in each]
+    assert line.startswith("ovmstrio_requests_total{")
+    assert line.endswith(" 1.0")
 
 
 def post_of(path: str, body: dict[str, Any]) -> bytes:

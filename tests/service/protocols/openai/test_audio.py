@@ -17,6 +17,7 @@ from tests.service.protocols.openai.servers import (
     PREFIXES,
     VOICE,
     events_of,
+    expect_cancelled_on_disconnect,
     post_of,
     serve_openai,
     service_of,
@@ -404,10 +405,5 @@ async def test_a_deadline_ends_the_request(serving: Serving, name: str) -> None:
     ids=["speech", "streamed speech", "transcription", "streamed transcription"],
 )
 async def test_a_client_that_disconnects_ends_its_request(serving: Serving, name: str, request_bytes: bytes) -> None:
-    service = service_of(serving, name)
-    service.steps = (FIRST[name], trio.Event())
-    with trio.fail_after(WAIT_SECONDS):
-        async with serving.connect() as peer:
-            await peer.send(request_bytes)
-            await service.waiting.wait()
-        await service.left.wait()
+    service_of(serving, name).steps = (FIRST[name], trio.Event())
+    await expect_cancelled_on_disconnect(serving, name, request_bytes)

@@ -19,7 +19,7 @@ from ovmstrio.protocols.openai.files import FileLimits, FileStorage
 from tests.service.protocols.openai.servers import CHAT, WORDS, serve_openai, service_of
 from tests.service.protocols.openai.test_stored_responses import SCOPES, with_client
 from tests.support.callers import gate_of
-from tests.support.waits import WAIT_SECONDS
+from tests.support.waits import WAIT_SECONDS, until_async
 from tests.unit.protocols.servers import Serving
 
 CHATS: Final = "/v1/chat/completions"
@@ -188,9 +188,8 @@ async def test_a_request_is_repeated_while_the_server_is_overloaded(storing: Ser
     service.refusal = Overloaded("the queue is full")
     made = await with_client(storing, partial(create, lines=[line("a")]))
     with trio.fail_after(WAIT_SECONDS):
-        while not service.requests:  # noqa: ASYNC110 - the service reports no requests
-            await trio.sleep(0.01)
-        service.refusal = None
+        await service.arrived.wait()
+    service.refusal = None
     assert (await ended(storing, made.id)).request_counts.completed == 1
     assert len(service.requests) > 1
 
@@ -249,9 +248,7 @@ async def _interrupt_batch(folder: Path, limits: FileLimits) -> Any:
         made = await with_client(serving, partial(create, lines=[line("a"), line("b", "wait")]))
         with trio.fail_after(WAIT_SECONDS):
             await service_of(serving).waiting.wait()
-            outputs = partial(limits.folder.glob, "*/batches/*.output")
-            while not any(each.stat().st_size for each in outputs()):  # noqa: ASYNC110 - a file of the server
-                await trio.sleep(0.01)
+        await until_async(lambda: any(each.stat().st_size for each in limits.folder.glob("*/batches/*.output")))
     return made
 
 

@@ -795,17 +795,6 @@ async def test_a_malformed_deadline_is_refused(serving: Serving) -> None:
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "X-Request-Timeout")
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_disconnects_ends_its_generation(serving: Serving, stream: bool) -> None:
-    service_of(serving).script = lambda _: [GenerationChunk(text="a"), trio.Event()]
-    with trio.fail_after(WAIT_SECONDS):
-        async with serving.connect() as peer:
-            await peer.send(post_of(CHATS, chat_body(stream=stream)))
-            await service_of(serving).waiting.wait()
-        await service_of(serving).left.wait()
-    assert service_of(serving).running == 0
-
-
 _LAST = {CHATS: b"[DONE]", RESPONSES: b"response.completed", "/v1/messages": b"message_stop"}
 
 

@@ -8,8 +8,7 @@ import pytest
 import trio
 
 from ovmstrio.core.generation import GenerationChunk
-from tests.service.protocols.openai.servers import CHAT, chat_body, post_of, service_of
-from tests.support.waits import WAIT_SECONDS
+from tests.service.protocols.openai.servers import CHAT, chat_body, expect_cancelled_on_disconnect, post_of, service_of
 from tests.unit.protocols.servers import Serving
 
 _BODIES: Final[dict[str, dict[str, Any]]] = {
@@ -26,16 +25,8 @@ _EACH_PATH: Final = pytest.mark.parametrize("path", _BODIES)
 @_EACH_PATH
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_disconnected_client_cancels_its_request(serving: Serving, path: str, stream: bool) -> None:
-    service = service_of(serving)
-    never = trio.Event()
-    service.script = lambda _: (GenerationChunk(text="a"), never)
-    async with serving.connect() as peer:
-        await peer.send(post_of(path, _BODIES[path] | {"stream": stream}))
-        with trio.fail_after(WAIT_SECONDS):
-            await service.waiting.wait()
-    with trio.fail_after(WAIT_SECONDS):
-        await service.left.wait()
-    assert service.running == 0
+    service_of(serving).script = lambda _: (GenerationChunk(text="a"), trio.Event())
+    await expect_cancelled_on_disconnect(serving, CHAT, post_of(path, _BODIES[path] | {"stream": stream}))
 
 
 @pytest.mark.parametrize(("path", "api"), [("/v1/messages", "Anthropic"), ("/api/chat", "Ollama")])

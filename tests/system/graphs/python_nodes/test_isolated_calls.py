@@ -314,6 +314,65 @@ async def test_process_outlives_the_stream_of_a_disconnected_client(
         assert node.resources.code.code.pids == before
 
 
+KEEPING = """
+import gc, time, weakref
+from pathlib import Path
+from pyovms import current_context
+class Kept:
+    pass
+class OvmsPythonModel:
+    def initialize(self, kwargs):
+        self.kept = weakref.WeakSet()
+    def execute(self, inputs):
+        action, context = bytes(inputs[0]).decode(), current_context()
+        if action == "count":
+            gc.collect()
+            return [Tensor("out", b"%d" % len(self.kept))]
+        context.storage.kept = Kept()
+        self.kept.add(context.storage.kept)
+        if action == "raise":
+            raise ValueError
+        if action == "wrong":
+            return [1]
+        (Path(__file__).parent / "waits").touch()
+        while not context.is_cancelled():
+            time.sleep(0.001)
+"""
+
+
+@pytest.mark.parametrize("action", ["raise", "wrong", "wait"])
+async def test_state_of_a_failed_or_cancelled_call_is_released(tmp_path: Path, action: str) -> None:
+    async def attempt() -> None:
+        with suppress(NodeFailure):
+            await node.run_once(action.encode())
+
+    async def kept() -> int:
+        return int((await node.run_once(b"count"))[0][2])
+
+    async with nodes(tmp_path, isolation=Isolation()) as made:
+        node = await made.load(source=KEEPING)
+        with capture_logs():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(attempt)
+                if action == "wait":
+                    await until_async((tmp_path / "waits").exists)
+                    assert await kept() == 1
+                    nursery.cancel_scope.cancel()
+        with trio.fail_after(WAIT_SECONDS):
+            while await kept():
+                await trio.lowlevel.checkpoint()
+
+
+@pytest.mark.parametrize("prefix", ["", "async "])
+async def test_generator_of_an_invalid_value_is_closed(tmp_path: Path, prefix: str) -> None:
+    body = "try:\n    yield None\nfinally:\n    (Path(__file__).parent / 'closed').touch()"
+    async with nodes(tmp_path, isolation=Isolation()) as made:
+        node = await made.load(GENERATIVE, handler(body, prefix=prefix, head="from pathlib import Path"))
+        with pytest.raises(NodeFailure, match="yielded a NoneType"):
+            await node.run_once()
+        await until_async((tmp_path / "closed").exists)
+
+
 @pytest.mark.slow
 async def test_ten_thousand_calls_do_not_grow_the_memory(tmp_path: Path) -> None:
     body = """

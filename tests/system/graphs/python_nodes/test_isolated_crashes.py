@@ -21,6 +21,7 @@ from ovmstrio.isolation.isolated_code import CodeWorker, IsolatedCode, Isolation
 from ovmstrio.isolation.worker_process import WorkerExited
 from tests.support.graph_nodes import Node, Nodes, Opened, make_node, nodes
 from tests.support.graphs import handler
+from tests.support.processes import is_at_work
 from tests.support.scripted_worker import PROGRAM
 from tests.support.waits import WAIT_SECONDS, until_async
 
@@ -228,13 +229,6 @@ async def test_forked_child_that_returns_ends(tmp_path: Path) -> None:
             await until_async(lambda: not is_at_work(int(child)))  # noqa: B023 - awaited here
 
 
-def is_at_work(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 @pytest.mark.parametrize("action", ["loop", "lock"])
 async def test_call_of_a_disconnected_client_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: str
@@ -258,8 +252,10 @@ async def test_node_that_holds_the_interpreter_is_unloaded(tmp_path: Path) -> No
             nursery.start_soon(node.run_once, b"lock")
             await trio.testing.wait_all_tasks_blocked(0.1)
             nursery.cancel_scope.cancel()
+        (pid,) = node.resources.code.code.pids
         with capture_logs(), trio.fail_after(WAIT_SECONDS):
             await node.resources.aclose()
+        assert not is_at_work(pid)
 
 
 async def test_failed_restart_is_reported_until_the_file_is_valid(tmp_path: Path) -> None:

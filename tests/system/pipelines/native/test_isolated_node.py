@@ -23,7 +23,7 @@ from ovmstrio.pipelines.open_node import open_custom_node
 from ovmstrio.pipelines.python_node import PythonNode
 from tests.support.native_nodes import compiled, copy_of_fixture, names_in
 from tests.support.pipelines import write_node
-from tests.support.processes import is_resource_tracker
+from tests.support.processes import is_at_work, is_resource_tracker
 from tests.support.waits import until_async
 
 X = np.arange(10, dtype=np.float32).reshape(1, 10)
@@ -159,6 +159,31 @@ async def test_abort_of_a_library_when_it_is_loaded_leaves_no_copy(tmp_path: Pat
             await open_isolated_node(library, "n", {}, nursery=nursery)
     assert not children()
     assert names_in(tmp_path) == ["node.c", "node.so"]
+
+
+FORKING = """
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+__attribute__((constructor)) static void begin(void) {
+    pid_t child = fork();
+    if (!child) for (;;) pause();
+    FILE* file = fopen(CHILD, "w");
+    fprintf(file, "%d", child);
+    fclose(file);
+    abort();
+}
+"""
+
+
+async def test_child_of_a_library_ends_with_its_process(tmp_path: Path) -> None:
+    source, child = tmp_path / "node.c", tmp_path / "pid"
+    source.write_text(FORKING.replace("CHILD", f'"{child}"'))
+    library = compiled(source, tmp_path / "node.so")
+    async with trio.open_nursery() as nursery:
+        with pytest.raises(ConfigError, match="its process was killed by SIGABRT"):
+            await open_isolated_node(library, "n", {}, nursery=nursery)
+    await until_async(lambda: not is_at_work(int(child.read_text())))
 
 
 @pytest.mark.parametrize(("execute", "name"), [("segv", "SIGSEGV"), ("abort", "SIGABRT")])

@@ -29,7 +29,7 @@ from ovmstrio.ops.settings import DagSettings, OpSettings, PipelineSettings
 from tests.support.examples import examples
 from tests.support.ops import asking, text_graph
 from tests.support.ops import settings as op_settings
-from tests.support.waits import WAIT_SECONDS
+from tests.support.waits import WAIT_SECONDS, until_async
 
 LIMIT: Final = 0.1
 """Timeout of an attempt of ``process``, where there is one."""
@@ -575,10 +575,8 @@ async def test_memory_reaches_a_plateau(takes_first: bool, monkeypatch: pytest.M
             for seed in range(CLIENTS):
                 nursery.start_soon(soak.client, seed)
         assert executor.in_flight == 0
-        with trio.fail_after(60):
-            # Threads of requests whose callers left end later than the requests, without any event.
-            while (count_objects(Sample), count_objects(Ticket)) != (0, 0):  # noqa: ASYNC110
-                await trio.sleep(0.01)
+        # Threads of requests whose callers left end later than the requests.
+        await until_async(lambda: (count_objects(Sample), count_objects(Ticket)) == (0, 0))
     assert soak.ends.total() >= REQUESTS
     quarter = len(soak.resident) // 4
     assert max(soak.resident[-quarter:]) - max(soak.resident[quarter : 2 * quarter]) < MOST_GROWTH_BYTES

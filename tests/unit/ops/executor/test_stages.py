@@ -291,6 +291,7 @@ async def test_a_product_code_of_a_hook_is_the_answer(hook: str, how: str, code:
         ("process shown", 4000, "[op] failed to predict. bad file: secret. Please check"),
         ("process hidden", 4000, f"[op] failed to predict. {HIDDEN}. Please check"),
         ("process product", 60, "[op] failed to predict. no such thing. Please check"),
+        ("process enum", 100001, "[op] failed to predict. sorry. Please check"),
         ("process short", 10000, "process should return a dict, got tuple"),
         ("process none", 10000, "process should return a dict, got NoneType"),
     ],
@@ -299,6 +300,12 @@ async def test_a_wrong_result_of_a_hook_is_an_error(how: str, code: int, part: s
     response = await infer_once(MISBEHAVING, asking(how, logid=7))
     assert response.err_no == code
     assert part in response.err_msg
+
+
+@pytest.mark.parametrize("code", [0, None, CustomExceptionCode.OK])
+async def test_process_may_return_the_code_of_no_error(code: Any) -> None:
+    response = await infer_once(op_class(process=lambda _, feeds: (feeds[0], code, "")), asking("fine"))
+    assert (response.err_no, response.values) == (0, ["fine"])
 
 
 async def test_later_ops_do_not_run_after_an_error() -> None:

@@ -411,6 +411,7 @@ async def test_requests_of_a_client_that_leaves_are_cancelled(served: Serving) -
 
     await with_channel(served.address, work)
     await served.wait(served.servable.cancelled)
+    assert (served.servable.done, served.servable.in_flight) == (["0"], 0)
 
 
 @pytest.fixture

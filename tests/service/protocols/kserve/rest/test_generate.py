@@ -191,9 +191,10 @@ async def test_a_client_that_does_not_read_blocks_the_graph_until_it_disconnects
 async def test_a_stream_is_cancelled_after_the_grace_of_a_drain(serving: Serving) -> None:
     graph = _graph(serving)
     graph.pause_after = 1
-    async with serving.connect() as peer, trio.open_nursery() as nursery:
+    async with serving.connect() as peer:
         await peer.send(_post(x="first", replies=3))
         await peer.until(b"first")
-        nursery.start_soon(serving.front_end.drain, 0.3)
-        await peer.rest()
+        assert await serving.front_end.drain(0.3) == 1
+        assert await peer.rest() == b""
     await _wait(graph.cancelled)
+    assert (graph.open, graph.streams[0].made) == (0, 1)
