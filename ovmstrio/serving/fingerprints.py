@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ovmstrio.util.regular_files import read_regular_bytes
+from ovmstrio.util.regular_files import is_file, read_regular_bytes
 
 if TYPE_CHECKING:
     from ovmstrio.config.specs import GraphSpec
@@ -88,10 +88,10 @@ def python_files(directory: Path) -> Iterator[Path]:
     """Yield the Python files of a directory and of its packages; none for an unreadable one."""
     try:
         entries = list(directory.iterdir())
-    except OSError:
+    except (OSError, ValueError):
         return
     for entry in entries:
         if entry.suffix == ".py":
             yield entry
-        elif (entry / "__init__.py").is_file():
+        elif is_file(entry / "__init__.py"):
             yield from python_files(entry)
