@@ -347,6 +347,13 @@ def test_a_path_that_cannot_be_served_is_refused_with_what_was_found_and_a_fix(
     assert problem.expected
 
 
+def test_an_empty_path_is_not_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _onnx(tmp_path / "mine.onnx")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="the path is empty"):
+        find_target("")
+
+
 def test_a_folder_of_very_many_folders_is_no_repository(tmp_path: Path) -> None:
     for number in range(50):
         for other in range(50):
