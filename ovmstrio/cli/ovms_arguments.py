@@ -17,6 +17,8 @@ OWN_OPTIONS: Final = frozenset({"--help", "--version", "-h", "--install-completi
 
 _HELP: Final = frozenset({"--help", "-h", SHOW_ALL})
 _VALUES: Final = {"true": True, "false": False}
+_ATTACHED: Final = {**_VALUES, "t": True, "f": False, "1": True, "0": False}
+"""Values of flags in any case; OVMS takes the short ones only after an equals sign."""
 
 
 class ServeCommand(ServerCommand):
@@ -60,21 +62,31 @@ class ServeCommand(ServerCommand):
 
 
 def _spell_flags(arguments: Sequence[str], flags: Collection[str]) -> list[str]:
-    """Replace flags that have a value, attached or as the next argument, by ``--name`` or ``--no-name``."""
+    """Replace flags that have a value, attached or as the next argument, by ``--name`` or ``--no-name``.
+
+    Raises:
+        UsageError: the attached value of a flag is neither true nor false.
+    """
+    from ovmstrio.core.errors import Problem
+    from ovmstrio.server.command_line import UsageError
+
     spelt: list[str] = []
     for argument in arguments:
-        option, _, value = argument.partition("=")
-        if argument in _VALUES and spelt and _name(spelt[-1]) in flags:
-            option, value = spelt.pop(), argument
-        if value in _VALUES and _name(option) in flags:
-            spelt.append(option if _VALUES[value] else f"--no-{option[2:]}")
-        else:
+        option, is_attached, value = argument.partition("=")
+        if argument.lower() in _VALUES and spelt and _name(spelt[-1]) in flags:
+            option, is_attached, value = spelt.pop(), "=", argument
+        if not is_attached or _name(option) not in flags:
             spelt.append(argument)
+        elif value.lower() in _ATTACHED:
+            spelt.append(option if _ATTACHED[value.lower()] else f"--no-{option[2:]}")
+        else:
+            problem = Problem("the value cannot be used", path=option, expected="true or false", found=value)
+            raise UsageError([problem])
     return spelt
 
 
 def _name(option: str) -> str:
-    return option[2:].replace("-", "_") if option.startswith("--") else ""
+    return option[2:].partition("=")[0].replace("-", "_") if option.startswith("--") else ""
 
 
 def begins_like_ovms(arguments: Sequence[str]) -> bool:
@@ -85,7 +97,7 @@ def begins_like_ovms(arguments: Sequence[str]) -> bool:
     from ovmstrio.server.settings import ServerSettings
     from ovmstrio.util.deprecation import RENAMED_SETTINGS
 
-    name = _name(arguments[0].partition("=")[0])
+    name = _name(arguments[0])
     return (
         name in UNSUPPORTED_HINTS
         or name in {*CONFIG_COMMANDS, *DOWNLOAD_OPTIONS, *DOWNLOAD_FLAGS}

@@ -5,6 +5,8 @@
     ovms --list-models --model-repository-path REPO
     ovms --add-to-config --config-path FILE --model-name NAME (--model-repository-path REPO | --model-path FOLDER) ...
     ovms --remove-from-config --config-path FILE --model-name NAME
+
+The file may also be the value of ``--add-to-config`` and ``--remove-from-config``.
 """
 
 from __future__ import annotations
@@ -52,13 +54,15 @@ def manage_config(arguments: Sequence[str]) -> None:
     if given.list_models:
         _list(Path(repository or fail("--list-models: name the folder with --model-repository-path", EX_USAGE)))
         return
-    path = given.config_path or (Path(repository) / _CONFIG if repository else None)
-    command = "--add-to-config" if given.add_to_config else "--remove-from-config"
+    is_added = given.add_to_config is not None
+    named = given.config_path or (given.add_to_config if is_added else given.remove_from_config)
+    path = named or (Path(repository) / _CONFIG if repository else None)
+    command = "--add-to-config" if is_added else "--remove-from-config"
     if path is None or not given.model_name:
         fail(f"{command}: expected --config-path and --model-name", EX_USAGE)
     file = Path(path) / _CONFIG if Path(path).is_dir() else Path(path)
     with _locked(file):
-        if given.add_to_config:
+        if is_added:
             _add(file, given, repository)
         else:
             _remove(file, given.model_name)
@@ -75,8 +79,10 @@ def _read(arguments: Sequence[str]) -> argparse.Namespace:
 
     parser = _Parser(prog="ovms", add_help=False, allow_abbrev=False)
     command = parser.add_mutually_exclusive_group(required=True)
-    for name in sorted(CONFIG_COMMANDS):
-        command.add_argument(option_name(name), action="store_true")
+    command.add_argument(option_name("list_models"), action="store_true")
+    for name in sorted(CONFIG_COMMANDS - {"list_models"}):
+        # Some releases of OVMS name the file here, others with --config-path.
+        command.add_argument(option_name(name), nargs="?", const="", metavar="FILE")
     options = _OF_TENSORS | TEXT_OPTIONS | {"model_name", "model_path", "model_repository_path", "config_path"}
     for name in sorted(options):
         parser.add_argument(option_name(name))

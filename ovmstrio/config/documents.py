@@ -235,6 +235,7 @@ def sorted_by_line(problems: Iterable[Problem]) -> tuple[Problem, ...]:
 
 _BLANK: Final = re.compile(r"[ \t\r\n]*")
 _NEWLINE: Final = re.compile(r"\n")
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 MAX_DEPTH: Final = 100
 
 _REASONS: Final = {
@@ -317,6 +318,7 @@ class _JsonScanner:
         return True
 
     def _scalar(self, wanted: str) -> Any:
+        start = self.position
         try:
             value, self.position = self._decoder.raw_decode(self.text, self.position)
         except json.JSONDecodeError as error:
@@ -326,6 +328,8 @@ class _JsonScanner:
             raise self._error(reason or f"expected {wanted}", at=min(at, len(self.text))) from None
         except ValueError as error:
             raise self._error(str(error)) from None
+        if isinstance(value, str) and _SURROGATE.search(value):
+            raise self._error("half of a surrogate pair is not a character", at=start)
         return value
 
     def _expect(self, character: str, context: str) -> None:

@@ -127,7 +127,7 @@ class GraphKind(Kind[GraphSpec]):
         from ovmstrio.isolation.isolated_code import Isolation  # noqa: PLC0415 - as above
 
         del version, directory
-        if not await trio.Path(spec.graph_path).is_file():
+        if not await trio.to_thread.run_sync(is_file, spec.graph_path):
             raise ConfigError([replace(_MISSING, found=str(spec.graph_path))])
         return await load_graph(
             spec,

@@ -67,7 +67,15 @@ def _again_as_retry(value: Any) -> Any:
     return "retry" if value == "again" else value  # the name of earlier releases
 
 
+def _refuse_empty(value: Any) -> Any:
+    # The path of an empty text is the current folder, as of an unset variable of a shell.
+    if value == "":
+        raise ValueError("a path that is not empty")
+    return value
+
+
 Port = Annotated[int, Field(ge=0, le=65_535)]
+GivenPath = Annotated[Path, BeforeValidator(_refuse_empty)]
 
 
 class ServerSettings(BaseModel):
@@ -86,7 +94,7 @@ class ServerSettings(BaseModel):
     rest_bind_address: str = _setting(
         ALL_INTERFACES, SERVER, "REST listen addresses; comma separated, unix:/path for a Unix socket."
     )
-    config_path: Path | None = _setting(None, SERVER, "File config.json, or a folder of models.")
+    config_path: GivenPath | None = _setting(None, SERVER, "File config.json, or a folder of models.")
     file_system_poll_wait_seconds: Annotated[float, Field(ge=0)] = _setting(
         1, SERVER, "Poll interval in seconds for configuration and model versions; 0 disables polling."
     )
@@ -120,7 +128,7 @@ class ServerSettings(BaseModel):
     server_name: str = _setting(
         "OpenVINO Model Server", SERVER, "Server name in metadata responses; some Triton clients require triton."
     )
-    cache_dir: Path | None = _setting(None, SERVER, "Cache directory for compiled models.")
+    cache_dir: GivenPath | None = _setting(None, SERVER, "Cache directory for compiled models.")
     compile_cache_gb: Annotated[float, Field(ge=0)] = _setting(
         2, SERVER, "Size in GB of the per-user cache of compiled models, used without --cache-dir; 0 disables it."
     )
@@ -141,7 +149,7 @@ class ServerSettings(BaseModel):
         SEQUENCES,
         "Cleanup interval in minutes for sequences; a sequence idle for two intervals is removed. 0 disables cleanup.",
     )
-    sequence_store: Path | None = _setting(None, SEQUENCES, "Directory where sequences are saved across restarts.")
+    sequence_store: GivenPath | None = _setting(None, SEQUENCES, "Directory where sequences are saved across restarts.")
     sequence_flush_seconds: Annotated[float, Field(ge=0, le=86_400)] = _setting(
         5,
         SEQUENCES,
@@ -169,7 +177,7 @@ class ServerSettings(BaseModel):
     )
 
     model_name: str | None = _setting(None, MODEL, "Name of the model or graph.")
-    model_path: Path | None = _setting(
+    model_path: GivenPath | None = _setting(
         None,
         MODEL,
         "Model directory or file; a directory may have version directories; for a graph its directory or graph.pbtxt; "
@@ -316,7 +324,7 @@ class ServerSettings(BaseModel):
         None, TEXT, "Guidance scale of each request, compiled into the model; requires a single --resolution."
     )
 
-    readiness_file: Path | None = _setting(
+    readiness_file: GivenPath | None = _setting(
         None, PROJECT, "File that exists while the project is ready; default /run/workspace/api_readiness.txt."
     )
     debug: bool = _setting(False, PROJECT, "Include handler exceptions in error responses.")
@@ -359,23 +367,23 @@ class ServerSettings(BaseModel):
     drain_seconds: Annotated[float, Field(ge=0)] = _setting(
         30, LIMITS, "Drain timeout in seconds; calls still running after it are cancelled."
     )
-    tls_cert: Path | None = _setting(None, SECURITY, "TLS certificate chain (PEM) of both protocols.")
-    tls_key: Path | None = _setting(None, SECURITY, "TLS private key (PEM).")
-    client_ca: Path | None = _setting(
+    tls_cert: GivenPath | None = _setting(None, SECURITY, "TLS certificate chain (PEM) of both protocols.")
+    tls_key: GivenPath | None = _setting(None, SECURITY, "TLS private key (PEM).")
+    client_ca: GivenPath | None = _setting(
         None, SECURITY, "CA certificate (PEM); clients must present a certificate of this CA (mutual TLS)."
     )
-    api_key_file: Path | None = _setting(
+    api_key_file: GivenPath | None = _setting(
         None,
         SECURITY,
         "File with the API key of the text-generation endpoints (also: environment variable API_KEY). Other "
         "endpoints stay open unless --keys-file or tokens are configured.",
     )
-    keys_file: Path | None = _setting(
+    keys_file: GivenPath | None = _setting(
         None,
         SECURITY,
         "File of callers (ovms keys); all endpoints except health require a key, client certificate or token.",
     )
-    jwks_file: Path | None = _setting(
+    jwks_file: GivenPath | None = _setting(
         None, SECURITY, "JSON Web Key Set file for JWT authentication: all endpoints except health require a token."
     )
     oidc_issuer: str | None = _setting(
@@ -434,7 +442,7 @@ class ServerSettings(BaseModel):
     response_store_seconds: Annotated[float, Field(gt=0)] = _setting(
         86_400, LIMITS, "Time in seconds for which responses are stored."
     )
-    file_store: Path | None = _setting(
+    file_store: GivenPath | None = _setting(
         None, SERVER, "Folder of files and batches of the OpenAI API; unset refuses both."
     )
     file_store_bytes: Annotated[int, Field(gt=0)] = _setting(
@@ -451,7 +459,7 @@ class ServerSettings(BaseModel):
         SECURITY,
         "Hosts of image URLs in messages, comma separated, or all; only public addresses. Disabled by default.",
     )
-    allowed_local_media_path: Path | None = _setting(
+    allowed_local_media_path: GivenPath | None = _setting(
         None, SECURITY, "Folder of local image files that messages may name; disabled by default."
     )
     allowed_origins: str | None = _setting(
@@ -473,7 +481,7 @@ class ServerSettings(BaseModel):
     access_log: Literal["off", "combined", "json"] = _setting(
         "off", OBSERVABILITY, "Access log on standard output: off, combined (Apache format) or json."
     )
-    log_path: Path | None = _setting(None, OBSERVABILITY, "Log file, in addition to standard error.")
+    log_path: GivenPath | None = _setting(None, OBSERVABILITY, "Log file, in addition to standard error.")
     log_format: Literal["pretty", "json"] = _setting("pretty", OBSERVABILITY, "Log format.")
     log_failures_per_second: Annotated[int, Field(ge=1)] = _setting(
         20, OBSERVABILITY, "Warnings and errors per second that the calls of a service may log."

@@ -206,6 +206,8 @@ _HINTS: Final = {
 
 def _existing(text: str) -> tuple[Path, int]:
     """Return the absolute path of a file or folder, and its mode; backslashes may separate the parts of the path."""
+    if not text:
+        raise _refusal("the path is empty", Path(), expected=SERVABLE)
     path = Path(text)
     if "\\" in text and not path.exists() and Path(text.replace("\\", "/")).exists():
         path = Path(text.replace("\\", "/"))

@@ -88,7 +88,7 @@ def python_files(directory: Path) -> Iterator[Path]:
     """Yield the Python files of a directory and of its packages; none for an unreadable one."""
     try:
         entries = list(directory.iterdir())
-    except OSError:
+    except (OSError, ValueError):
         return
     for entry in entries:
         if entry.suffix == ".py":

@@ -51,14 +51,22 @@ class ChangeDetector:
         self.services = services
 
     async def list(self, record: ServiceRecord, spec: ServableSpec) -> Listing:
-        """List the versions of a service; raises as ``Kind.list_versions``."""
-        listing = await trio.to_thread.run_sync(record.kind.list_versions, spec)
+        """List the versions of a service; raises as ``Kind.list_versions``, also for files that cannot be examined."""
+        try:
+            listing = await trio.to_thread.run_sync(record.kind.list_versions, spec)
+        except ConfigError:
+            raise
+        except (OSError, ValueError) as error:
+            raise ConfigError([Problem(f"the files cannot be examined: {error}")]) from error
         return replace(listing, fingerprint=listing.fingerprint + self._callee_loads(record))
 
     async def of(self, record: ServiceRecord, spec: ServableSpec, directory: Path) -> str:
         """Return the fingerprint that a version would have if it were loaded now."""
         called = self._callee_loads(record)
-        return await trio.to_thread.run_sync(record.kind.fingerprint, spec, directory) + called
+        try:
+            return await trio.to_thread.run_sync(record.kind.fingerprint, spec, directory) + called
+        except (OSError, ValueError):  # the load reports files that cannot be examined
+            return called
 
     def _callee_loads(self, record: ServiceRecord) -> str:
         return "".join(f"\n{call.name}:{call.version}:{self._load_id(call)}" for call in record.calls if call.reloads)
@@ -115,7 +123,7 @@ async def update_dependencies(services: Mapping[str, ServiceRecord]) -> None:
     configured = [(record, spec) for record in services.values() if (spec := record.spec) is not None]
     if not configured:
         return
-    found = await trio.to_thread.run_sync(lambda: [tuple(each.kind.depends_on(spec)) for each, spec in configured])
+    found = await trio.to_thread.run_sync(lambda: [_dependencies(*each) for each in configured])
     for (record, _), calls in zip(configured, found, strict=True):
         record.calls = calls
     names = {record.name: [call.name for call in record.calls] for record, _ in configured}
@@ -130,6 +138,13 @@ async def update_dependencies(services: Mapping[str, ServiceRecord]) -> None:
         for problem in unmet if unmet != record.unmet else ():
             log.warning("dependency missing", kind=record.kind.name, name=record.name, problem=str(problem))
         record.unmet = unmet
+
+
+def _dependencies(record: ServiceRecord, spec: ServableSpec) -> tuple[Dependency, ...]:
+    try:
+        return tuple(record.kind.depends_on(spec))
+    except (OSError, ValueError):  # the listing reports files that cannot be examined
+        return record.calls
 
 
 def _unmet(call: Dependency, place: Problem, configured: Collection[str]) -> Problem:

@@ -132,11 +132,16 @@ class Address:
 
 
 def find_address(text: str | Path) -> Address | None:
-    """Return the address that a setting names, also as a ``Path``; None for a local path."""
+    """Return the address that a setting names, also as a ``Path``; None for a local path and for an invalid URL."""
     found = _ADDRESS.fullmatch(str(text))
     if found is None or found[1].lower() not in _SCHEMES:
         return None
-    return Address(f"{found[1].lower()}://{found[2]}")
+    address = Address(f"{found[1].lower()}://{found[2]}")
+    try:
+        urlsplit(address.text.encode().decode())
+    except ValueError:
+        return None
+    return address
 
 
 def local_path(text: str | Path) -> Path:

@@ -51,9 +51,24 @@ def check_regular(path: Path | str) -> None:
     """Raise unless a path leads to a regular file.  Links are followed.
 
     Raises:
-        OSError: the file does not exist, or has another type; ``strerror`` names the type.
+        OSError: the file does not exist, no file can have the path, or it has another type; ``strerror`` names the
+            type.
     """
-    _check_mode(os.stat(path).st_mode, path)  # noqa: PTH116 - takes strings as well
+    try:
+        mode = os.stat(path).st_mode  # noqa: PTH116 - takes strings as well
+    except ValueError as error:  # such as a NUL
+        raise OSError(errno.EINVAL, str(error), str(path)) from None
+    _check_mode(mode, path)
+
+
+def is_file(path: Path) -> bool:
+    """Return True if a path leads to a file; False also for a path that cannot be examined, where ``Path`` raises."""
+    return os.path.isfile(path)  # noqa: PTH113 - never raises
+
+
+def is_folder(path: Path) -> bool:
+    """Return True if a path leads to a folder; False also for a path that cannot be examined."""
+    return os.path.isdir(path)  # noqa: PTH112 - never raises
 
 
 def open_regular(path: Path | str, flags: int = os.O_RDONLY, permissions: int = 0o666) -> BufferedRandom:

@@ -236,6 +236,27 @@ def test_a_configuration_is_served_by_its_file_or_folder(
     _check_answer(path, "called", ADDED)
 
 
+def test_entries_with_paths_that_no_file_can_have_leave_the_others_served(tmp_path: Path) -> None:
+    _onnx(tmp_path / "good/1/model.onnx")
+    for path in ("\0", "x" * 300, "http://[/x"):
+        graph = {"name": "g", "base_path": "good", "graph_path": path}
+        document = {
+            "model_config_list": [
+                {"config": {"name": name, "base_path": p}} for name, p in (("good",) * 2, ("m", path))
+            ],
+            "mediapipe_config_list": [graph, {"name": "b", "base_path": path}, {**graph, "name": "p", "python": path}],
+            "custom_node_library_config_list": [{"name": "l", "base_path": path}],
+            "handler_config_list": [{"name": "h", "path": path}],
+            "op_pipeline_config_list": [{"name": "o", "path": path}],
+            "text_model_config_list": [{"config": {"name": "t", "base_path": path}}],
+        }
+        (tmp_path / "config.json").write_text(json.dumps(document))
+        with serving_in_thread(config_path=tmp_path / "config.json", ready_requires="started") as server:
+            np.testing.assert_array_equal(_infer(server, "m0", RELU[0]), RELU[1])
+            assert server.ask("POST", "/v1/config/reload").status_code in {412, 500}
+            np.testing.assert_array_equal(_infer(server, "m0", RELU[0]), RELU[1])
+
+
 def test_a_text_model_is_served_by_its_folder_its_file_or_its_configuration(tmp_path: Path) -> None:
     folder = write_tiny_folder(tmp_path / "tiny-llm")
     assert [find_target(folder / path).name for path in (".", "config.json")] == ["tiny-llm"] * 2
@@ -324,6 +345,13 @@ def test_a_path_that_cannot_be_served_is_refused_with_what_was_found_and_a_fix(
     assert problem.message.startswith(message)
     assert hint.format(tmp_path) in problem.suggestion
     assert problem.expected
+
+
+def test_an_empty_path_is_not_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _onnx(tmp_path / "mine.onnx")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="the path is empty"):
+        find_target("")
 
 
 def test_a_folder_of_very_many_folders_is_no_repository(tmp_path: Path) -> None:

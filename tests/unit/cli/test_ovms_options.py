@@ -93,6 +93,7 @@ REFUSED = {
     "--model_name r --model_path r --trace_path trace.json --port 9178": ["/metrics"],
     "--model_path /m --model_name m --task text_generation --verbose_response": ["no __verbose object"],
     "--model_path /m --model_name m --disable_input_count_validation=true": ["only the inputs of the model"],
+    "--model_name m --model_path /m --stateful=maybe": ["--stateful: the value cannot be used (expected true or false"],
     "--model_path azfs://share/model --model_name m --port 9001": ["--model-path: remote storage is not supported"],
 }
 
@@ -127,12 +128,15 @@ def test_command_lines_of_ovms_are_accepted_unchanged(
     assert ignored_options(taken) == {}
 
 
-@pytest.mark.parametrize("value", ["=true", " true", "=false", " false", ""])
+@pytest.mark.parametrize("value", ["=true", " true", "=false", " false", "", "=True", "=1", " True", "=F", "=0"])
 def test_a_flag_may_have_a_value(given: list[dict[str, Any]], value: str) -> None:
     line = f"--model_name m --model_path /m --stateful --idle-sequence-cleanup{value} --metrics_enable"
     result = CliRunner().invoke(command_line(), shlex.split(line))
     assert result.exit_code == 0, result.output
-    assert (given[0]["idle_sequence_cleanup"], given[0]["metrics_enable"]) == ("false" not in value, True)
+    assert (given[0]["idle_sequence_cleanup"], given[0]["metrics_enable"]) == (
+        value not in {"=false", " false", "=F", "=0"},
+        True,
+    )
 
 
 @pytest.mark.parametrize(("line", "named"), WARNED.items())
@@ -232,6 +236,16 @@ def test_models_are_added_to_a_file_and_removed(repository: Path) -> None:
         assert _edit("remove", repository, name).exit_code == 0
     assert (_names(repository), _config(repository)["text_model_config_list"]) == (["meta/llama4"], [])
     assert [each for each in repository.iterdir() if each.is_file()] == [file]
+
+
+@pytest.mark.parametrize("place", ["", "config.json"])
+@pytest.mark.parametrize("form", [" ", "="])
+def test_the_file_may_be_the_value_of_the_command(repository: Path, place: str, form: str) -> None:
+    for command, options in (("add_to", ["--model_path", "small"]), ("remove_from", [])):
+        named = f"--{command}_config{form}{repository / place}".split(" ")
+        done = _run(*named, "--model_name", "small", *options)
+        assert done.exit_code == 0, done.output
+    assert _config(repository)["text_model_config_list"] == []
 
 
 def test_the_repository_may_be_in_the_environment(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:

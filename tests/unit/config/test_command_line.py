@@ -27,10 +27,21 @@ from ovmstrio.server.command_line import (
     read_settings,
     single_servable_spec,
 )
-from ovmstrio.server.settings import IGNORED, IGNORED_GROUP, ServerSettings
+from ovmstrio.server.settings import IGNORED, IGNORED_GROUP, ServerSettings, option_name
 from ovmstrio.util.deprecation import RENAMED_SETTINGS
 
 MODEL = {"model_name": "m", "model_path": "models/m"}
+
+
+PATH_OPTIONS = [name for name, field in ServerSettings.model_fields.items() if "Path" in str(field.annotation)]
+
+
+@pytest.mark.parametrize("name", PATH_OPTIONS)
+def test_an_empty_path_is_not_the_current_folder(name: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        read_settings({**MODEL, name: ""})
+    expected = f"{option_name(name)}: the value cannot be used (expected a path that is not empty"
+    assert str(caught.value).startswith(expected)
 
 
 def test_the_defaults_serve_both_protocols() -> None:

@@ -129,7 +129,9 @@ def test_a_wrong_form_makes_the_file_unusable(
     assert suggestion in problem.suggestion
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"{'a': 1}", b'{"model_config_list": [],}'])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"\xff\xfe", b"{'a': 1}", b'{"model_config_list": [],}', b'{"model_config_list": "\\ud800"}']
+)
 def test_invalid_json_has_the_message_of_ovms(content: bytes) -> None:
     with pytest.raises(ConfigError) as error:
         parse_config(KINDS.values(), content, FILE)
@@ -151,6 +153,7 @@ def test_a_byte_order_mark_is_skipped() -> None:
         ({"custom_loader_options": {"loader_name": "x"}}, "custom_loader_options"),
         ({"base_path": "../m"}, "base_path"),
         ({"base_path": "azfs://share/m"}, "base_path"),
+        ({"base_path": "s3://[/m"}, "base_path"),
         ({"name": ""}, "name"),
         ({"mean": 1}, "mean"),
     ],
