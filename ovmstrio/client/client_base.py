@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.client.addresses import parse_address, read_headers
-from ovmstrio.client.calls import ClientCall, GrpcCalls, RestCalls, T, retry_seconds
+from ovmstrio.client.calls import ClientCall, GrpcCalls, RestCalls, T
 from ovmstrio.client.links import LinkError, NotProcessed
 from ovmstrio.core.errors import DeadlineExceeded, InvalidRequest, NotFound, NotReady, Overloaded, ServerError
-from ovmstrio.encoding.status_errors import Unreachable
+from ovmstrio.encoding.status_errors import Unreachable, retry_seconds
 from ovmstrio.util.backoff import Backoff
 
 if TYPE_CHECKING:

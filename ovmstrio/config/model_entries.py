@@ -24,6 +24,7 @@ from ovmstrio.config.service_options import PythonEntry, ServiceEntry, check_bas
 from ovmstrio.config.shapes import parse_json_object
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.util.regular_files import is_file
 
 _NOT_SERVED: Final = "is not supported"
 
@@ -167,7 +168,7 @@ def find_graph(given: Mapping[str, Any], directory: Path) -> GraphFiles:
     base_path = directory / (given.get("base_path") or given.get("name", ""))
     graph_path = given.get("graph_path") or _GRAPH_FILE
     versioned = base_path / _ONLY_VERSION
-    if (versioned / graph_path).is_file() and not (base_path / graph_path).is_file():
+    if is_file(versioned / graph_path) and not is_file(base_path / graph_path):
         base_path = versioned
     return GraphFiles(base_path, base_path / graph_path, base_path / (given.get("subconfig") or _SUBCONFIG))
 
@@ -176,7 +177,7 @@ def is_graph(given: Mapping[str, Any], directory: Path) -> bool:
     """Return whether a model entry is a graph."""
     if "graph_path" in given or "subconfig" in given:
         return True
-    return ("base_path" in given or "name" in given) and find_graph(given, directory).graph_path.is_file()
+    return ("base_path" in given or "name" in given) and is_file(find_graph(given, directory).graph_path)
 
 
 def check_graph_settings(given: Mapping[str, Any]) -> list[Problem]:

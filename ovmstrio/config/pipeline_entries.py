@@ -19,6 +19,7 @@ from ovmstrio.config.schema import OPTIONAL, Reader, Schema, check_members, is_w
 from ovmstrio.config.service_options import ServiceEntry, check_name, check_path
 from ovmstrio.config.specs import NodeInput, NodeOutput, PipelineNode, PipelineSpec
 from ovmstrio.core.errors import Problem
+from ovmstrio.util.regular_files import is_file
 
 _IN_CONTAINER: Final = re.compile(r"/ovms/lib/custom_nodes/libcustom_node_(\w+)\.so")
 _SHORT_NAME: Final = re.compile(r"\w+")
@@ -43,7 +44,7 @@ def find_library(base_path: str, directory: Path) -> Path:
     path = directory / base_path
     built_in = _IN_CONTAINER.fullmatch(base_path)
     short = built_in.group(1) if built_in else _SHORT_NAME.fullmatch(base_path) and base_path
-    return Path(short) if short and not path.is_file() else path
+    return Path(short) if short and not is_file(path) else path
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from ovmstrio.config.documents import to_short_json
 from ovmstrio.config.schema import OPTIONAL, Schema
 from ovmstrio.config.specs import PythonSpec, read_placement
 from ovmstrio.core.errors import Problem
+from ovmstrio.util.regular_files import is_file
 
 if TYPE_CHECKING:
     from ovmstrio.config.documents import Findings
@@ -149,10 +150,10 @@ def check_python(given: Mapping[str, Any], directory: Path) -> list[Problem]:
     ]
     if "python" in given:
         file = directory / given["python"]
-        if not file.is_file() or not os.access(file, os.X_OK):
+        if not is_file(file) or not os.access(file, os.X_OK):
             expected = "the path of a Python interpreter, such as venv/bin/python"
             hint = f"create one with python -m venv; relative paths start at {directory}"
-            found = f"{file}, which {'is not executable' if file.exists() else 'does not exist'}"
+            found = f"{file}, which {'is not executable' if is_file(file) else 'does not exist'}"
             problems.append(
                 Problem("Python interpreter not found", path="python", expected=expected, found=found, suggestion=hint)
             )

@@ -107,7 +107,7 @@ class NodeRun(NodeState):
 
     @property
     def waits_for_back_edges(self) -> bool:
-        """Whether every input except back edges is done."""
+        """True if every input except back edges is done."""
         return all(stream.is_done for stream in self.streams if not stream.is_back_edge)
 
     def check_output(self, port: Port, value: Any) -> None:

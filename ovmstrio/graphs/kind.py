@@ -20,7 +20,7 @@ from ovmstrio.core.service import NO_INTROSPECTION
 from ovmstrio.serving.fingerprints import graph_fingerprint, paths_fingerprint
 from ovmstrio.serving.kind import CallType, Dependency, Kind
 from ovmstrio.serving.model_versions import ONLY_VERSION, Listing
-from ovmstrio.util.regular_files import read_regular_bytes
+from ovmstrio.util.regular_files import is_file, read_regular_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -110,7 +110,7 @@ class GraphKind(Kind[GraphSpec]):
         """Return all problems of the graph file."""
         from ovmstrio.graphs.validate import examine_graph  # noqa: PLC0415 - imported when first needed
 
-        return examine_graph(spec.graph_path, spec.base_path).problems if spec.graph_path.is_file() else ()
+        return examine_graph(spec.graph_path, spec.base_path).problems if is_file(spec.graph_path) else ()
 
     def place(self, spec: GraphSpec, problem: Problem, directory: Path | None) -> Problem:
         """Add the graph file to a problem, unless the problem is in the configuration."""

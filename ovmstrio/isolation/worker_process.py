@@ -281,7 +281,7 @@ class WorkerProcess:
         self._program = Program(module, python)
         self._grace_seconds = grace_seconds
         self._spare_seconds = kill_delay_seconds
-        self._tells_of_leaving = sends_cancel
+        self._sends_cancel = sends_cancel
         self._memory_limit = memory_limit
         self._stopped_seconds = stopped_seconds
         self._stuck = on_stuck
@@ -307,7 +307,7 @@ class WorkerProcess:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request is running, including requests of cancelled callers."""
+        """True if a request is running, including requests of cancelled callers."""
         return bool(self._pending)
 
     async def idle(self) -> None:
@@ -515,7 +515,7 @@ class WorkerProcess:
 
     # -- Requests ------------------------------------------------------------------------------------------------------
 
-    async def tell(self, value: Any, descriptor: int | None = None) -> None:
+    async def notify(self, value: Any, descriptor: int | None = None) -> None:
         """Send a message that has no answer, completely or not at all, with an optional file descriptor (copied).
 
         Raises:
@@ -615,7 +615,7 @@ class WorkerProcess:
     def _abandon(self, pending: _PendingAnswer, number: int) -> None:
         pending.is_abandoned = True
         pending.value = None
-        if self._tells_of_leaving:
+        if self._sends_cancel:
             self.send_or_drop(["cancel", number])
         if self._nursery is not None and not pending.done.is_set():
             self._nursery.start_soon(self._watch_abandoned, pending)
@@ -756,18 +756,18 @@ class RestartedProcess:
         if self.process is not None:
             self.given += 1
             try:
-                await self.process.tell(value, descriptor)
+                await self.process.notify(value, descriptor)
             except WorkerExited:
                 self.is_ready = False
             else:
                 return True
         return False
 
-    async def tell(self, value: Any) -> None:
+    async def notify(self, value: Any) -> None:
         """Send a message, if the process is ready."""
         if self.process is not None and self.is_ready:
             with suppress(WorkerExited):
-                await self.process.tell(value)
+                await self.process.notify(value)
 
     def dismiss(self) -> None:
         """Finish the process; kill one that is not ready, which has no requests and may take long to start."""

@@ -30,6 +30,7 @@ from ovmstrio.graphs.kind import find_text_graph
 from ovmstrio.server.settings import ALL_INTERFACES, IGNORED, MODEL, TEXT, ServerSettings, option_name
 from ovmstrio.stores.address import Address, find_address
 from ovmstrio.telemetry.log_levels import parse_log_levels
+from ovmstrio.util.regular_files import is_file, is_folder
 
 # Unsupported OVMS options
 
@@ -580,12 +581,12 @@ def _misplaced(settings: ServerSettings, names: Iterable[str], message: str, hin
 
 def _is_graph(settings: ServerSettings) -> bool:
     path = settings.model_path
-    return path is not None and (path.suffix == GRAPH_SUFFIX or _graph_files(settings).graph_path.is_file())
+    return path is not None and (path.suffix == GRAPH_SUFFIX or is_file(_graph_files(settings).graph_path))
 
 
 def _graph_files(settings: ServerSettings) -> GraphFiles:
     path = (settings.model_path or Path()).absolute()
-    if path.suffix == GRAPH_SUFFIX and not path.is_dir():
+    if path.suffix == GRAPH_SUFFIX and not is_folder(path):
         return find_graph({"base_path": str(path.parent), "graph_path": path.name}, path.parent)
     return find_graph({"base_path": str(path)}, path)
 

@@ -52,7 +52,7 @@ class Notifier:
 
     @property
     def is_enabled(self) -> bool:
-        """Whether there is a service manager."""
+        """True if there is a service manager."""
         return bool(self._address)
 
     def show(self, *, ready: bool, reason: str = "") -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ovmstrio.util.regular_files import read_regular_bytes
+from ovmstrio.util.regular_files import is_file, read_regular_bytes
 
 if TYPE_CHECKING:
     from ovmstrio.config.specs import GraphSpec
@@ -93,5 +93,5 @@ def python_files(directory: Path) -> Iterator[Path]:
     for entry in entries:
         if entry.suffix == ".py":
             yield entry
-        elif (entry / "__init__.py").is_file():
+        elif is_file(entry / "__init__.py"):
             yield from python_files(entry)

@@ -34,6 +34,19 @@ def file_kind(mode: int) -> str:
     return _KINDS.get(stat.S_IFMT(mode), "a special file")
 
 
+def is_file(path: Path) -> bool:
+    """Return whether a path leads to a regular file; False if the system cannot look the path up.
+
+    ``Path.is_file`` of some Python versions raises an error for a folder without permission or an overlong name.
+    """
+    return os.path.isfile(path)  # noqa: PTH113 - see above
+
+
+def is_folder(path: Path) -> bool:
+    """Return whether a path leads to a folder; see :func:`is_file`."""
+    return os.path.isdir(path)  # noqa: PTH112 - as above
+
+
 def check_regular(path: Path | str) -> None:
     """Raise unless a path leads to a regular file.  Links are followed.
 

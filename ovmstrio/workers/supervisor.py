@@ -228,7 +228,7 @@ class _Parent:
 
     async def _dismiss(self, kept: RestartedProcess, old: WorkerProcess) -> None:
         with trio.move_on_after(_MESSAGE_SECONDS):
-            await kept.tell(DRAIN)
+            await kept.notify(DRAIN)
         kept.dismiss()
         with trio.move_on_after(self._plan.settings.drain_seconds + _EXIT_SECONDS):
             while kept.process is old:
@@ -361,7 +361,7 @@ class _Parent:
         # Concurrently, so that a stuck worker does not delay others.
         async with trio.open_nursery() as nursery:
             for kept in self._slots:
-                nursery.start_soon(kept.tell, value)
+                nursery.start_soon(kept.notify, value)
 
     async def _until_ready(self) -> None:
         while not (self._has_been_ready or self._draining.is_set()):

@@ -33,11 +33,9 @@ from ovmstrio.handlers.config.project_spec import (
     ProjectSpec,
     ProjectType,
     Text,
-    is_file,
-    is_folder,
     local_path,
 )
-from ovmstrio.util.regular_files import read_regular_text
+from ovmstrio.util.regular_files import is_file, is_folder, read_regular_text
 
 _NAMES: Final = ("nucleus.yaml", "nucleus.yml")
 _SUFFIXES: Final = (".yaml", ".yml")
@@ -73,8 +71,8 @@ class _ModelKeys(ModelSettings):
 
 def find_project_file(path: Path) -> Path | None:
     """Return the project file for a path to a YAML file or a folder; None if there is none."""
-    if path.is_dir():
-        return next((path / name for name in _NAMES if (path / name).is_file()), None)
+    if is_folder(path):
+        return next((path / name for name in _NAMES if is_file(path / name)), None)
     return path if path.suffix in _SUFFIXES else None
 
 
@@ -88,7 +86,7 @@ def read_project(path: Path, *, mounted_as: str = "") -> tuple[ProjectSpec, list
         ConfigError: the project is invalid; lists all problems, warnings included.
     """
     file = find_project_file(path) or path
-    if file.is_dir():
+    if is_folder(file):
         expected = " or ".join(_NAMES)
         raise ConfigError([Problem("the folder is not a project", str(path), expected=expected, found="neither file")])
     reader = _ProjectReader(load_yaml(file), file, mounted_as)
@@ -196,7 +194,7 @@ class _ProjectReader:
 
     def _dotenv(self, env: Mapping[str, str]) -> dict[str, str]:
         file = self._directory / ".env"
-        if not file.is_file():
+        if not is_file(file):
             return {}
         try:
             text = read_regular_text(file, encoding="utf-8-sig")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Final, Literal
 
@@ -16,20 +15,6 @@ from ovmstrio.config.schema import Key, NoEffect, ReadBy, lower_case, unquoted
 def local_path(directory: Path, text: str) -> Path:
     """Return a path relative to a directory, without ``..``; links are not resolved, since they may change."""
     return Path(os.path.normpath(directory / text))
-
-
-def is_file(path: Path) -> bool:
-    """Return whether a file exists; False for paths that the system rejects."""
-    with suppress(OSError):
-        return path.is_file()
-    return False
-
-
-def is_folder(path: Path) -> bool:
-    """Return whether a folder exists; False for paths that the system rejects."""
-    with suppress(OSError):
-        return path.is_dir()
-    return False
 
 
 def source_text(node: Located) -> str:
@@ -110,7 +95,7 @@ class ModelsSpec(ModelSettings):
 
     @property
     def is_cached(self) -> bool:
-        """Whether models are loaded on demand and evicted."""
+        """True if models are loaded on demand and evicted."""
         return self.cache_size is not None
 
 

@@ -477,36 +477,26 @@ def _greeting() -> bytes:
     return packet
 
 
-async def test_peer_with_an_invalid_greeting_cannot_be_reached() -> None:
+@pytest.mark.parametrize(
+    ("sends_greeting", "reason"),
+    [(False, "is starting"), (True, "exited before it answered")],
+    ids=["greeting", "answer"],
+)
+async def test_invalid_greeting_or_answer_fails_the_question(*, sends_greeting: bool, reason: str) -> None:
     secret = os.urandom(8).hex()
     first = WorkerRpc(secret, 2, 0)
     async with _listening_as_peer(secret, 1) as other, _running(first), trio.open_nursery() as nursery:
 
         async def ask() -> None:
-            with pytest.raises(NotReady, match="is starting"):
+            with pytest.raises(NotReady, match=reason):
                 await first.call(1, "question")
 
         nursery.start_soon(ask)
         accepted, _ = await other.accept()
         with accepted:
-            await accepted.send(b"nonsense")
-            assert await accepted.recv(10) == b""
-
-
-async def test_invalid_answer_fails_its_question() -> None:
-    secret = os.urandom(8).hex()
-    first = WorkerRpc(secret, 2, 0)
-    async with _listening_as_peer(secret, 1) as other, _running(first), trio.open_nursery() as nursery:
-
-        async def ask() -> None:
-            with pytest.raises(NotReady, match="exited before it answered"):
-                await first.call(1, "question")
-
-        nursery.start_soon(ask)
-        accepted, _ = await other.accept()
-        with accepted:
-            await accepted.send(_greeting())
-            await accepted.recv(1000)
+            if sends_greeting:
+                await accepted.send(_greeting())
+                await accepted.recv(1000)
             await accepted.send(b"nonsense")
             assert await accepted.recv(10) == b""
 
