@@ -710,17 +710,18 @@ class RestartedProcess:
         """Run and restart processes until ``stopping`` is set; raises ``OSError`` if none can be started."""
         while not self._stopping.is_set():
             started = trio.current_time()
-            await self._run_one()
+            has_started = await self._run_one()
             if self._stopping.is_set():
                 return
-            if self.is_replaced:
+            if self.is_replaced and has_started:
                 continue
             seconds = self._backoff.seconds_after(trio.current_time() - started)
             log.warning("worker process restarting", row=self.row, seconds=seconds)
             with trio.move_on_after(seconds):
                 await self._stopping.wait()
 
-    async def _run_one(self) -> None:
+    async def _run_one(self) -> bool:
+        """Run a process until its exit; return False if it could not be started."""
         process = self.process = self._make()
         self.given = 0
         try:
@@ -734,12 +735,13 @@ class RestartedProcess:
                     if self._cannot_start is None:
                         raise
                     self._cannot_start(error)
-                    return
+                    return False
                 if self.is_ready:
                     self._notify_change()
                 else:
                     process.kill()
             self._ended(self, process)
+            return True
         finally:
             self.process = None
             self.is_ready = False

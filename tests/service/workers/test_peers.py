@@ -28,6 +28,7 @@ from ovmstrio.workers.owners import OwnerTimeouts, WorkerEngines, WorkerSequence
 from ovmstrio.workers.rpc import WorkerRpc
 from ovmstrio.workers.shared_state import SharedState
 from ovmstrio.workers.worker_group import WorkerGroup
+from tests.support.descriptors import without_free_descriptors
 from tests.support.waits import WAIT_SECONDS, until_async
 
 Answer = Callable[[Any], Awaitable[Any]]
@@ -204,6 +205,13 @@ async def test_question_fails_if_its_peer_ends_and_the_successor_answers() -> No
             await first.call(1, "question")
         async with _running(successor):
             assert await first.call(1, "question") == "question"
+
+
+async def test_question_without_a_free_descriptor_is_refused_as_by_an_unreachable_peer() -> None:
+    async with _several(_echo, _echo) as (first, _):
+        with without_free_descriptors(), pytest.raises(NotReady, match="Too many open files"):
+            await first.call(1, "now")
+        assert await first.call(1, "later") == "later"
 
 
 async def test_cancelled_question_cancels_its_answer_only() -> None:
