@@ -61,16 +61,6 @@ def check_regular(path: Path | str) -> None:
     _check_mode(mode, path)
 
 
-def is_file(path: Path) -> bool:
-    """Return True if a path leads to a file; False also for a path that cannot be examined, where ``Path`` raises."""
-    return os.path.isfile(path)  # noqa: PTH113 - never raises
-
-
-def is_folder(path: Path) -> bool:
-    """Return True if a path leads to a folder; False also for a path that cannot be examined."""
-    return os.path.isdir(path)  # noqa: PTH112 - never raises
-
-
 def open_regular(path: Path | str, flags: int = os.O_RDONLY, permissions: int = 0o666) -> BufferedRandom:
     """Open a regular file without blocking.
 
