@@ -354,7 +354,7 @@ def test_a_stream_whose_request_is_not_read_has_the_answer(
 ) -> None:
     if backend == "asyncio":
         # Its transport may read nothing more after a failed write.
-        error, text = errors.ServerError, ""
+        error, text = errors.ServerError, "."
 
     async def body(client: Any) -> None:
         large = "x" * 2**24
