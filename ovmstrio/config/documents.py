@@ -235,7 +235,8 @@ def sorted_by_line(problems: Iterable[Problem]) -> tuple[Problem, ...]:
 
 _BLANK: Final = re.compile(r"[ \t\r\n]*")
 _NEWLINE: Final = re.compile(r"\n")
-_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_SURROGATE: Final = re.compile("[\ud800-\udc7f\udd00-\udfff]")
+"""Halves of surrogate pairs, without those that Python uses for bytes of paths that are not UTF-8."""
 MAX_DEPTH: Final = 100
 
 _REASONS: Final = {

@@ -87,6 +87,9 @@ def check_name(name: str, *, is_mounted: bool = False) -> list[Problem]:
     if not {".", ".."}.isdisjoint(re.split("[/:]", name)):
         # HTTP clients remove such segments from a path.
         return [replace(problem, expected="a name without the segments '.' and '..'")]
+    if re.search("[\ud800-\udfff]", name):
+        # The name of a folder that is not UTF-8; no protocol can send it.
+        return [replace(problem, expected="a name in UTF-8")]
     return [] if name else [replace(problem, message="the name is empty", expected="a text that is not empty")]
 
 

@@ -76,7 +76,7 @@ def scan_versions(base_path: Path) -> Listing:
             return Listing({1: find_model_file(base_path)})
         # `scandir` needs no system call per entry, each of which may cost a time slice under the interpreter lock.
         with os.scandir(base_path) as entries:
-            names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+            names = sorted(entry.name for entry in entries if not entry.name.startswith(".") and _is_folder(entry))
     except FileNotFoundError:
         raise _problem(
             "the model's path does not exist", base_path, suggestion="create it, or correct base_path"
@@ -85,6 +85,13 @@ def scan_versions(base_path: Path) -> Listing:
         raise _problem(f"the model's path cannot be read: {error}", base_path) from error
     listing = _listing(base_path, names)
     return listing if listing.versions else _unversioned(base_path) or listing
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself, or into a folder without permission
+        return False
 
 
 def _unversioned(base_path: Path) -> Listing | None:

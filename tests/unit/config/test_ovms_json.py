@@ -155,6 +155,7 @@ def test_a_byte_order_mark_is_skipped() -> None:
         ({"base_path": "azfs://share/m"}, "base_path"),
         ({"base_path": "s3://[/m"}, "base_path"),
         ({"name": ""}, "name"),
+        ({"name": "\udcff"}, "name"),
         ({"mean": 1}, "mean"),
     ],
 )

@@ -96,6 +96,12 @@ def test_a_link_to_a_directory_is_a_version(tmp_path: Path) -> None:
     assert list_versions(base) == {4: base / "4"}
 
 
+def test_a_link_that_cannot_be_followed_hides_no_version(tmp_path: Path) -> None:
+    _touch(tmp_path / "1")
+    (tmp_path / "2").symlink_to("2")
+    assert list_versions(tmp_path) == {1: tmp_path / "1"}
+
+
 def test_a_single_model_file_is_version_one(tmp_path: Path) -> None:
     _touch(tmp_path, "net.onnx", "net.xml", "net.bin", "p.pdmodel", "p.pdiparams")
     assert list_versions(tmp_path / "net.onnx") == {1: tmp_path / "net.onnx"}
