@@ -11,7 +11,7 @@ so a chain of nodes costs one task. A graph that is a chain runs in the caller's
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_right, insort_right
 from collections import deque
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -782,6 +782,8 @@ class ResponseSink(ReplyChannelSink[InferResponse]):
         self._graph = graph
         self._outputs = outputs
         self._requests: deque[_StreamRequest] = deque()
+        """By timestamp; those of requests for different inputs may descend."""
+        self._last: _StreamRequest | None = None
         self.output_bounds: Sequence[int] = ()
 
     def put(self, output: int, packet: Packet) -> bool:
@@ -795,12 +797,13 @@ class ResponseSink(ReplyChannelSink[InferResponse]):
         """Add a request before its packets; :meth:`accept` follows."""
         marks_final = request.parameters.get(ENABLE_FINAL_RESPONSE) is True if request.parameters else False
         if request.id or marks_final or self._requests:
-            self._requests.append(_StreamRequest(timestamp, request.id, marks_final))
+            self._last = _StreamRequest(timestamp, request.id, marks_final)
+            insort_right(self._requests, self._last, key=attrgetter("timestamp"))
 
     def accept(self) -> None:
         """Note that all packets of the last request are in the graph."""
-        if self._requests:
-            self._requests[-1].is_accepted = True
+        if self._last is not None:
+            self._last.is_accepted = True
 
     def end_requests(self) -> None:
         """Send the missing final responses: no node can run."""
@@ -816,8 +819,8 @@ class ResponseSink(ReplyChannelSink[InferResponse]):
         marks_final = request.parameters.get(ENABLE_FINAL_RESPONSE) is True
         if not request.id and not marks_final:
             return super().refuse(request, message)
-        if self._requests and not self._requests[-1].is_accepted:
-            self._requests[-1].marks_final = False
+        if self._last is not None and not self._last.is_accepted:
+            self._last.marks_final = False
         parameters: dict[str, ParameterValue] = {FINAL_RESPONSE: True} if marks_final else {}
         return self.reply(StreamProblem(message, self._empty(request.id, parameters)))
 
