@@ -500,7 +500,7 @@ def _routes_of(rules: Sequence[Rule]) -> dict[str, Route]:
     found: dict[str, Route] = {}
     for path in (prefix + path for path in _PATHS for prefix in PREFIXES):
         for each in rules:
-            if "POST" in each.methods and each.pattern.fullmatch(path):
+            if "POST" in each.methods and each.match(path):
                 found.setdefault(path, each.route._replace(path=path))
     return found
 
