@@ -164,11 +164,7 @@ class VerdictStore:
             OSError: a file cannot be read.
         """
         content = self._content_of(trial.path)
-        try:
-            openvino = version("openvino")
-        except PackageNotFoundError:
-            openvino = ""
-        facts = [_PROCEDURE, content, trial.compile, trial.settings, trial.device, openvino, _processor()]
+        facts = [_PROCEDURE, content, trial.compile, trial.settings, trial.device, _openvino_version(), _processor()]
         return _digest(json.dumps(facts, sort_keys=True, default=str))
 
     def recall(self, key: str) -> Verdict | None:
@@ -263,6 +259,14 @@ def _remove_oldest(folder: Path) -> None:
 
 def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=20).hexdigest()
+
+
+@cache
+def _openvino_version() -> str:
+    try:
+        return version("openvino")
+    except PackageNotFoundError:
+        return ""
 
 
 @cache

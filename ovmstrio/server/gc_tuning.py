@@ -35,18 +35,14 @@ def freeze_imports() -> None:
 async def freeze_gc(registry: Registry) -> None:
     """Freeze the objects of the start and raise the threshold after the first load.
 
-    The default thresholds cost 10 to 20 % of a small call.  Collection happens during the load, while the event loop is
-    idle.
+    The default thresholds cost 10 to 20 % of a small call.  Objects before the load are frozen without a collection,
+    because few are garbage, so that the collection after the load is short.
 
-    Cancellation: objects up to now are frozen all the same.
+    Cancellation: objects before the load stay frozen.
     """
     if not registry.has_loaded:
-        _freeze()
+        gc.freeze()
         await registry.wait_loaded()
-    _freeze()
-    set_serving_gc_threshold()
-
-
-def _freeze() -> None:
     gc.collect()
     gc.freeze()
+    set_serving_gc_threshold()

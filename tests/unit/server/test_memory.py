@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -159,31 +159,43 @@ def _collects_as_before() -> Iterator[None]:
     gc.set_threshold(*before)
 
 
-async def test_garbage_is_collected_and_frozen_while_models_load_and_once_they_have() -> None:
+_OLDEST = 2
+
+
+@pytest.fixture
+def collections() -> Iterator[list[str]]:
+    """Return the begins and ends of full collections."""
+    looks: list[str] = []
+
+    def look(phase: str, about: Mapping[str, int]) -> None:
+        if about["generation"] == _OLDEST:
+            looks.append(phase)
+
+    gc.callbacks.append(look)
+    yield looks
+    gc.callbacks.remove(look)
+
+
+async def test_objects_are_frozen_before_models_load_and_collected_once_they_have(collections: list[str]) -> None:
     registry = _Loading()
     async with trio.open_nursery() as nursery:
-        _Circle()
         nursery.start_soon(freeze_gc, cast("Registry", registry))
         await wait_all_tasks_blocked()
-        assert _circles() == 0
+        assert collections == []
         frozen = gc.get_freeze_count()
         assert frozen > 0
         _Circle()
         kept: list[list[int]] = [[] for _ in range(1000)]
         registry.loaded.set()
+    assert collections == ["start", "stop"]
     assert _circles() == 0
     assert gc.get_freeze_count() > frozen + len(kept) / 2
     assert gc.isenabled()
     assert 1000 < gc.get_threshold()[0] <= 20_000
 
 
-async def test_garbage_is_collected_once_if_everything_is_loaded() -> None:
+async def test_garbage_is_collected_once_if_everything_is_loaded(collections: list[str]) -> None:
     registry = _Loading()
     registry.loaded.set()
-    looks: list[str] = []
-    gc.callbacks.append(lambda phase, _: looks.append(phase))
-    try:
-        await freeze_gc(cast("Registry", registry))
-    finally:
-        gc.callbacks.pop()
-    assert looks == ["start", "stop"]
+    await freeze_gc(cast("Registry", registry))
+    assert collections == ["start", "stop"]
