@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -79,21 +79,20 @@ class Group(TyperGroup):
 
 
 class LateCommand(Command):
-    """Command whose options are created on first use, such as options derived from the server's settings.
+    """Command whose options are created on first use, such as options derived from the server's settings."""
 
-    Attributes:
-        make: creates the function that has the options in its signature.
-    """
-
-    make: ClassVar[Callable[[], Callable[..., None]]]
     _has_params = False
+
+    def make(self) -> Callable[..., None]:
+        """Create the function that has the options in its signature."""
+        raise NotImplementedError
 
     def get_params(self, ctx: Any) -> Any:
         """Return the options and arguments."""
         if not self._has_params:
             self._has_params = True
             app = typer.Typer(add_completion=False)
-            app.command()(type(self).make())
+            app.command()(self.make())
             command = typer.main.get_command(app)
             self.params, self.callback = command.params, command.callback
         return super().get_params(ctx)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -120,15 +121,12 @@ def infer(
     with exit_on_error(EX_USAGE, InvalidRequest):
         check_target(target)
         images.check(inputs_given)
-    with asking(url, rest=rest, timeout=timeout, ca=ca, cert=cert, key=key) as client:
+    connect = partial(asking, url, timeout=timeout, ca=ca, cert=cert, key=key)
+    with connect(rest=rest) as client:
         known = model_metadata(client, model, version)
         if known.platform == _HANDLER:
             # Handlers are called over REST only.
-            with (
-                nullcontext(client)
-                if rest is not None
-                else asking(url, needs="REST", timeout=timeout, ca=ca, cert=cert, key=key) as over_rest
-            ):
+            with nullcontext(client) if rest is not None else connect(needs="REST") as over_rest:
                 post_file(over_rest, model, inputs_given, target)
             return
         if known.inputs and not inputs_given:

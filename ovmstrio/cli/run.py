@@ -36,8 +36,7 @@ def register(app: typer.Typer) -> None:
 
 
 class _Run(ServerCommand):
-    @staticmethod
-    def make() -> Callable[..., None]:
+    def make(self) -> Callable[..., None]:
         return _command()
 
 

@@ -21,7 +21,7 @@ from ovmstrio.cli.settings_options import server_parameters
 from ovmstrio.util.deprecation import RENAMED_SETTINGS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from ovmstrio.server.settings import ServerSettings
     from ovmstrio.server.target import Target
@@ -52,12 +52,11 @@ def register(app: typer.Typer) -> None:
 
 
 class _Serve(ServeCommand):
-    @staticmethod
-    def make() -> Callable[..., None]:
-        return _command()
+    def make(self) -> Callable[..., None]:
+        return _command(self.given)
 
 
-def _command() -> Callable[..., None]:
+def _command(settings: Collection[str] | None) -> Callable[..., None]:
     def serve(location: str | None = None, service: Path | None = None, **options: Any) -> None:
         given = {name: value for name, value in options.items() if value is not None}
         if location is not None:
@@ -70,7 +69,7 @@ def _command() -> Callable[..., None]:
             run_server(given)
 
     parameters = [_thing_parameter(), _service_parameter()]
-    parameters += server_parameters()
+    parameters += server_parameters(only=settings)
     serve.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     serve.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return serve

@@ -16,7 +16,7 @@ from ovmstrio.cli.help_text import DEPRECATED
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ovmstrio.cli.server_address import ServerAddress
+    from ovmstrio.cli.server_address import Protocol, ServerAddress
     from ovmstrio.client import Client, ModelInfo
 
 _MAX_NAMES: Final = 10
@@ -120,16 +120,12 @@ def finding_server(
         fail("--cert and --key require each other", EX_USAGE)
     named = None if rest is None else Protocol.REST if rest else Protocol.GRPC
     if named is not None:
-        flag, scheme = ("--rest", "http") if rest else ("--grpc", "grpc")
-        print_message(
-            f"{flag} is deprecated; use --url {scheme}://HOST:PORT, or HOST:PORT for the protocol that answers there"
-        )
+        _print_deprecation(named)
+    needed = Protocol(needs) if needs else None
+    tls = TlsFiles(ca, cert, key)
+    find = partial(find_server, url, needs=needed, prefers=Protocol(prefers), tls=tls, timeout=timeout)
     server = None
     try:
-        needed = Protocol(needs) if needs else None
-        find = partial(
-            find_server, url, needs=needed, prefers=Protocol(prefers), tls=TlsFiles(ca, cert, key), timeout=timeout
-        )
         with exit_on_error(EX_USAGE, InvalidRequest):
             try:
                 server = find(protocol=named)
@@ -148,3 +144,10 @@ def finding_server(
         fail(f"{error.filename or url}: {error.strerror or error}")
     except KeyboardInterrupt:
         raise typer.Exit(EX_INTERRUPTED) from None
+
+
+def _print_deprecation(protocol: Protocol) -> None:
+    flag, scheme = ("--rest", "http") if protocol == "REST" else ("--grpc", "grpc")
+    print_message(
+        f"{flag} is deprecated; use --url {scheme}://HOST:PORT, or HOST:PORT for the protocol that answers there"
+    )

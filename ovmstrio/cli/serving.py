@@ -47,12 +47,12 @@ def set_up_logs(settings: ServerSettings, project: ProjectSpec | None = None) ->
 def run_to_the_end(
     serve: Callable[[], Awaitable[bool]],
     settings: ServerSettings,
-    tell: Callable[[BaseExceptionGroup[Any]], None] | None = None,
+    report_failure: Callable[[BaseExceptionGroup[Any]], None] | None = None,
 ) -> int:
     """Run a server to its end, and return the exit code: 0 after a drain, 1 if it failed to start or was stopped hard.
 
-    With a JSON log, only the log is printed. ``tell`` reports why the server could not start. By default the reason
-    is printed and also written to a log file, because standard error may be closed.
+    With a JSON log, only the log is printed. ``report_failure`` reports why the server could not start. By default the
+    reason is printed and also written to a log file, because standard error may be closed.
     """
     import structlog
     import trio
@@ -62,7 +62,7 @@ def run_to_the_end(
 
     gently = failed = False
     is_json = settings.log_format == "json"
-    reports = [tell] if tell else [_log_reasons] if is_json else [_print_reasons]
+    reports = [report_failure] if report_failure else [_log_reasons] if is_json else [_print_reasons]
     if settings.log_path is not None and reports == [_print_reasons]:
         reports.append(_log_reasons)
     with log_prints(is_all=True) if is_json else nullcontext():

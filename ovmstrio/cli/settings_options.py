@@ -90,12 +90,18 @@ def show_all(ctx: typer.Context, is_requested: bool | None) -> None:
         raise typer.Exit
 
 
-def server_parameters(*, without: Collection[str] = ()) -> list[inspect.Parameter]:
-    """Create an option for each setting of a server, and ``--help-all``, for the signature of a command."""
+def server_parameters(*, without: Collection[str] = (), only: Collection[str] | None = None) -> list[inspect.Parameter]:
+    """Create an option for each setting of a server, or some, and ``--help-all``, for the signature of a command."""
     from ovmstrio.server.settings import ServerSettings
 
     settings = ServerSettings.model_fields.items()
-    return [*(_parameter(name, field) for name, field in settings if name not in without), _help_all()]
+    chosen = (each for each in settings if each[0] not in without and (only is None or each[0] in only))
+    return [*(_parameter(name, field) for name, field in chosen), _help_all()]
+
+
+def is_flag(field: FieldInfo) -> bool:
+    """Return whether the option of a setting is a flag."""
+    return bool in _types(field.annotation)
 
 
 def _help_all() -> inspect.Parameter:
@@ -112,18 +118,18 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
 
     types = set(_types(field.annotation))
     is_idle = name in IGNORED or name == "pipeline_type"
-    is_flag = bool in types
+    has_flag = is_flag(field)
     shown = name.replace("_", "-")
     extra = field.json_schema_extra
     option = typer.Option(
-        f"--{shown}/--no-{shown}" if is_flag else f"--{shown}",
+        f"--{shown}/--no-{shown}" if has_flag else f"--{shown}",
         help=field.description,
         rich_help_panel=IGNORED_GROUP if is_idle else str(extra["group"]) if isinstance(extra, dict) else None,
         hidden=is_idle,
         show_default=_default(field.default),
-        metavar=None if is_flag else _metavar(name, types),
+        metavar=None if has_flag else _metavar(name, types),
     )
-    kind: Any = bool if is_flag else str
+    kind: Any = bool if has_flag else str
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
     )

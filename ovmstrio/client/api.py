@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Union
 
 import numpy as np
 
+from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.tensor import Array, RawTensor
 from ovmstrio.encoding.raw_contents import from_raw, raw_tensor
 from ovmstrio.util.interrupts import raise_interrupt
@@ -36,6 +37,7 @@ __all__ = [
     "TensorInfo",
     "Value",
     "cancel_on_interrupt",
+    "to_array",
     "to_raw_tensor",
 ]
 
@@ -93,10 +95,18 @@ class StreamReply:
 
 
 def to_raw_tensor(name: str, value: Value, datatype: str | None = None) -> RawTensor:
-    """Convert an input to a raw tensor; raises ``InvalidRequest`` if KServe has no datatype for the array."""
+    """Convert an input to a raw tensor; raises ``InvalidRequest`` if it cannot be sent as the datatype."""
     if isinstance(value, bytes):
         return RawTensor(name, "BYTES", (len(value),), value)
-    return raw_tensor(name, np.asarray(value), datatype)
+    return raw_tensor(name, to_array(name, value), datatype)
+
+
+def to_array(name: str, value: ArrayLike) -> Array:
+    """Convert an input to an array; raises ``InvalidRequest`` if NumPy makes none of it."""
+    try:
+        return np.asarray(value)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise InvalidRequest(f"input {name!r}: {error}") from None
 
 
 # -- Calls -------------------------------------------------------------------------------------------------------------

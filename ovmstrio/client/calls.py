@@ -29,6 +29,7 @@ from ovmstrio.client.api import (
     StreamRequest,
     TensorInfo,
     Value,
+    to_array,
     to_raw_tensor,
 )
 from ovmstrio.client.chat import ChatAnswer, ChatDelta, read_answer, read_delta, text_of_error
@@ -70,13 +71,12 @@ def _tensors(inputs: Mapping[str, Value], datatypes: Mapping[str, str] | None) -
     return [to_raw_tensor(name, value, (datatypes or {}).get(name)) for name, value in inputs.items()]
 
 
-def retry_seconds(headers: Mapping[str, str]) -> float | None:
-    """Return after how many seconds the server invites another try; None if it does not."""
-    milliseconds = headers.get("grpc-retry-pushback-ms", "")
-    if milliseconds.isdecimal():
-        return int(milliseconds) / 1000
-    seconds = headers.get("retry-after", "")
-    return int(seconds) if seconds.isdecimal() else None
+def _json(document: Mapping[str, Any]) -> bytes:
+    """Encode a body; raises ``InvalidRequest`` if JSON cannot represent it."""
+    try:
+        return orjson.dumps(document)
+    except TypeError as error:
+        raise InvalidRequest(f"the request cannot be written as JSON: {error}") from None
 
 
 # -- gRPC --------------------------------------------------------------------------------------------------------------
@@ -131,9 +131,8 @@ class GrpcCalls:
             status = answer.headers.get(":status", "")
             text = f"{self._address} is not a gRPC server (HTTP status {status or 'unknown'})"
             return error_of_grpc(_HTTP_STATUSES.get(status, "UNKNOWN"), text)
-        return error_of_grpc(
-            _STATUS_NAMES.get(answer.status, "UNKNOWN"), unquote(answer.headers.get("grpc-message", ""))
-        )
+        text = unquote(answer.headers.get("grpc-message", ""))
+        return error_of_grpc(_STATUS_NAMES.get(answer.status, "UNKNOWN"), text, answer.headers)
 
     def infer(  # noqa: PLR0917 - the fields of a request
         self,
@@ -243,7 +242,10 @@ class GrpcCalls:
         return read
 
     def _call(self, method: str, read: Callable[[Any], T], **fields: Any) -> ClientCall[T]:
-        request = self._messages.message_class(f"inference.{method}Request")(**fields)
+        try:
+            request = self._messages.message_class(f"inference.{method}Request")(**fields)
+        except (ValueError, TypeError) as error:
+            raise InvalidRequest(f"a request cannot be written as a message: {error}") from None
         response_type = self._messages.message_class(f"inference.{method}Response")
         return ClientCall(
             self._head(method),
@@ -293,7 +295,7 @@ class GrpcCalls:
         call = self._call("RepositoryModelLoad", _read_nothing, model_name=model)
         if config is not None:
             request = self._messages.message_class("inference.RepositoryModelLoadRequest")(model_name=model)
-            request.parameters["config"].string_param = orjson.dumps(config).decode()
+            request.parameters["config"].string_param = _json(config).decode()
             call.body = [request.SerializeToString()]
         return call
 
@@ -388,7 +390,7 @@ class RestCalls:
         """Return the error of an answer; None for a success."""
         if answer.status in _SUCCESSES and answer.status != HTTPStatus.NO_CONTENT:
             return None
-        return error_of_http(answer.status, _reason(answer))
+        return error_of_http(answer.status, _reason(answer), answer.headers)
 
     def infer(  # noqa: PLR0917 - the fields of a request
         self,
@@ -418,10 +420,7 @@ class RestCalls:
             document["outputs"] = [{"name": name, "parameters": {"binary_data": True}} for name in outputs]
         if request_id:
             document["id"] = request_id
-        try:
-            head = orjson.dumps(document)
-        except TypeError as error:
-            raise InvalidRequest(f"the request cannot be written as JSON: {error}") from None
+        head = _json(document)
         fields = f"Content-Type: {_BINARY}\r\nInference-Header-Content-Length: {len(head)}\r\n"
         return ClientCall(
             self._head("POST", f"{_model_path(model, version)}/infer", fields),
@@ -442,10 +441,7 @@ class RestCalls:
         if request.timestamp is not None:
             parameters[TIMESTAMP] = request.timestamp
         document = inputs | ({"parameters": parameters} if parameters else {})
-        try:
-            return [orjson.dumps(document | ({"id": request.id} if request.id else {}))]
-        except TypeError as error:
-            raise InvalidRequest(f"the request cannot be written as JSON: {error}") from None
+        return [_json(document | ({"id": request.id} if request.id else {}))]
 
     def reply_reader(self) -> Callable[[Buffer], Iterable[StreamReply]]:
         """Return a function that decodes parts of a stream."""
@@ -509,9 +505,9 @@ class RestCalls:
 
     def load(self, model: str, config: Mapping[str, Any] | None) -> ClientCall[None]:
         """Return a load call."""
-        parameters = {} if config is None else {"parameters": {"config": orjson.dumps(config).decode()}}
+        parameters = {} if config is None else {"parameters": {"config": _json(config).decode()}}
         path = f"/v2/repository/models/{_segment(model)}/load"
-        return self._call("POST", path, _read_nothing, orjson.dumps(parameters))
+        return self._call("POST", path, _read_nothing, _json(parameters))
 
     def unload(self, model: str) -> ClientCall[None]:
         """Return an unload call."""
@@ -542,7 +538,7 @@ class RestCalls:
             document: dict[str, Any] = orjson.loads(answer.body)
             return document
 
-        return self._call("POST", "/v2/profile", read, orjson.dumps(parameters))
+        return self._call("POST", "/v2/profile", read, _json(parameters))
 
     def post(self, service: str, body: bytes, content_type: str) -> ClientCall[Posted]:
         """Return a call of a service with its own HTTP paths."""
@@ -556,7 +552,7 @@ class RestCalls:
 
     def chat(self, model: str, messages: Sequence[Any], options: Mapping[str, Any]) -> ClientCall[ChatAnswer]:
         """Return a chat completion."""
-        body = orjson.dumps({"model": model, "messages": list(messages), **options})
+        body = _json({"model": model, "messages": list(messages), **options})
         return self._call(
             "POST", f"{self.api_path}/chat/completions", lambda answer: read_answer(orjson.loads(answer.body)), body
         )
@@ -564,7 +560,7 @@ class RestCalls:
     def chat_stream(self, model: str, messages: Sequence[Any], options: Mapping[str, Any]) -> ClientCall[None]:
         """Return a chat completion whose deltas are streamed."""
         fields = {"model": model, "messages": list(messages), "stream": True, **options}
-        body = orjson.dumps({**fields, "stream_options": {"include_usage": True}})
+        body = _json({**fields, "stream_options": {"include_usage": True}})
         return self._call("POST", f"{self.api_path}/chat/completions", _read_nothing, body)
 
     def chat_models(self) -> ClientCall[list[str]]:
@@ -597,12 +593,15 @@ def single_request(requests: Iterable[StreamRequest]) -> StreamRequest:
 def _segment(name: str) -> str:
     if name in _INVALID_SEGMENTS:
         raise InvalidRequest(f"{name!r} cannot be the name of a model in a URL")
-    return quote(name, safe="")
+    try:
+        return quote(name, safe="")
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"{name!r} cannot be written in a URL: {error}") from None
 
 
 def _model_path(model: str, version: str) -> str:
     path = f"/v2/models/{_segment(model)}"
-    return f"{path}/versions/{quote(version, safe='')}" if version else path
+    return f"{path}/versions/{_segment(version)}" if version else path
 
 
 def _reason(answer: Answer) -> str:
@@ -676,7 +675,7 @@ def _json_value(name: str, value: Value) -> Any:
             return value.decode()
         except UnicodeDecodeError:
             raise InvalidRequest(f"input {name}: expected UTF-8 text over REST, got other bytes; use gRPC") from None
-    array = np.asarray(value)
+    array = to_array(name, value)
     if array.dtype.kind == "U":
         return array.tolist()
     if array.dtype.name not in _JSON_TYPES:

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.client.addresses import parse_address, read_headers
-from ovmstrio.client.calls import ClientCall, GrpcCalls, RestCalls, T, retry_seconds
+from ovmstrio.client.calls import ClientCall, GrpcCalls, RestCalls, T
 from ovmstrio.client.links import LinkError, NotProcessed
 from ovmstrio.core.errors import DeadlineExceeded, InvalidRequest, NotFound, NotReady, Overloaded, ServerError
-from ovmstrio.encoding.status_errors import Unreachable
+from ovmstrio.encoding.status_errors import Unreachable, retry_seconds
 from ovmstrio.util.backoff import Backoff
 
 if TYPE_CHECKING:
@@ -153,6 +153,7 @@ class SequenceControls:
 
     Attributes:
         id: id of the sequence.
+        is_started: a request was answered; after a lost answer the server may have the sequence without that.
         last: last accepted inputs, to be sent again with the end control; None if no end is needed.
     """
 
@@ -160,22 +161,22 @@ class SequenceControls:
         # If the server chose the id, a client that is interrupted in its first call could not end the sequence.
         self.id = secrets.randbelow(_MAX_SEQUENCE_ID) + 1 if sequence_id is None else sequence_id
         self._model = model
-        self._is_started = self._is_ended = False
+        self.is_started = self._is_ended = False
         self._sent: Mapping[str, Value] = {}
         self.last: Mapping[str, Value] | None = None
 
-    def parameters(self, inputs: Mapping[str, Value], *, end: bool) -> dict[str, Parameter]:
+    def parameters(self, inputs: Mapping[str, Value], *, end: bool, may_start: bool = True) -> dict[str, Parameter]:
         """Return the parameters of the next request; raises ``InvalidRequest`` after the end."""
         if self._is_ended:
             raise InvalidRequest(f"sequence {self.id} has ended")
         self._sent = inputs
         is_large = isinstance(self.id, int) and self.id > _LARGEST_INTEGER
         number: Parameter = str(self.id) if is_large else self.id
-        return {SEQUENCE_ID: number, "sequence_start": not self._is_started, "sequence_end": end}
+        return {SEQUENCE_ID: number, "sequence_start": may_start and not self.is_started, "sequence_end": end}
 
     def answered(self, result: InferResult, *, end: bool) -> InferResult:
         """Record an answer; raises ``InvalidRequest`` if the model is not stateful."""
-        self._is_started, self._is_ended = True, end
+        self.is_started, self._is_ended = True, end
         is_stateful = result.pop(SEQUENCE_ID, None) is not None
         self.last = self._sent if is_stateful and not end else None
         if not is_stateful:

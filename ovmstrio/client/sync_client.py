@@ -26,7 +26,7 @@ from ovmstrio.client.client_base import (
     call_parameters,
 )
 from ovmstrio.client.links import LinkError
-from ovmstrio.core.errors import ServerError
+from ovmstrio.core.errors import NotFound, ServerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -372,24 +372,35 @@ class Sequencer:
     ) -> api.InferResult:
         """Make the next request of the sequence; ``end`` makes it the last."""
         controls = self._state.parameters(inputs, end=end)
+        return self._send(inputs, call_parameters(parameters, controls), timeout, end=end)
+
+    def end(self, timeout: float | None) -> None:
+        """End the sequence on the server, if it has begun and not ended."""
+        if (inputs := self._state.last) is not None:
+            was_started = self._state.is_started
+            try:
+                controls = self._state.parameters(inputs, end=True, may_start=False)
+                self._send(inputs, controls, timeout, end=True)
+            except NotFound:
+                if was_started:
+                    raise
+
+    def _send(
+        self, inputs: Mapping[str, api.Value], parameters: dict[str, Any], timeout: float | None, *, end: bool
+    ) -> api.InferResult:
         try:
             result = self._client.infer(
                 self._model,
                 inputs,
                 version=self._version,
                 datatypes=self._datatypes,
-                parameters=call_parameters(parameters, controls),
+                parameters=parameters,
                 timeout=timeout,
             )
         except BaseException as error:
             self._state.failed(error)
             raise
         return self._state.answered(result, end=end)
-
-    def end(self, timeout: float | None) -> None:
-        """End the sequence on the server, if it has begun and not ended."""
-        if self._state.last is not None:
-            self.infer(self._state.last, end=True, timeout=timeout)
 
 
 class _Connection:

@@ -44,7 +44,7 @@ class ServiceGroup:
 
     @property
     def has_sequences(self) -> bool:
-        """Whether the group has stateful models."""
+        """True if the group has stateful models."""
         return any(_has_sequences(service) for service in self.services)
 
     def is_repeatable(self, kinds: Kinds) -> bool:

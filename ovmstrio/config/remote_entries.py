@@ -40,12 +40,12 @@ class RemoteAddress(NamedTuple):
 
     @property
     def has_tls(self) -> bool:
-        """Whether connections use TLS."""
+        """True if connections use TLS."""
         return self.scheme in {"grpcs", "https"}
 
     @property
     def speaks_grpc(self) -> bool:
-        """Whether the server is called by gRPC instead of REST."""
+        """True if the server is called by gRPC instead of REST."""
         return self.scheme in {"grpc", "grpcs"}
 
     @property

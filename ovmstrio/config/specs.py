@@ -216,7 +216,7 @@ class ServableSpec(_Spec):
     kind: ClassVar[str]
     """Name of the kind in messages."""
     queues_itself: ClassVar[bool] = False
-    """Whether the service has its own queue, even without concurrency limit."""
+    """True if the service has its own queue, even without concurrency limit."""
 
     name: str
     base_path: Path
@@ -567,7 +567,7 @@ class TextModelSpec(ServableSpec):
 
     @property
     def looks_up(self) -> bool:
-        """Whether prompt lookup is enabled."""
+        """True if prompt lookup is enabled."""
         return self.prompt_lookup or str(self.plugin_config.get(PROMPT_LOOKUP, "")).lower() in {"true", "1"}
 
     @property

@@ -366,7 +366,7 @@ class ConsoleAggregator:
     # RPC handlers
 
     async def _answer(self, query: dict[str, Any]) -> bytes:
-        return json_response(self._local.tell(SnapshotQuery(**query), is_for_another=True)).content
+        return json_response(self._local.since(SnapshotQuery(**query), is_for_another=True)).content
 
     async def _answer_document(self, name: str) -> bytes:
         return json_response(self._local.document(name)).content
@@ -424,7 +424,7 @@ class ConsoleAggregator:
         queries = {worker: self._query_for(worker, now) for worker in self._due_workers()}
         for query in queries.values():
             query.counts, query.rows = is_counting, FRESH_ROWS if wants_rows else query.rows
-        parts: dict[int, Snapshot] = {self.row: self._local.tell(queries[self.row])}
+        parts: dict[int, Snapshot] = {self.row: self._local.since(queries[self.row])}
         silent: list[int] = []
         if self.peers is not None:
             calls = {worker: [_SNAPSHOT_RPC, asdict(query)] for worker, query in queries.items() if worker != self.row}

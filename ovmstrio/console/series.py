@@ -44,6 +44,12 @@ class TimeSeries:
         self._last = max(self._last, interval)
         self._first = max(min(self._first, interval), self._last - POINTS + 1)
 
+    def forget_after(self, interval: int) -> None:
+        """Remove the intervals after one, because the clock was set back to it."""
+        if interval < self._first:
+            self._last = self._first = 0
+        self._last = min(self._last, interval)
+
     def document(self) -> dict[str, Any]:
         """Return the values, oldest first, and the end of the newest interval in seconds since the epoch."""
         known = range(self._first, self._last + 1) if self._last else range(0)
@@ -67,6 +73,7 @@ class SeriesHistory:
 
     def __init__(self) -> None:
         self._server = TimeSeries(_SERVER_FIGURES)
+        self._newest = 0
         self._services: OrderedDict[str, TimeSeries] = OrderedDict()
 
     @property
@@ -78,6 +85,10 @@ class SeriesHistory:
         self, interval: int, totals: Mapping[str, float | None], services: Mapping[str, Mapping[str, float | None]]
     ) -> None:
         """Add the values of an interval; ``services`` has those with calls."""
+        if interval < self._newest:
+            for series in (self._server, *self._services.values()):
+                series.forget_after(interval)
+        self._newest = interval
         self._server.add(interval, totals)
         for name in services:
             self._series_of(name)

@@ -269,7 +269,7 @@ class LocalSnapshots:
         self._rows_number += 1
         self._rows = None
 
-    def tell(self, known: SnapshotQuery, *, is_for_another: bool = False) -> Snapshot:
+    def since(self, known: SnapshotQuery, *, is_for_another: bool = False) -> Snapshot:
         """Return everything that is newer than the query; ``is_for_another`` marks a query of a peer worker."""
         if known.rows == FRESH_ROWS:
             self._rows = None

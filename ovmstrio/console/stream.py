@@ -363,7 +363,7 @@ async def send_events(
         viewer = _Viewer(frames, stream_filter)
         while True:
             shows_bodies = await may_see_bodies()
-            await viewer.tell(events, await frames.frame(), shows_bodies=shows_bodies)
+            await viewer.send(events, await frames.frame(), shows_bodies=shows_bodies)
             if plane.is_draining:
                 await events.send(encode_event("end", {"reason": plane.readiness().reason}))
                 return
@@ -379,7 +379,7 @@ class _Viewer:
         self._sent_traces: dict[str, int] = {}
         self._frame = self._line = self._failure = self._quiet = 0
 
-    async def tell(self, events: EventSink, frame: _Frame, *, shows_bodies: bool) -> None:
+    async def send(self, events: EventSink, frame: _Frame, *, shows_bodies: bool) -> None:
         """Send everything new, or a keepalive comment after a quiet period."""
         data = self._figures(frame) + self._past(shows_bodies=shows_bodies)
         self._quiet = 0 if data else self._quiet + 1

@@ -87,7 +87,7 @@ def error_type(error: BaseException) -> str:
 class InvalidRequest(ServerError, ValueError):
     """The request can never succeed."""
 
-    def retold(self, message: str) -> InvalidRequest:
+    def with_message(self, message: str) -> InvalidRequest:
         """Return the same error with another message."""
         return InvalidRequest(message)
 
@@ -111,7 +111,7 @@ class InvalidField(InvalidRequest):
         self.field = field
         self.code = code
 
-    def retold(self, message: str) -> InvalidField:
+    def with_message(self, message: str) -> InvalidField:
         """Return the error of the same field with another message."""
         made = type(self)(message, field=self.field, code=self.code)
         made.plain = self.plain
@@ -409,11 +409,11 @@ class ErrorList:
     Each part is parsed in its own ``with`` block, which ends where the part is invalid.  The error that reaches
     :data:`MAX_ERRORS` is raised at once, so that parsing stops::
 
-        wrong = Gathered()
+        wrong = ErrorList()
         for part in parts:
             with wrong:
                 made.append(read(part))
-        wrong.tell()
+        wrong.raise_if_any()
     """
 
     __slots__ = ("_count", "_kept")
@@ -462,9 +462,9 @@ class ErrorList:
         if self._count > _MOST:
             rest = ", and the rest of the request was not checked" if self._count >= MAX_ERRORS else ""
             texts.append(f"{self._count - _MOST} more{rest}")
-        return self._kept[0].retold(". Also: ".join(texts))
+        return self._kept[0].with_message(". Also: ".join(texts))
 
-    def tell(self) -> None:
+    def raise_if_any(self) -> None:
         """Raise the joined InvalidRequest if errors were added."""
         if self._count:
             raise self.error()

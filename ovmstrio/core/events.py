@@ -273,7 +273,7 @@ class RequestObserver(Protocol):
 
     @property
     def needs_every(self) -> bool:
-        """Whether every request is observed, instead of sampled and failed ones."""
+        """True if every request is observed, instead of sampled and failed ones."""
 
     @property
     def body_bytes(self) -> int:

@@ -110,7 +110,7 @@ class Conversation:
 
     @property
     def has_loaded_images(self) -> bool:
-        """Whether all images, if any, are loaded."""
+        """True if all images, if any, are loaded."""
         return all(isinstance(image.source, bytes) for image in self.images)
 
 

@@ -208,6 +208,15 @@ SCRAPED_FAMILIES: Final = frozenset(
 """Families whose values are read at scrape time."""
 
 
+_SUFFIXES: Final = ("", "_total", "_bucket", "_sum", "_count")
+"""Suffixes of sample names."""
+
+
+def selected_families(names: Iterable[str]) -> frozenset[str]:
+    """Return the possible names of the families that names of families or samples select."""
+    return frozenset(each.removesuffix(suffix) for each in names for suffix in _SUFFIXES)
+
+
 def matching_families(patterns: Iterable[str]) -> tuple[str, ...]:
     """Return the names of all families whose name, or earlier name, matches a glob pattern."""
     patterns = tuple(patterns)

@@ -39,7 +39,7 @@ class RawHttpService(Service, Protocol):
 
     @property
     def accepts_payloads(self) -> bool:
-        """Whether raw HTTP requests are accepted; constant for the life of the service."""
+        """True if raw HTTP requests are accepted; constant for the life of the service."""
 
     def open_payload(self, request: HttpRequest, deadline: float) -> AbstractAsyncContextManager[DocumentStream]:
         """Process a request with a decoded body; ``deadline`` is on trio's clock.

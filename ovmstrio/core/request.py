@@ -134,7 +134,7 @@ class InferResponse:
 
     @property
     def lies_as_sent(self) -> bool:
-        """Whether the outputs can be sent without a copy: private memory in row-major order."""
+        """True if the outputs can be sent without a copy: private memory in row-major order."""
         return self.is_private and all(
             isinstance(output, RawTensor) or (output.array.flags.c_contiguous and not output.array.dtype.hasobject)
             for output in self.outputs

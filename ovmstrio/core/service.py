@@ -118,7 +118,7 @@ class OrderedService(Protocol):
 
     @property
     def keeps_order(self) -> bool:
-        """Whether the order is kept."""
+        """True if the order is kept."""
 
 
 @runtime_checkable

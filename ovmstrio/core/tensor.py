@@ -27,7 +27,7 @@ class Dim(NamedTuple):
 
     @property
     def is_fixed(self) -> bool:
-        """Whether only one size is accepted."""
+        """True if only one size is accepted."""
         return self.low == self.high
 
     def accepts(self, size: int) -> bool:

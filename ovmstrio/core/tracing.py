@@ -40,11 +40,11 @@ class Span(Protocol):
 
     @property
     def is_recorded(self) -> bool:
-        """Whether the span is recorded."""
+        """True if the span is recorded."""
 
     @property
     def shows_steps(self) -> bool:
-        """Whether the caller requests detailed steps with ``ovms=steps`` in ``tracestate``."""
+        """True if the caller requests detailed steps with ``ovms=steps`` in ``tracestate``."""
 
     def part(
         self, name: str, attributes: Attributes = NO_ATTRIBUTES, kind: SpanKind = "internal"

@@ -156,31 +156,58 @@ def datatype_of(array: Array) -> str:
 
 
 def to_raw(array: Array, datatype: str) -> bytes:
-    """Encode an array as raw contents; floats are rounded to the nearest ``BF16``."""
+    """Encode an array as raw contents; floats are rounded to the nearest ``BF16``.
+
+    Raises:
+        InvalidRequest: an element of ``BYTES`` is no text.
+    """
     if datatype == BYTES.name:
-        return framed(each.encode() if isinstance(each, str) else bytes(each) for each in array.flat)
+        return framed(map(_text_element, array.flat))
     if datatype == "BF16" and array.dtype.kind == "f":
         array = to_bf16(array)
     return np.ascontiguousarray(array, BY_NAME[datatype].numpy).tobytes()
+
+
+def _text_element(element: object) -> bytes:
+    if isinstance(element, str):
+        return element.encode()
+    # ``bytes`` of an integer would be as many zeros.
+    if not isinstance(element, bytes | bytearray | memoryview):
+        raise InvalidRequest(f"expected str or bytes for BYTES, got {type(element).__name__}")
+    return bytes(element)
 
 
 def raw_tensor(name: str, array: Array, datatype: str | None = None) -> RawTensor:
     """Create a raw tensor of an array, by default with the datatype of its dtype; a contiguous array is not copied.
 
     Raises:
-        InvalidRequest: KServe has no datatype for the dtype, or the dtype cannot be sent as the datatype.
+        InvalidRequest: KServe has no datatype for the dtype, or the array cannot be sent as the datatype.
     """
-    datatype = datatype or datatype_of(array)
-    if datatype == BYTES.name or (datatype == "BF16" and array.dtype.kind == "f"):
-        return RawTensor(name, datatype, array.shape, to_raw(array, datatype))
+    try:
+        datatype = datatype or datatype_of(array)
+        return RawTensor(name, datatype, array.shape, _elements_as(array, datatype))
+    except InvalidRequest as error:
+        raise InvalidRequest(f"input {name!r}: {error.message}") from None
+
+
+def _elements_as(array: Array, datatype: str) -> Buffer:
     known = BY_NAME.get(datatype)
     if known is None:
-        raise InvalidRequest(f"input {name!r}: expected a datatype of {', '.join(BY_NAME)}, got {datatype}")
-    if array.dtype != known.numpy:
-        if not np.can_cast(array.dtype, known.numpy, "same_kind"):
-            raise InvalidRequest(f"input {name!r}: an array of {array.dtype} cannot be sent as {datatype}")
-        array = array.astype(known.numpy)
-    return RawTensor(name, datatype, array.shape, buffer_of(array))
+        raise InvalidRequest(f"expected a datatype of {', '.join(BY_NAME)}, got {datatype}")
+    if known is BYTES:
+        return to_raw(array, datatype)
+    if array.dtype == known.numpy:
+        return buffer_of(array)
+    numbers: np.dtype[Any] = np.dtype(np.float32) if datatype == "BF16" else known.numpy
+    if not np.can_cast(array.dtype, numbers, "same_kind"):
+        raise InvalidRequest(f"an array of {array.dtype} cannot be sent as {datatype}")
+    if numbers.kind in "iu" and array.dtype.kind in "iu" and array.size:
+        limits, low, high = np.iinfo(numbers), int(array.min()), int(array.max())
+        if low < limits.min or high > limits.max:
+            outside = low if low < limits.min else high
+            raise InvalidRequest(f"{outside} is out of range of {datatype} [{limits.min}, {limits.max}]")
+    converted = array.astype(numbers)
+    return buffer_of(to_bf16(converted) if datatype == "BF16" else converted)
 
 
 def from_raw(raw: Buffer, datatype: str, shape: tuple[int, ...]) -> Array:

@@ -70,14 +70,23 @@ def reading(address: str) -> Iterator[None]:
         raise errors.ServerError(f"{address} does not answer as a KServe v2 server does: {error}") from None
 
 
-def error_of_grpc(status: str, message: str) -> errors.ServerError:
-    """Create the error of a gRPC status, named as in ``StatusCode``."""
-    return _create_error(_GRPC.get(status), message, status, f"gRPC status {status}")
+def error_of_grpc(status: str, message: str, headers: Mapping[str, str] | None = None) -> errors.ServerError:
+    """Create the error of a gRPC status, named as in ``StatusCode``; ``headers`` may have a time to wait."""
+    return _create_error(_GRPC.get(status), message, status, f"gRPC status {status}", headers)
 
 
-def error_of_http(status: int, message: str) -> errors.ServerError:
-    """Create the error of an HTTP status."""
-    return _create_error(_HTTP.get(status), message, f"HTTP {status}", f"HTTP status {status}")
+def error_of_http(status: int, message: str, headers: Mapping[str, str] | None = None) -> errors.ServerError:
+    """Create the error of an HTTP status; ``headers`` may have a time to wait."""
+    return _create_error(_HTTP.get(status), message, f"HTTP {status}", f"HTTP status {status}", headers)
+
+
+def retry_seconds(headers: Mapping[str, str]) -> float | None:
+    """Return after how many seconds the server invites another try; None if it does not."""
+    milliseconds = headers.get("grpc-retry-pushback-ms", "")
+    if milliseconds.isdecimal():
+        return int(milliseconds) / 1000
+    seconds = headers.get("retry-after", "")
+    return int(seconds) if seconds.isdecimal() else None
 
 
 def status_of(error: errors.ServerError) -> str:
@@ -85,11 +94,15 @@ def status_of(error: errors.ServerError) -> str:
     return "".join(getattr(error, "__notes__", ()))
 
 
-def _create_error(cls: type[errors.ServerError] | None, message: str, status: str, note: str) -> errors.ServerError:
+def _create_error(
+    cls: type[errors.ServerError] | None, message: str, status: str, note: str, headers: Mapping[str, str] | None
+) -> errors.ServerError:
     cls = next((found for text, found in _CLASS_BY_MESSAGE.items() if message.startswith(text)), cls)
     if restored := _RESTORED.match(message):
         error: errors.ServerError = errors.SequenceRestored(message, steps=int(restored[1]))
     else:
         error = errors.ServerError(f"{status}: {message}") if cls is None else cls(message)
+    if isinstance(error, errors.Overloaded) and headers and (seconds := retry_seconds(headers)):
+        error.retry_after_seconds = seconds
     error.add_note(note)
     return error

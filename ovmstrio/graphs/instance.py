@@ -11,7 +11,7 @@ so a chain of nodes costs one task. A graph that is a chain runs in the caller's
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_right, insort_right
 from collections import deque
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -107,7 +107,7 @@ class NodeRun(NodeState):
 
     @property
     def waits_for_back_edges(self) -> bool:
-        """Whether every input except back edges is done."""
+        """True if every input except back edges is done."""
         return all(stream.is_done for stream in self.streams if not stream.is_back_edge)
 
     def check_output(self, port: Port, value: Any) -> None:
@@ -169,7 +169,7 @@ class GraphInstance:
         self._nodes = [NodeRun(node, context, plan.config.max_queue_size, plan.inputs) for node in plan.nodes]
         self._runnable: deque[NodeRun] = deque()
         self._throttled: list[NodeRun] = []
-        self._pushers = 0
+        self._pushers: list[StreamRoute] = []
         self._workers = 0
         self._open_nodes = 0
         self._inputs_closed = False
@@ -243,7 +243,7 @@ class GraphInstance:
         """
         route = self._plan.inputs[name]
         while route.consumers and self._is_full(route) and not self.is_finished:
-            await self._wait_room()
+            await self._wait_room(route)
         if self.is_finished or self._inputs_closed:
             raise trio.BrokenResourceError("the graph takes no more packets")
         try:
@@ -465,7 +465,7 @@ class GraphInstance:
         self._open_nodes -= 1
         if not self._open_nodes:
             self._finish()
-            self._make_room()
+        self._make_room()
 
     async def _close_quietly(self, node: NodeRun) -> None:
         if node.calculator is None:
@@ -487,7 +487,7 @@ class GraphInstance:
         """Resolve a deadlock or close a cycle if needed, then wake :meth:`wait_idle`. Called when no node runs."""
         if self.failure is None:
             if self._throttled or self._pushers:
-                self._resolve_deadlock()
+                self._continue_producers()
             elif self._inputs_closed and not self.is_finished:
                 self._close_cycle()
         if self.is_idle and self.on_idle is not None:
@@ -524,8 +524,11 @@ class GraphInstance:
                 return True
         return False
 
+    def _must_wait(self, node: NodeRun) -> bool:
+        return any(self._is_full(route) for route in node.plan.routes.values())
+
     def _is_throttled(self, node: NodeRun) -> bool:
-        if not any(self._is_full(route) for route in node.plan.routes.values()):
+        if not self._must_wait(node):
             return False
         if node not in self._throttled:
             self._throttled.append(node)
@@ -540,8 +543,8 @@ class GraphInstance:
             self._room.set()
             self._room = None
 
-    async def _wait_room(self) -> None:
-        self._pushers += 1
+    async def _wait_room(self, route: StreamRoute) -> None:
+        self._pushers.append(route)
         try:
             self.dispatch()
             room = self._room = self._room or trio.Event()
@@ -549,7 +552,19 @@ class GraphInstance:
                 self._on_idle()
             await room.wait()
         finally:
-            self._pushers -= 1
+            self._pushers.remove(route)
+
+    def _continue_producers(self) -> None:
+        """Wake producers that have room because packets were dropped; if there are none, resolve the deadlock."""
+        if not all(map(self._must_wait, self._throttled)):
+            self._make_room()
+            self.dispatch()
+        elif self._inputs_closed or all(map(self._is_full, self._pushers)):
+            self._resolve_deadlock()
+        elif self._room is not None:
+            # Without the event, these producers are awake already.
+            self._make_room()
+            self.dispatch()
 
     def _resolve_deadlock(self) -> None:
         """Grow each full queue by one place, as MediaPipe does, or fail if the graph has ``report_deadlock``."""
@@ -767,6 +782,8 @@ class ResponseSink(ReplyChannelSink[InferResponse]):
         self._graph = graph
         self._outputs = outputs
         self._requests: deque[_StreamRequest] = deque()
+        """By timestamp; those of requests for different inputs may descend."""
+        self._last: _StreamRequest | None = None
         self.output_bounds: Sequence[int] = ()
 
     def put(self, output: int, packet: Packet) -> bool:
@@ -780,12 +797,13 @@ class ResponseSink(ReplyChannelSink[InferResponse]):
         """Add a request before its packets; :meth:`accept` follows."""
         marks_final = request.parameters.get(ENABLE_FINAL_RESPONSE) is True if request.parameters else False
         if request.id or marks_final or self._requests:
-            self._requests.append(_StreamRequest(timestamp, request.id, marks_final))
+            self._last = _StreamRequest(timestamp, request.id, marks_final)
+            insort_right(self._requests, self._last, key=attrgetter("timestamp"))
 
     def accept(self) -> None:
         """Note that all packets of the last request are in the graph."""
-        if self._requests:
-            self._requests[-1].is_accepted = True
+        if self._last is not None:
+            self._last.is_accepted = True
 
     def end_requests(self) -> None:
         """Send the missing final responses: no node can run."""
@@ -801,8 +819,8 @@ class ResponseSink(ReplyChannelSink[InferResponse]):
         marks_final = request.parameters.get(ENABLE_FINAL_RESPONSE) is True
         if not request.id and not marks_final:
             return super().refuse(request, message)
-        if self._requests and not self._requests[-1].is_accepted:
-            self._requests[-1].marks_final = False
+        if self._last is not None and not self._last.is_accepted:
+            self._last.marks_final = False
         parameters: dict[str, ParameterValue] = {FINAL_RESPONSE: True} if marks_final else {}
         return self.reply(StreamProblem(message, self._empty(request.id, parameters)))
 

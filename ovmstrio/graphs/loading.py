@@ -20,7 +20,7 @@ from ovmstrio.isolation.thread_pool import WorkerThreads
 from ovmstrio.util.load_limit import run_load
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from ovmstrio.core.generation import TextGenerator
     from ovmstrio.core.hooks import GraphHooks
@@ -79,21 +79,29 @@ async def load_graph(
         text_api=text_api,
         cache_dir=spec.cache_dir,
     )
+    nodes = await _load_nodes(examined.config.nodes, scope, hooks, tasks)
+    # The side packet of Python nodes has no value, because each node holds its own state.
+    side = {ref.name: None for node in examined.config.nodes for ref in node.side_inputs if ref.name == "py"}
+    loaded = LoadedGraph(create_graph_plan(examined.config, nodes), threads, side)
+    return GraphServable(spec.name, loaded, hooks)
+
+
+async def _load_nodes(
+    configs: Sequence[NodeConfig], scope: DefinitionScope, hooks: GraphHooks, tasks: trio.Nursery
+) -> list[LoadedNode]:
+    """Start the graph's worker threads and load its nodes; after an error, finalize the nodes loaded so far."""
     nodes: list[LoadedNode] = []
     try:
-        await tasks.start(threads.run)
-        for node in examined.config.nodes:
+        await tasks.start(scope.threads.run)
+        for node in configs:
             kind = _kind_of(node)
             resources = await kind.load(node, scope)
             nodes.append(LoadedNode(node, kind.contract(node), resources, hooks.node(node.canonical_name)))
     except BaseException:
         with trio.CancelScope(shield=True):
-            await close_nodes(nodes, threads)
+            await close_nodes(nodes, scope.threads)
         raise
-    # The side packet of Python nodes has no value, because each node holds its own state.
-    side = {ref.name: None for node in examined.config.nodes for ref in node.side_inputs if ref.name == "py"}
-    loaded = LoadedGraph(create_graph_plan(examined.config, nodes), threads, side)
-    return GraphServable(spec.name, loaded, hooks)
+    return nodes
 
 
 def _kind_of(node: NodeConfig) -> CalculatorKind:

@@ -83,7 +83,7 @@ class GraphRequestParser:
                 continue
             if not wrong:
                 yield source.name, value
-        wrong.tell()
+        wrong.raise_if_any()
 
     def _value(self, request: InferRequest, source: InferInput, raw: Buffer | None) -> Any:
         read = self._readers.get(source.name)

@@ -206,7 +206,7 @@ def _create_request(graph: str, roles: ChatRoles, generation: GenerationRequest)
                 data = encode(graph, generation)
                 request.inputs.append(InferInput(name, BYTES.name, (len(data),)))
                 request.raw_inputs.append(data)
-    wrong.tell()
+    wrong.raise_if_any()
     return request
 
 
@@ -622,7 +622,7 @@ class GraphServable:
             missing = self._plan.inputs.keys() - {tensor.name for tensor in request.inputs}
             if missing or not wrong:
                 wrong.add(InvalidRequest(f"{_NOT_ALL_INPUTS}; missing: {', '.join(sorted(missing))}"))
-        wrong.tell()
+        wrong.raise_if_any()
 
     def _build_response(self, request: InferRequest, packets: Sequence[Sequence[Packet]]) -> InferResponse:
         """Build the response; its timestamp is that of the last output's first packet."""
@@ -724,7 +724,7 @@ class GraphServable:
 
     @property
     def accepts_payloads(self) -> bool:
-        """Whether an input is tagged ``HTTP_REQUEST_PAYLOAD``."""
+        """True if an input is tagged ``HTTP_REQUEST_PAYLOAD``."""
         return bool(self._plan.config.payload)
 
     def open_payload(self, request: HttpRequest, deadline: float) -> AbstractAsyncContextManager[DocumentStream]:

@@ -76,12 +76,12 @@ class InputStream:
 
     @property
     def is_done(self) -> bool:
-        """Whether the stream is closed and its queue empty."""
+        """True if the stream is closed and its queue empty."""
         return not self.queue and self.bound == DONE
 
     @property
     def is_full(self) -> bool:
-        """Whether producers must wait."""
+        """True if producers must wait."""
         return 0 <= self.limit <= len(self.queue)
 
     @property

@@ -45,7 +45,7 @@ from ovmstrio.graphs.packets import (
 )
 from ovmstrio.graphs.policies import policy_names
 from ovmstrio.graphs.stream_refs import parse_tag_index
-from ovmstrio.util.regular_files import read_regular_text
+from ovmstrio.util.regular_files import is_file, is_folder, read_regular_text
 
 # Graph inputs, outputs and cycles
 
@@ -732,8 +732,8 @@ def _check_options(node: NodeConfig, directory: Path, findings: Findings) -> Non
         findings.refuse(node.at, f"{NODE_OPTIONS_MISSING} - {where}", suggestion=fix)
         return
     file = _handler_file(options.handler_path, directory)
-    if not file.is_file():
-        nearby = sorted(each.name for each in file.parent.glob("*.py")) if file.parent.is_dir() else []
+    if not is_file(file):
+        nearby = sorted(each.name for each in file.parent.glob("*.py")) if is_folder(file.parent) else []
         findings.refuse(
             Located(None, node.options_line or node.line, f"{node.at.path}.node_options[0]"),
             f'{HANDLER_MISSING} - handler_path of node "{node.canonical_name}"',

@@ -377,7 +377,7 @@ class HandlerBuilder:
 
     @property
     def _is_batched(self) -> bool:
-        """Whether requests are batched here; TensorFlow projects batch in the models."""
+        """True if requests are batched here; TensorFlow projects batch in the models."""
         return self._project.batching is not None and self._project.type == "python"
 
     def _construct(self, cls: type[Any]) -> Any:

@@ -523,27 +523,19 @@ def _build(
     if may_fail and streams > 1:
         compile_replacement = partial(_compile, model, source, _one_stream(config, threads))
     alone_config = _one_stream(config, max(1, threads // max(1, streams)))
-    blocking = InferMode.SYNCHRONOUS
-    if may_fail and threads <= 1:
-        marks_failures = source.spec.target_device == "CPU" and failure_marks(signature) is not None
-        blocking = InferMode.MARKED if marks_failures else InferMode.QUEUED
-    if any(spec.datatype is BYTES for spec in signature.outputs):
-        blocking = InferMode.QUEUED  # The synchronous call reads the outputs, and fails on an empty string tensor.
+    blocking = _blocking_mode(source, signature, loses_failures=may_fail and threads <= 1)
     # The thread's CPU time excludes other models that load at the same time; valid if this thread does all the work.
     is_single_threaded = threads <= 1 and blocking is not InferMode.QUEUED
     timing = warm_up(compiled, signature, blocking, time.thread_time if is_single_threaded else time.perf_counter)
     if timing is None:
         # A stream that has failed is tainted, so compile a new model.
         compiled = _compile(model, source, config)
-    placement = Placement.away()
     grows = any(not dim.is_fixed for variable in variables for dim in variable.shape) or signature.depends_on_values
     limit = FILLING_THRESHOLD_SECONDS if _fills_few_cores(compiled, streams, threads) else None
+    placement = Placement.away()
     if timing is not None and (limit is not None or _is_small(model)) and not grows:
-        is_few_cores = is_single_threaded and streams == 1 and CORES.are_few
-        most = FEW_CORES_THRESHOLD_SECONDS if is_few_cores else INLINE_THRESHOLD_SECONDS
-        placement = Placement.measured(
-            timing.min_seconds, timing.input_bytes, fixed_shape=signature.has_fixed_inputs, most=most, limit=limit
-        )
+        is_alone = is_single_threaded and streams == 1 and CORES.are_few
+        placement = _measured_placement(timing, signature, limit, is_alone=is_alone)
     can_choose_concurrency = timing is not None and _can_choose_concurrency(model, source, config, threads)
     concurrency = source.spec.nireq or _property(compiled, "OPTIMAL_NUMBER_OF_INFER_REQUESTS", 1)
     return Compiled(
@@ -566,6 +558,23 @@ def _build(
         weight_bytes=_weight_bytes(model.get_ops()),
         is_pinned=_is_pinned(compiled, model, source, config, was_shared=was_shared),
         can_choose_concurrency=can_choose_concurrency,
+    )
+
+
+def _blocking_mode(source: ModelFile, signature: ModelSignature, *, loses_failures: bool) -> InferMode:
+    """Return the mode of inferences on the calling thread, where OpenVINO's synchronous call may lose failures."""
+    if any(spec.datatype is BYTES for spec in signature.outputs):
+        return InferMode.QUEUED  # The synchronous call reads the outputs, and fails on an empty string tensor.
+    if not loses_failures:
+        return InferMode.SYNCHRONOUS
+    marks_failures = source.spec.target_device == "CPU" and failure_marks(signature) is not None
+    return InferMode.MARKED if marks_failures else InferMode.QUEUED
+
+
+def _measured_placement(timing: Timing, signature: ModelSignature, limit: float | None, *, is_alone: bool) -> Placement:
+    most = FEW_CORES_THRESHOLD_SECONDS if is_alone else INLINE_THRESHOLD_SECONDS
+    return Placement.measured(
+        timing.min_seconds, timing.input_bytes, fixed_shape=signature.has_fixed_inputs, most=most, limit=limit
     )
 
 

@@ -189,7 +189,7 @@ class MessageChannel:
         if message.region is not None:
             self._packets.withdraw(message)
             raise ValueError("only small values can be sent later")
-        self._packets.tell(bytes(message.write()))
+        self._packets.send_or_queue(bytes(message.write()))
 
     def log_forwarder(self) -> RecordForwarder:
         """Create a handler that sends log records to the peer."""

@@ -657,7 +657,7 @@ class MessagePackets:
 
     @property
     def has_backlog(self) -> bool:
-        """Whether packets must be sent before the next message."""
+        """True if packets must be sent before the next message."""
         return bool(self._backlog)
 
     def backlog(self) -> Iterator[bytes]:
@@ -706,7 +706,7 @@ class MessagePackets:
         number, region, size, is_new, shared = _HEAD.unpack(head)
         if is_new:
             self._mapped[region] = MappedFile(files.pop(0))
-        lease = RegionLease(lambda: self.tell(_RELEASED + _NUMBER.pack(number)))
+        lease = RegionLease(lambda: self.send_or_queue(_RELEASED + _NUMBER.pack(number)))
         source = lease.view(self._mapped[region], 0, size)
         shared_views = []
         for _ in range(shared):
@@ -719,9 +719,9 @@ class MessagePackets:
         if message.region is not None:
             for dropped in self._pool.release(message.region):
                 if dropped.is_known:
-                    self.tell(_DROPPED + _NUMBER.pack(dropped.number))
+                    self.send_or_queue(_DROPPED + _NUMBER.pack(dropped.number))
 
-    def tell(self, packet: bytes) -> None:
+    def send_or_queue(self, packet: bytes) -> None:
         """Send a packet now, or before the next message if the socket is full."""
         if not self._send_now(packet):
             self._backlog.append(packet)

@@ -88,7 +88,7 @@ class ThreadPlaces:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether a thread waits to get its place back."""
+        """True if a thread waits to get its place back."""
         return bool(self._returning)
 
     def reserve(self, calls: int) -> bool:
@@ -377,7 +377,7 @@ class WorkerThreads:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a call is running, including calls of cancelled callers."""
+        """True if a call is running, including calls of cancelled callers."""
         return self._open_jobs > 0
 
     async def idle(self) -> None:
@@ -387,7 +387,7 @@ class WorkerThreads:
 
     @property
     def has_waiting_calls(self) -> bool:
-        """Whether calls wait for a thread; long-running users of the pool should yield theirs."""
+        """True if calls wait for a thread; long-running users of the pool should yield theirs."""
         return self.waiting > 0
 
     # -- Life cycle ----------------------------------------------------------------------------------------------------

@@ -188,7 +188,7 @@ class AbandonableLoopCalls:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a call is running, including calls of cancelled callers."""
+        """True if a call is running, including calls of cancelled callers."""
         return bool(self._running)
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:

@@ -281,7 +281,7 @@ class WorkerProcess:
         self._program = Program(module, python)
         self._grace_seconds = grace_seconds
         self._spare_seconds = kill_delay_seconds
-        self._tells_of_leaving = sends_cancel
+        self._sends_cancel = sends_cancel
         self._memory_limit = memory_limit
         self._stopped_seconds = stopped_seconds
         self._stuck = on_stuck
@@ -307,7 +307,7 @@ class WorkerProcess:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request is running, including requests of cancelled callers."""
+        """True if a request is running, including requests of cancelled callers."""
         return bool(self._pending)
 
     async def idle(self) -> None:
@@ -515,7 +515,7 @@ class WorkerProcess:
 
     # -- Requests ------------------------------------------------------------------------------------------------------
 
-    async def tell(self, value: Any, descriptor: int | None = None) -> None:
+    async def notify(self, value: Any, descriptor: int | None = None) -> None:
         """Send a message that has no answer, completely or not at all, with an optional file descriptor (copied).
 
         Raises:
@@ -615,7 +615,7 @@ class WorkerProcess:
     def _abandon(self, pending: _PendingAnswer, number: int) -> None:
         pending.is_abandoned = True
         pending.value = None
-        if self._tells_of_leaving:
+        if self._sends_cancel:
             self.send_or_drop(["cancel", number])
         if self._nursery is not None and not pending.done.is_set():
             self._nursery.start_soon(self._watch_abandoned, pending)
@@ -710,17 +710,18 @@ class RestartedProcess:
         """Run and restart processes until ``stopping`` is set; raises ``OSError`` if none can be started."""
         while not self._stopping.is_set():
             started = trio.current_time()
-            await self._run_one()
+            has_started = await self._run_one()
             if self._stopping.is_set():
                 return
-            if self.is_replaced:
+            if self.is_replaced and has_started:
                 continue
             seconds = self._backoff.seconds_after(trio.current_time() - started)
             log.warning("worker process restarting", row=self.row, seconds=seconds)
             with trio.move_on_after(seconds):
                 await self._stopping.wait()
 
-    async def _run_one(self) -> None:
+    async def _run_one(self) -> bool:
+        """Run a process until its exit; return False if it could not be started."""
         process = self.process = self._make()
         self.given = 0
         try:
@@ -734,12 +735,13 @@ class RestartedProcess:
                     if self._cannot_start is None:
                         raise
                     self._cannot_start(error)
-                    return
+                    return False
                 if self.is_ready:
                     self._notify_change()
                 else:
                     process.kill()
             self._ended(self, process)
+            return True
         finally:
             self.process = None
             self.is_ready = False
@@ -754,18 +756,18 @@ class RestartedProcess:
         if self.process is not None:
             self.given += 1
             try:
-                await self.process.tell(value, descriptor)
+                await self.process.notify(value, descriptor)
             except WorkerExited:
                 self.is_ready = False
             else:
                 return True
         return False
 
-    async def tell(self, value: Any) -> None:
+    async def notify(self, value: Any) -> None:
         """Send a message, if the process is ready."""
         if self.process is not None and self.is_ready:
             with suppress(WorkerExited):
-                await self.process.tell(value)
+                await self.process.notify(value)
 
     def dismiss(self) -> None:
         """Finish the process; kill one that is not ready, which has no requests and may take long to start."""

@@ -54,7 +54,7 @@ class WorkRequests:
         self._channel = channel
         self._tasks = tasks
 
-    async def tell(self, value: Any) -> None:
+    async def notify(self, value: Any) -> None:
         """Send an unsolicited message; ignored if the server has exited. Raises ``TypeError``."""
         with suppress(trio.BrokenResourceError):
             await self._channel.send([_NO_ANSWER, value])

@@ -138,7 +138,7 @@ class ModelServable(NetworkServable):
 
     @property
     def follows_requests(self) -> bool:
-        """Whether the model is reshaped to the requests."""
+        """True if the model is reshaped to the requests."""
         return self._source is not None
 
     async def infer(self, request: InferRequest) -> InferResponse:

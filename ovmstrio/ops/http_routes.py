@@ -135,7 +135,7 @@ def _read_document(document: dict[str, Any], request: PipelineRequest) -> Genera
         request.logid = _integer("logid", document.get("logid"))
     with wrong:
         request.clientip = _read_text("clientip", document.get("clientip") or "")
-    wrong.tell()
+    wrong.raise_if_any()
     return request
 
 

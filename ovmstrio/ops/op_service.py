@@ -67,7 +67,7 @@ def pipeline_request(request: InferRequest) -> PipelineRequest:
         except InvalidRequest as error:
             wrong = add_error(wrong, error)
     if wrong is not None:
-        wrong.tell()
+        wrong.raise_if_any()
     return pipeline_input
 
 

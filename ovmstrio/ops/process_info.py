@@ -44,7 +44,7 @@ class ServingProcess:
 
     @property
     def is_ours(self) -> bool:
-        """Whether the pid still belongs to the process that wrote the entry."""
+        """True if the pid still belongs to the process that wrote the entry."""
         began = _began(self.pid)
         if began is None:
             return False

@@ -51,7 +51,7 @@ class TracerSettings:
 
     @property
     def enabled(self) -> bool:
-        """Whether the tracer runs."""
+        """True if the tracer runs."""
         return self.interval_s >= 1
 
 
@@ -193,7 +193,7 @@ class OpSettings:
 
     @property
     def has_model(self) -> bool:
-        """Whether there is a local or remote model."""
+        """True if there is a local or remote model."""
         return bool(self.server_endpoints) or self.local_service_conf.model_config is not None
 
 

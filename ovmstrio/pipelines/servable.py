@@ -318,7 +318,7 @@ class _RequestParser:
         for name, spec in self._specs.items():
             with wrong:
                 specs[name] = self._settle(spec, given.get(name))
-        wrong.tell()
+        wrong.raise_if_any()
         arrays: dict[str, Array] = Validator(list(specs.values()))(request)
         return {name: Tensor(name, specs[name].datatype, array) for name, array in arrays.items()}
 

@@ -59,11 +59,9 @@ class GraphTextApi:
         allowance = current_quota()
         if allowance is not None:
             allowance.check_tokens()
-        streams, deadline = is_stream(body), request_deadline(request)
-        read = partial(endpoint.read, document, model.limits, is_stream=streams, deadline=deadline)
-        parsed = await parse_off_loop(read, body)
-        answer = _stream if streams else _answer_complete
-        await answer(endpoint, model, body, parsed, send)
+        deadline = request_deadline(request)
+        read = partial(endpoint.read, document, model.limits, is_stream=is_stream(body), deadline=deadline)
+        await _answer(endpoint, model, body, await parse_off_loop(read, body), send)
 
 
 def _endpoint_of(path: str) -> TextEndpoint:
@@ -74,39 +72,35 @@ def _endpoint_of(path: str) -> TextEndpoint:
     raise NotSupported(f"expected a path of text generation ({', '.join(_ENDPOINTS)}), got {path:.80}")
 
 
-async def _answer_complete(
+async def _answer(
     endpoint: TextEndpoint,
     model: TextGenerator,
     body: Body,
     parsed: ParsedRequest,
     send: Callable[[RawDocument], Awaitable[None]],
 ) -> None:
-    builder, usage = endpoint.response_builder(body, parsed), Usage()
+    """Generate the answer and send it as one document, or for a stream as one document per event."""
+    usage = Usage()
+    generate = partial(generate_all, model, parsed.requests, usage)
+    if not is_stream(body):
+        builder = endpoint.response_builder(body, parsed)
 
-    async def take(index: int, piece: GenerationChunk) -> None:
-        builder.take(index, piece)
+        async def collect(index: int, piece: GenerationChunk) -> None:
+            builder.take(index, piece)
 
-    await generate_all(model, parsed.requests, usage, take)
-    await send(RawDocument(json_response(builder.document(usage)).content, _JSON))
-
-
-async def _stream(
-    endpoint: TextEndpoint,
-    model: TextGenerator,
-    body: Body,
-    parsed: ParsedRequest,
-    send: Callable[[RawDocument], Awaitable[None]],
-) -> None:
-    streamed, usage = endpoint.response_stream(body, parsed, OpenAIErrors().event), Usage()
+        await generate(collect)
+        await send(RawDocument(json_response(builder.document(usage)).content, _JSON))
+        return
+    streamed = endpoint.response_stream(body, parsed, OpenAIErrors().event)
 
     async def send_all(events: bytes) -> None:
         for data in _data_of(events):
             await send(RawDocument(data, _JSON))
 
-    async def take(index: int, piece: GenerationChunk) -> None:
+    async def send_piece(index: int, piece: GenerationChunk) -> None:
         await send_all(streamed.write(index, piece, usage))
 
-    await generate_all(model, parsed.requests, usage, take, begin=lambda: send_all(streamed.begin(usage)))
+    await generate(send_piece, begin=lambda: send_all(streamed.begin(usage)))
     await send_all(streamed.end(usage))
 
 

@@ -515,7 +515,7 @@ class GrpcEndpoint:
             raise error_of_grpc(_HTTP_STATUSES.get(status, "UNKNOWN"), text)
         known = {status.value: status.name for status in Status}
         text = unquote(headers.get("grpc-message", "")) or "no error message"
-        raise append_address(error_of_grpc(known.get(int(code), "UNKNOWN"), text), self.address)
+        raise append_address(error_of_grpc(known.get(int(code), "UNKNOWN"), text, headers), self.address)
 
 
 def _trace() -> bytes:

@@ -126,7 +126,8 @@ class RestEndpoint:
 
     def _check(self, response: httpx.Response, body: bytearray) -> None:
         if not response.is_success:
-            raise append_address(error_of_http(response.status_code, _reason(response, body)), self.address)
+            error = error_of_http(response.status_code, _reason(response, body), response.headers)
+            raise append_address(error, self.address)
 
 
 async def _stream_pieces(pieces: Sequence[Buffer]) -> AsyncIterator[bytes]:

@@ -14,8 +14,8 @@ from ovmstrio.auth.authentication import Authentication, CallerDirectory
 from ovmstrio.auth.gate import Gate
 from ovmstrio.auth.key_file import CallerEntry, read_key_file
 from ovmstrio.core.callers import ALL_SCOPES, Caller
-from ovmstrio.core.errors import ConfigError, Problem, ServerError
-from ovmstrio.serving.fingerprints import paths_fingerprint
+from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.server.watched_files import WatchedFiles
 from ovmstrio.util.extras import Extra, install_command
 from ovmstrio.util.regular_files import read_regular_bytes, read_regular_text
 
@@ -48,10 +48,8 @@ class CredentialStore:
         self._authentication = Authentication(self._directory, self._token_verifier(start_root_span))
         guards_everything = any((settings.keys_file, settings.jwks_file, settings.oidc_issuer))
         self.gate = Gate(self._authentication, guards_everything=guards_everything)
-        self._files = [
-            path for path in (settings.keys_file, settings.api_key_file, settings.jwks_file) if path is not None
-        ]
-        self._fingerprint = paths_fingerprint(self._files)
+        files = [path for path in (settings.keys_file, settings.api_key_file, settings.jwks_file) if path is not None]
+        self._watched = WatchedFiles(files)
         self._replace(*self._read())
 
     def _token_verifier(self, start_root_span: StartRootSpan | None) -> VerifyToken | None:
@@ -90,21 +88,13 @@ class CredentialStore:
 
     async def look(self) -> bool:
         """Reload changed files and end the streams of revoked callers; invalid files change nothing."""
-        await self._reload()
+        if await self._watched.read_changes(self._reload, "credentials not reloaded"):
+            log.info("credentials reloaded", count=len(self._directory))
         await self.gate.end_revoked()
         return True
 
     async def _reload(self) -> None:
-        fingerprint = await trio.to_thread.run_sync(paths_fingerprint, self._files)
-        if fingerprint == self._fingerprint:
-            return
-        self._fingerprint = fingerprint
-        try:
-            self._replace(*await trio.to_thread.run_sync(self._read))
-        except ServerError as error:
-            log.error("credentials not reloaded", reason=error.message)  # noqa: TRY400 - an expected error
-            return
-        log.info("credentials reloaded", count=len(self._directory))
+        self._replace(*await trio.to_thread.run_sync(self._read))
 
 
 async def open_credentials(

@@ -41,7 +41,7 @@ from ovmstrio.transport.grpc.limits import TransportLimits
 from ovmstrio.transport.grpc.server import GrpcServer
 from ovmstrio.transport.http.fast_path import RECEIVE_SECONDS
 from ovmstrio.transport.http.responses import Cors
-from ovmstrio.transport.http.router import Router
+from ovmstrio.transport.http.router import Router, Rule
 from ovmstrio.transport.http.server import HttpFrontEnd
 from ovmstrio.transport.listeners import AddressFrontEnd
 from ovmstrio.transport.statuses import to_grpc_error
@@ -233,22 +233,15 @@ def make_rest_router(
     ``background`` runs tasks that outlive their requests.
     """
     has_console = partial(may_open_console, "off" if history is None else console)
-    stored: Any = {"background": background, "responses": responses, "files": files}
     changes = AdminChanges(
         allows_remote=allows_remote_admin, origins="" if cors is None else cors.origins, denials=plane.denials
     )
+    stored: Any = {"background": background, "responses": responses, "files": files}
+    text_rules = partial(_text_rules, plane, max_body_bytes, changes, openai_errors, sse_keep_alive_interval, **stored)
     rules = [
         *kserve_rules(plane, max_body_bytes),
-        # These rules precede others on shared paths; a server with a root service has none of these APIs.
-        *(() if root else anthropic_rules(plane, max_body_bytes, sse_keep_alive_interval)),
-        *(() if root else ollama_rules(plane, max_body_bytes)),
-        *(
-            ()
-            if root
-            else openai_rules(
-                plane, max_body_bytes, changes, openai_errors, keep_alive_seconds=sse_keep_alive_interval, **stored
-            )
-        ),
+        # A server with a root service has none of these APIs.
+        *(() if root else text_rules()),
         *tensorflow_rules(plane, max_body_bytes, partial(openai_status_fields, plane)),
         *generate_rules(plane, max_body_bytes),
         *observation_rules(changes),
@@ -262,15 +255,11 @@ def make_rest_router(
     if not root or plane.render_metrics() is not None:
         # Without server metrics the path belongs to the root service.
         rules += metrics_rules(plane)
-    kinds: dict[str, Callable[[], MountKind]] = {
-        **{name: SelfRoutedMount for name, kind in plane.registry.kinds.items() if CallType.HTTP in kind.call_types},
-        HandlerSpec.kind: partial(_handlers, shows_details=shows_details),
-        OpPipelineSpec.kind: partial(_pipelines_of_ops, plane, max_body_bytes),
-    }
+    mounts = ServiceMounts(plane, _mount_kinds(plane, max_body_bytes, shows_details=shows_details), root)
     router = Router(
         rules,
         OvmsRouteErrors() if root else route_errors(openai_errors),
-        ServiceMounts(plane, kinds, root).find,
+        mounts.find,
         cors,
         has_service=plane.has_service,
         has_limits=plane.has_limits,
@@ -280,6 +269,26 @@ def make_rest_router(
     )
     plane.registry.subscribe(lambda _: router.forget())
     return router
+
+
+def _text_rules(
+    plane: DataPlane, max_body_bytes: int, changes: AdminChanges, errors: str, keep_alive_seconds: float, **stored: Any
+) -> list[Rule]:
+    """Return the rules of the APIs of text models; the first ones take precedence on shared paths."""
+    return [
+        *anthropic_rules(plane, max_body_bytes, keep_alive_seconds),
+        *ollama_rules(plane, max_body_bytes),
+        *openai_rules(plane, max_body_bytes, changes, errors, keep_alive_seconds=keep_alive_seconds, **stored),
+    ]
+
+
+def _mount_kinds(plane: DataPlane, max_body_bytes: int, *, shows_details: bool) -> dict[str, Callable[[], MountKind]]:
+    """Return the kinds of services with their own paths."""
+    return {
+        **{name: SelfRoutedMount for name, kind in plane.registry.kinds.items() if CallType.HTTP in kind.call_types},
+        HandlerSpec.kind: partial(_handlers, shows_details=shows_details),
+        OpPipelineSpec.kind: partial(_pipelines_of_ops, plane, max_body_bytes),
+    }
 
 
 def _handlers(*, shows_details: bool) -> MountKind:

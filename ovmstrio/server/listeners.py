@@ -14,7 +14,7 @@ import trio
 
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.server.settings import ServerSettings, option_name
-from ovmstrio.serving.fingerprints import paths_fingerprint
+from ovmstrio.server.watched_files import WatchedFiles
 from ovmstrio.transport.listeners import open_listeners, tls_context
 from ovmstrio.transport.tls import ReloadableTls
 
@@ -69,8 +69,7 @@ class Certificates:
 
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
-        self._files = [path for option in _OPTIONS if (path := getattr(settings, option)) is not None]
-        self._fingerprint = paths_fingerprint(self._files)
+        self._watched = WatchedFiles([path for option in _OPTIONS if (path := getattr(settings, option)) is not None])
         self._tls: dict[str, ReloadableTls] = {}
 
     def tls(self, protocol: str) -> ReloadableTls | None:
@@ -115,15 +114,8 @@ class Certificates:
 
         Files that do not match, as during their replacement, change nothing and are read again later.
         """
-        fingerprint = await trio.to_thread.run_sync(paths_fingerprint, self._files)
-        if fingerprint == self._fingerprint or not self._tls:
-            return True
-        self._fingerprint = fingerprint
-        try:
-            await trio.to_thread.run_sync(self._reload)
-        except ConfigError as error:
-            log.error("TLS certificates not reloaded", reason=error.message)  # noqa: TRY400 - an expected error
-        else:
+        reload = partial(trio.to_thread.run_sync, self._reload)
+        if self._tls and await self._watched.read_changes(reload, "TLS certificates not reloaded"):
             log.info("TLS certificates reloaded")
         return True
 

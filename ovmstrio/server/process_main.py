@@ -76,7 +76,7 @@ async def serve_in_own_process(
         restart: is requested by SIGHUP; None if the process cannot execute its command again.
 
     Returns:
-        Whether all calls ended within the drain.
+        True if all calls ended within the drain.
 
     Raises:
         ExceptionGroup: as :func:`ovmstrio.server.server.serve_plan`.

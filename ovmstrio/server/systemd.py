@@ -6,7 +6,8 @@ import math
 import os
 import socket
 import time
-from contextlib import contextmanager, suppress
+import weakref
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 import trio
@@ -37,6 +38,7 @@ class Notifier:
     def __init__(self, address: str = "", watchdog_seconds: float = math.inf) -> None:
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
         self._watchdog_seconds = watchdog_seconds
+        self._socket: socket.socket | None = None
         self._has_sent_ready = False
         self._is_stopping = False
         self._status = ""
@@ -50,20 +52,20 @@ class Notifier:
 
     @property
     def is_enabled(self) -> bool:
-        """Whether there is a service manager."""
+        """True if there is a service manager."""
         return bool(self._address)
 
     def show(self, *, ready: bool, reason: str = "") -> None:
-        """Send readiness and status."""
+        """Send readiness and status; what could not be sent is sent by the next call."""
         if self._is_stopping:
             return
         status = "ready" if ready else f"not ready: {reason or 'starting'}"
         lines = [] if status == self._status else [f"STATUS={_one_line(status)}"]
         if ready and not self._has_sent_ready:
-            self._has_sent_ready = True
             lines.insert(0, "READY=1")
-        self._status = status
-        self._send(lines)
+        if self._send(lines):
+            self._status = status
+            self._has_sent_ready = self._has_sent_ready or ready
 
     def stop(self) -> None:
         """Send the start of the shutdown; later only watchdog messages are sent."""
@@ -105,13 +107,20 @@ class Notifier:
             self._send(["WATCHDOG=1"])
             await trio.sleep(self._watchdog_seconds / 2)
 
-    def _send(self, lines: list[str]) -> None:
-        """Send one datagram without blocking; a full socket drops it."""
+    def _send(self, lines: list[str]) -> bool:
+        """Send one datagram without blocking; a full socket drops it.  Return False if it was not sent."""
         if not self._address or not lines:
-            return
-        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
-            sock.setblocking(False)
-            sock.sendto("\n".join(lines).encode(), self._address)
+            return True
+        try:
+            if self._socket is None:
+                # Kept, so that the watchdog is notified also if all descriptors are in use later.
+                self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+                weakref.finalize(self, self._socket.close)
+            # File names in a reason may not be UTF-8.
+            self._socket.sendto("\n".join(lines).encode(errors="replace"), self._address)
+        except OSError:
+            return False
+        return True
 
 
 def _reload_lines() -> list[str]:

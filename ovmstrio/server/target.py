@@ -37,7 +37,7 @@ from ovmstrio.serving.model_versions import (
     companion_file,
     find_model_file,
 )
-from ovmstrio.util.regular_files import file_kind, read_regular_bytes
+from ovmstrio.util.regular_files import file_kind, is_file, read_regular_bytes
 
 SERVABLE: Final = (
     "a model file or its folder, a folder of several models, the folder of a language model, config.json, "
@@ -332,7 +332,7 @@ def find_ops_config(path: Path) -> Path | None:
     """Return the configuration of a pipeline of Ops: the YAML file, or that of a folder; None if there is none."""
     if not path.is_dir():
         return path if path.suffix.lower() in _YAML else None
-    return next((path / name for name in _OPS_NAMES if (path / name).is_file()), None)
+    return next((path / name for name in _OPS_NAMES if is_file(path / name)), None)
 
 
 def _ops(config: Path) -> Target | None:
@@ -348,7 +348,7 @@ def _ops(config: Path) -> Target | None:
 def find_scripts(config: Path) -> tuple[Path, ...]:
     """Return the scripts next to a configuration that may create the Ops; ``web_service.py`` alone if it exists."""
     default = config.with_name(_DEFAULT_SCRIPT)
-    return (default,) if default.is_file() else tuple(filter(_runs_service, sorted(config.parent.glob("*.py"))))
+    return (default,) if is_file(default) else tuple(filter(_runs_service, sorted(config.parent.glob("*.py"))))
 
 
 def _runs_service(script: Path) -> bool:

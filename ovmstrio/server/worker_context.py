@@ -54,5 +54,5 @@ class WorkerProcessContext:
 
     @property
     def is_multi_worker(self) -> bool:
-        """Whether the process is one of several workers, so that the parent logs for the server."""
+        """True if the process is one of several workers, so that the parent logs for the server."""
         return self.listeners is not None

@@ -72,7 +72,7 @@ class Admission:
 
     @property
     def has_server_limit(self) -> bool:
-        """Whether all calls together are limited."""
+        """True if all calls together are limited."""
         return bool(self._server.limit.max_concurrency)
 
     def in_flight(self, name: str) -> int:
@@ -330,7 +330,7 @@ class ServiceQueue:
 
     @property
     def has_place(self) -> bool:
-        """Whether one more call may start."""
+        """True if one more call may start."""
         most = self.limit.max_concurrency
         return not most or self.in_flight + self.elsewhere.in_flight < most
 

@@ -54,7 +54,7 @@ from ovmstrio.serving.registry import parse_version
 from ovmstrio.serving.requested_outputs import (
     StreamOutputs,
     check_outputs,
-    classify_outputs,
+    classify_large_outputs,
     has_plain_outputs,
     select_outputs,
 )
@@ -223,7 +223,7 @@ async def infer_with_options(request: InferRequest, lease: Lease, regions: Clien
     answer = await lease.servable.infer(request)
     if request.outputs:
         select_outputs(answer, request.outputs)
-        classify_outputs(answer, request.outputs, lease.servable.metadata.labels)
+        await classify_large_outputs(answer, request.outputs, lease.servable.metadata.labels)
         await write_outputs(answer, places)
     return answer
 
@@ -373,7 +373,7 @@ class DataPlane:
 
     @property
     def is_shutting_down(self) -> bool:
-        """Whether the server drains, and not only this worker of it."""
+        """True if the server drains, and not only this worker of it."""
         return self._not_serving == DRAINING
 
     def begin_serving(self) -> None:

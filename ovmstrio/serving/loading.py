@@ -260,12 +260,13 @@ class VersionLoader:
         """
         record = service.begin_load(version)
         async with self._limiter:
-            files = await self._change_detector.of(service, spec, directory)
+            files = ""
             reported: list[Problem] = []
             detections: list[Detection] = []
             log.info("service loading", kind=spec.kind, name=service.name, version=version, path=str(directory))
             started = perf_counter()
             try:
+                files = await self._change_detector.of(service, spec, directory)
                 if spec.errors and not self._can_report_all_problems(service):
                     raise ConfigError(spec.errors)  # noqa: TRY301 - a failure of the version like any other
                 # Callers check `call_types` before they use the service as a servable.
@@ -316,8 +317,9 @@ class VersionLoader:
     async def _check_grpc_names(self, record: ServiceRecord, servable: Service) -> None:
         try:
             check_grpc_names(record.name, record.kind, servable, self._change_detector.services.values())
-        except ConfigError:
-            await servable.aclose()
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await servable.aclose()
             raise
 
 
@@ -405,13 +407,14 @@ class Reconciler:
         return ApplyResult(failures=(service.listing_failure,) if has_failed else ())
 
     async def _list(self, service: ServiceRecord, spec: ServableSpec) -> Listing | None:
-        known = service.problem
+        known, unexpected = service.problem, None
         try:
             served = [record.instance.spec for record in service.versions.values() if record.instance is not None]
             service.kind.check_change(spec, served)
             listing = await self._change_detector.list(service, spec)
-        except ConfigError as error:
-            service.problem, service.problems = error.message, load_problems(service.kind, spec, error)
+        except Exception as error:  # noqa: BLE001 - of one kind or its files; other services continue
+            service.problem, service.problems = describe_error(error), load_problems(service.kind, spec, error)
+            unexpected = None if isinstance(error, ServerError) else error
         else:
             for warning in listing.warnings if listing.warnings != service.warnings else ():
                 log.warning(
@@ -420,7 +423,7 @@ class Reconciler:
             service.problem, service.problems, service.warnings = "", (), listing.warnings
             return listing
         if service.problem != known:
-            log.error("model not served", model=service.name, reason=service.problem)
+            log.error("model not served", model=service.name, reason=service.problem, exc_info=unexpected)
         return None
 
     async def _load_and_retire(

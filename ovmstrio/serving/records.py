@@ -141,7 +141,7 @@ class VersionRecord:
 
     @property
     def is_pending(self) -> bool:
-        """Whether a load in progress may make the version available."""
+        """True if a load in progress may make the version available."""
         return self.state <= VersionState.LOADING and self.error_code == OK
 
 

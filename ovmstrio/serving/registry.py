@@ -303,7 +303,7 @@ class Registry:
 
     @property
     def has_loaded(self) -> bool:
-        """Whether the first :meth:`apply` has ended, successful or not."""
+        """True if the first :meth:`apply` has ended, successful or not."""
         return self._loaded.is_set()
 
     async def wait_loaded(self) -> None:

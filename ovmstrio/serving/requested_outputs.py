@@ -6,6 +6,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import trio
 
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.request import FINAL_RESPONSE, SEQUENCE_ID
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from ovmstrio.core.tensor import TensorSpec
 
 _COUNT: Final = "classification"
+_ON_LOOP_BYTES: Final = 64 * 1024
+"""Size of outputs that are sorted in a few milliseconds."""
 
 
 def check_classes(wanted: Sequence[RequestedOutput]) -> None:
@@ -45,6 +48,21 @@ def classify_outputs(response: InferResponse, wanted: Sequence[RequestedOutput],
     for position, tensor in enumerate(response.outputs) if counts else ():
         if tensor.name in counts:
             response.outputs[position] = _classes(tensor, counts[tensor.name], labels)
+
+
+async def classify_large_outputs(
+    response: InferResponse, wanted: Sequence[RequestedOutput], labels: Sequence[str]
+) -> None:
+    """Replace outputs as :func:`classify_outputs`, in a worker thread unless they are small.
+
+    Raises:
+        InvalidRequest: an output is not numeric.
+    """
+    if any(_COUNT in output.parameters for output in wanted):
+        if response.nbytes <= _ON_LOOP_BYTES:
+            classify_outputs(response, wanted, labels)
+        else:
+            await trio.to_thread.run_sync(classify_outputs, response, wanted, labels)
 
 
 def _classes(tensor: Tensor | RawTensor, count: int, labels: Sequence[str]) -> Tensor:

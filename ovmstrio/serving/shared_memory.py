@@ -287,7 +287,7 @@ def map_inputs(request: InferRequest, regions: ClientRegions) -> None:
             given.contents = None
             if number < len(raws):
                 raws[number] = place.region.view(place.offset, place.byte_size, f"input {given.name}: ")
-    errors.tell()
+    errors.raise_if_any()
     request.raw_inputs = raws
 
 

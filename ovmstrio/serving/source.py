@@ -120,11 +120,13 @@ class ConfigSource:
                 self._is_missing = False
             except ServerError as error:
                 self.note(error)
+            except Exception:
+                log.exception("config reload failed", path=str(self._path))
 
     async def _apply(self, content: bytes) -> None:
         try:
             await self._apply_content(content)
-        except ServerError:
+        except Exception:
             self.reloads["failure"] += 1
             raise
         self.reloads["success"] += 1

@@ -6,6 +6,7 @@ import math
 import re
 from typing import TYPE_CHECKING, Final
 
+from ovmstrio.core.metric_families import selected_families
 from ovmstrio.util.deprecation import OLD_METRICS
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ _NOT_SUMMED: Final[dict[str, Callable[[Iterable[float]], float]]] = {
     "ovmstrio_service_state": max,
     # Every worker reports the count of the parent process.
     "ovmstrio_worker_deaths_total": max,
+    # The limit applies to each process.
+    "process_max_fds": max,
+    "process_open_fds": max,
     "process_start_time_seconds": min,
 }
 """Metrics that are not summed, with their aggregation."""
@@ -55,10 +59,11 @@ def without_gauges(text: bytes) -> bytes:
 
 
 def select_families(text: bytes, families: Sequence[str]) -> bytes:
-    """Return the named families of a text, with or without the suffix ``_total``."""
+    """Return the families of a text that names of families or samples select."""
     merged = _MergedMetrics()
     merged.add(text.decode())
-    merged.keep(lambda name, _: name in families or name.removesuffix(_TOTAL) in families)
+    wanted = selected_families(families)
+    merged.keep(lambda name, _: name in wanted or name.removesuffix(_TOTAL) in wanted)
     return merged.render().encode()
 
 

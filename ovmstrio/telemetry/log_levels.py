@@ -135,7 +135,7 @@ class LogLevel:
 
     @property
     def is_begun(self) -> bool:
-        """Whether the server configured the log of this process, and not an embedding program."""
+        """True if the server configured the log of this process, and not an embedding program."""
         return self._is_begun
 
     @property

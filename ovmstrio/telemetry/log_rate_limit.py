@@ -141,7 +141,7 @@ class LogRateLimiter:
         self._has_windows = trio.Event()
         self._is_limiting = False
 
-    def tell(self, event: str, *, peer: str, kind: str = "", level: int = logging.INFO, **facts: Any) -> None:
+    def log_fault(self, event: str, *, peer: str, kind: str = "", level: int = logging.INFO, **facts: Any) -> None:
         """Log a fault, or count it if the window of the peer is open.
 
         Args:
@@ -239,4 +239,4 @@ class DeniedChangeLog(LogRateLimiter):
         if about and about != change:
             fields["about"] = cut(about, _MAX_CHARACTERS)
         kind = " ".join((type(error).__name__, change, *((f"of {caller}",) if caller else ())))
-        self.tell(_REFUSED, peer=host, kind=kind, level=logging.WARNING, **fields)
+        self.log_fault(_REFUSED, peer=host, kind=kind, level=logging.WARNING, **fields)

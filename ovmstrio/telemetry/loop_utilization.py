@@ -36,12 +36,12 @@ class LoopUtilization(trio.abc.Instrument):
 
     @property
     def is_late(self) -> bool:
-        """Whether this iteration is so long that other tasks should run before new work starts."""
+        """True if this iteration is so long that other tasks should run before new work starts."""
         return perf_counter() - self._iteration_started > _LONG_ITERATION_SECONDS
 
     @property
     def is_overdue(self) -> bool:
-        """Whether this iteration is several times longer than allowed."""
+        """True if this iteration is several times longer than allowed."""
         return perf_counter() - self._iteration_started > _OVERDUE_SECONDS
 
     def before_io_wait(self, timeout: float) -> None:

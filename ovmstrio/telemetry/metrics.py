@@ -35,7 +35,7 @@ from ovmstrio.core.errors import (
 )
 from ovmstrio.core.events import CANCELLED, OK, QUERY_METHODS, StreamProgress
 from ovmstrio.core.hooks import BatchHooks, Collectors, GraphHooks, Meters, NodeHooks, ServableHooks
-from ovmstrio.core.metric_families import FAMILIES, LOOP_DELAY, OWN_FAMILIES, SCRAPED_FAMILIES
+from ovmstrio.core.metric_families import FAMILIES, LOOP_DELAY, OWN_FAMILIES, SCRAPED_FAMILIES, selected_families
 from ovmstrio.telemetry.log_writer import WRITER
 from ovmstrio.telemetry.process_metrics import PROCESS_METRICS, resource_metrics
 from ovmstrio.util.deprecation import OLD_METRICS
@@ -503,8 +503,6 @@ _METHODS: Final = (
 """Counters that exist from the load of a model."""
 _GRAPH: Final = "graph"
 _METHODS_WITHOUT_VERSION: Final = frozenset({"ModelReady", "GetModelStatus"})
-_SUFFIXES: Final = ("", "_total", "_bucket", "_sum", "_count")
-"""Suffixes of sample names."""
 _QUEUE_FULL: Final = "queue_full"
 _AUTH_REASONS: Final = {
     "nothing_shown": "unauthenticated", "not_known": "unauthenticated", "scope": "forbidden", "limit": "over_quota"
@@ -688,14 +686,15 @@ class Metrics(Meters):
         dropped = WRITER.dropped
         self.child("ovmstrio_dropped_log_lines").inc(dropped - self._dropped_lines)
         self._dropped_lines = dropped
-        wanted = {each.removesuffix(suffix) for each in families for suffix in _SUFFIXES} or _Everything()
+        wanted = selected_families(families) or _Everything()
         lines: list[str] = []
         collected: tuple[MetricFamily | ScrapedFamily, ...] = (*self._families.values(), *self._scraped.values())
         for family in collected:
             lines += render_with_old_name(family.row, family.samples, wanted, is_open=is_open)
         generate = generate_open if is_open else generate_latest
         own: bytes = generate(self._services.restricted(wanted))
-        return "".join(f"{line}\n" for line in lines).encode() + own
+        # Names of files, which services may have, may not be UTF-8.
+        return "".join(f"{line}\n" for line in lines).encode(errors="replace") + own
 
 
 class NodeMetrics(NodeHooks):

@@ -26,9 +26,9 @@ from opentelemetry.trace import (
 
 from ovmstrio.telemetry.process_metrics import build_labels
 from ovmstrio.telemetry.recent_traces import FinishedSpan
-from ovmstrio.telemetry.spans import MAX_ATTRIBUTE_CHARACTERS, MAX_SPAN_EVENTS, RecordedSpan, SpanLink
+from ovmstrio.telemetry.spans import MAX_SPAN_EVENTS, RecordedSpan, SpanLink, attribute_text
 from ovmstrio.telemetry.trace_context import exporter_names, otlp_protocol
-from ovmstrio.util.truncation import cut, text_of
+from ovmstrio.util.truncation import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,6 +45,8 @@ _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 _UNSAMPLED: Final = TraceFlags(TraceFlags.DEFAULT)
 _KINDS: Final = {"internal": SpanKind.INTERNAL, "server": SpanKind.SERVER, "client": SpanKind.CLIENT}
 _SCOPE: Final = InstrumentationScope("ovmstrio")
+_MIN_INT: Final = -(2**63)
+_MAX_INT: Final = 2**63 - 1
 
 
 def span_context(
@@ -93,15 +95,15 @@ def to_finished_span(span: ReadableSpan) -> tuple[int, FinishedSpan] | None:
         [(event.name, event.timestamp or 0, {k: plain_attribute(v) for k, v in (event.attributes or {}).items()})
          for event in span.events],
         [(f"{link.context.trace_id:032x}", f"{link.context.span_id:016x}") for link in span.links],
-        cut(status.description or "error", MAX_ATTRIBUTE_CHARACTERS) if status.status_code is StatusCode.ERROR else "",
+        attribute_text(status.description or "error") if status.status_code is StatusCode.ERROR else "",
     )  # fmt: skip
 
 
 def plain_attribute(value: object) -> str | bool | int | float:
-    """Return an attribute of user code as a number or truncated text."""
-    if isinstance(value, bool | int | float):
+    """Return an attribute of user code as a number or truncated text; an integer of more than 64 bits is a text."""
+    if isinstance(value, float) or (isinstance(value, int) and _MIN_INT <= value <= _MAX_INT):
         return value
-    return cut(value if isinstance(value, str) else str(value), MAX_ATTRIBUTE_CHARACTERS)
+    return attribute_text(value if isinstance(value, str) else str(value))
 
 
 # Export
@@ -258,7 +260,7 @@ class _UserSpan(trace.Span):
             self._span.links.append(SpanLink(context.trace_id, context.span_id))
 
     def update_name(self, name: str) -> None:
-        self._span.name = name
+        self._span.name = attribute_text(name)
 
     def is_recording(self) -> bool:
         return not self._span.ended
@@ -267,7 +269,7 @@ class _UserSpan(trace.Span):
         """Set the error status; other statuses are left to the server."""
         code, text = (status.status_code, status.description) if isinstance(status, Status) else (status, description)
         if code is StatusCode.ERROR:
-            self._span.failure = cut(text or "error", MAX_ATTRIBUTE_CHARACTERS)
+            self._span.failure = attribute_text(text or "error")
 
     def record_exception(
         self,

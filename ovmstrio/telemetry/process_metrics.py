@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import resource
@@ -90,12 +91,37 @@ def _start_time() -> float:
     return round(time() - clock_gettime(CLOCK_BOOTTIME) + since_boot, 2)
 
 
+def _read_start_time() -> _Values:
+    """Return the start time; nothing if ``/proc`` cannot be read, as without a free descriptor."""
+    try:
+        return {(): _start_time()}
+    except OSError:
+        return {}
+
+
+def _max_descriptors() -> int:
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def _read_open_descriptors() -> _Values:
+    try:
+        return {(): len(tuple(_DESCRIPTORS.iterdir()))}
+    except OSError as error:
+        # Listing needs a descriptor too.
+        return {(): _max_descriptors()} if error.errno == errno.EMFILE else {}
+
+
+def _read_resident_bytes() -> _Values:
+    size = resident_bytes()
+    return {(): size} if size else {}
+
+
 PROCESS_METRICS: Final[Mapping[str, Callable[[], _Values]]] = {
-    "process_resident_memory_bytes": lambda: {(): resident_bytes()},
+    "process_resident_memory_bytes": _read_resident_bytes,
     "process_cpu_seconds": lambda: {(): process_time()},
-    "process_start_time_seconds": lambda: {(): _start_time()},
-    "process_open_fds": lambda: {(): len(tuple(_DESCRIPTORS.iterdir()))},
-    "process_max_fds": lambda: {(): resource.getrlimit(resource.RLIMIT_NOFILE)[0]},
+    "process_start_time_seconds": _read_start_time,
+    "process_open_fds": _read_open_descriptors,
+    "process_max_fds": lambda: {(): _max_descriptors()},
     "ovmstrio_build_info": lambda: {build_labels(): 1},
 }
 """Readers of ``process_*`` families, which have Prometheus's standard names, and of the versions."""

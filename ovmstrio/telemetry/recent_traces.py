@@ -128,7 +128,7 @@ class RecentTraces:
 
     @property
     def is_watched(self) -> bool:
-        """Whether traces are watched, so that calls are recorded even without export."""
+        """True if traces are watched, so that calls are recorded even without export."""
         self.was_watched = self._viewers > 0 or monotonic() < self._watched_until
         return self.was_watched
 

@@ -36,6 +36,12 @@ _NANOSECONDS: Final = 1e9
 _STEPS: Final = "ovms=steps"
 
 
+def attribute_text(text: str) -> str:
+    """Truncate a text of a span; an unpaired surrogate, with which exporters fail, becomes ``?``."""
+    text = cut(text, MAX_ATTRIBUTE_CHARACTERS)
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
 def new_span_id() -> int:
     """Return a random non-zero span id."""
     return getrandbits(_SPAN_BITS) or 1
@@ -208,7 +214,7 @@ class RecordedSpan:
     def set(self, name: str, value: str | bool | float) -> None:
         """As :class:`ovmstrio.core.tracing.Span`."""
         if not self.ended:
-            self.attributes[name] = cut(value, MAX_ATTRIBUTE_CHARACTERS) if isinstance(value, str) else value
+            self.attributes[name] = attribute_text(value) if isinstance(value, str) else value
 
     def event(self, name: str, attributes: Attributes = NO_ATTRIBUTES) -> None:
         """As :class:`ovmstrio.core.tracing.Span`."""
@@ -227,11 +233,11 @@ class RecordedSpan:
             return
         name, text = error_type(error), text_of(error)
         self.fail_with(name, text)
-        self.event("exception", {"exception.type": name, "exception.message": cut(text, MAX_ATTRIBUTE_CHARACTERS)})
+        self.event("exception", {"exception.type": name, "exception.message": attribute_text(text)})
 
     def fail_with(self, name: str, text: str) -> None:
         """Record a failure that is no exception, by the name of its type."""
-        self.failure = cut(text, MAX_ATTRIBUTE_CHARACTERS) or name
+        self.failure = attribute_text(text) or name
         self.attributes["error.type"] = name
 
     def end(self, error: BaseException | None = None) -> None:

@@ -239,7 +239,7 @@ async def _request_chunks(process: AskedEngine, taker: ChunkedRequest[Any], scop
 
 async def _close_request(process: AskedEngine, number: int) -> None:
     with trio.CancelScope(shield=True, deadline=trio.current_time() + _SEND_TIMEOUT_SECONDS), suppress(WorkerExited):
-        await process.tell(["close", number])
+        await process.notify(["close", number])
 
 
 async def _call(process: AskedEngine, value: list[Any]) -> Any:

@@ -427,7 +427,7 @@ class RowBuilder:
             with errors:
                 self._check(ids, field)
             rows.append(Row(ids))
-        errors.tell()
+        errors.raise_if_any()
         return rows
 
     async def _encoded(self, texts: Sequence[str]) -> list[TokenArray]:
@@ -451,7 +451,7 @@ class RowBuilder:
             for number, each in enumerate(inputs):
                 if len(each) > (most if isinstance(each, str) else self.max_length):
                     errors.add(self._too_long(each, "input" if len(inputs) == 1 else f"input[{number}]"))
-            errors.tell()
+            errors.raise_if_any()
 
     def _too_long(self, each: str | TokenIds, field: str) -> ContextExceeded:
         what, length = "", len(each)

@@ -397,7 +397,7 @@ class EngineClient:
             trio.CancelScope(shield=True, deadline=trio.current_time() + _SEND_TIMEOUT_SECONDS),
             suppress(WorkerExited),
         ):
-            await process.tell(["cancel", number])
+            await process.notify(["cancel", number])
 
     async def tokenize(self, process: AskedEngine, texts: Sequence[str], **options: Any) -> list[TokenRow]:
         """Return the tokens of each text.

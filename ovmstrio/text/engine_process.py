@@ -84,7 +84,7 @@ class EngineProcess:
 
     @property
     def is_asleep(self) -> bool:
-        """Whether there is no process and none is starting."""
+        """True if there is no process and none is starting."""
         return self._kept is None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

@@ -218,7 +218,7 @@ class EngineServer(EngineProcess):
         try:
             process = await self.ready()
             if value[0] == self._asking.ends:
-                await process.tell(value)
+                await process.notify(value)
                 return [ANSWERED, None]
             return [ANSWERED, await process.call(value)]
         except WorkerExited as ended:
@@ -558,7 +558,7 @@ class RemoteEngine:
             if waiting.cancelled_caught:
                 raise WorkerRestarting(_STARTING)
 
-    async def tell(self, value: Any) -> None:
+    async def notify(self, value: Any) -> None:
         """Send a message without a result; an engine that has exited need not get it.
 
         Raises:

@@ -168,7 +168,7 @@ class ImageModel(ChunkedModel[ImageScheduler]):
         for name, only in fixed.items():
             if options[name] != only:
                 errors.add(_refused(name, f"must be {only:g}, which is compiled into the model", options[name]))
-        errors.tell()
+        errors.raise_if_any()
         return options
 
 

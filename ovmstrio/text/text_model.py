@@ -30,7 +30,7 @@ from ovmstrio.inference.engine.messages import CONFIG, CONTEXT_FILE, GRAMMAR_FIE
 from ovmstrio.serving.hosted_service import HostedService
 from ovmstrio.text.engine_client import AcceptedRequest, EngineClient
 from ovmstrio.text.grammars import check_grammar, check_tools, to_compact_json, tool_call_grammar
-from ovmstrio.text.parsing import Delta, StreamingParser, detect_parsers, make_parser, opens_reasoning
+from ovmstrio.text.parsing import Delta, StreamingParser, detect_parsers, ends_reasoning, make_parser, opens_reasoning
 from ovmstrio.util.truncation import size_of
 
 if TYPE_CHECKING:
@@ -91,8 +91,10 @@ class OutputParsing:
         Raises:
             GrammarRefused: the requested grammar is not supported.
         """
+        is_answer = False
         if asked.grammar is not None:
             check_grammar(asked.grammar)
+            is_answer = self._is_of_answer(asked.grammar)
             asked = replace(asked, grammar=to_compact_json(asked.grammar))
         conversation = asked.prompt
         if not isinstance(conversation, Conversation):
@@ -110,11 +112,15 @@ class OutputParsing:
                 tools, reasoning = imposed.tool_parser, _NONE
         if not asked.parses_output or not asked.skips_special_tokens:
             tools = reasoning = _NONE
-        reading = OutputReader(conversation, tools, reasoning, imposed)
+        reading = OutputReader(conversation, tools, reasoning, imposed, begins_answer=is_answer)
         asked = _without_bad_words(asked, has_special_markers=reading.keeps_special_tokens)
         if reading.keeps_special_tokens:
             asked = replace(asked, skips_special_tokens=False)
         return asked, reading
+
+    def _is_of_answer(self, grammar: Grammar) -> bool:
+        """Return True if the grammar of a complete text leaves no reasoning before the answer."""
+        return grammar.kind is not GrammarKind.STRUCTURAL_TAG and not ends_reasoning(self._reasoning, grammar.text)
 
 
 def _without_bad_words(asked: GenerationRequest, *, has_special_markers: bool = False) -> GenerationRequest:
@@ -142,16 +148,24 @@ class OutputReader:
         tools: tool parser.
         reasoning: reasoning parser.
         forced_calls: grammar of the tools.
+        begins_answer: whether a grammar makes the text an answer, even if the prompt opens a reasoning block.
     """
 
     def __init__(
-        self, conversation: Conversation | None, tools: str, reasoning: str, forced_calls: ForcedCalls | None = None
+        self,
+        conversation: Conversation | None,
+        tools: str,
+        reasoning: str,
+        forced_calls: ForcedCalls | None = None,
+        *,
+        begins_answer: bool = False,
     ) -> None:
         self.forced_calls = forced_calls
         self._conversation = conversation
         self._tools = tools
         self._reasoning = reasoning
         self._is_parsed = conversation is not None and (tools, reasoning) != (_NONE, _NONE)
+        self._begins_answer = begins_answer
         self._opens_reasoning = False
         self._parsers: dict[int, StreamingParser] = {}
         self._texts_with_calls: set[int] = set()
@@ -160,12 +174,13 @@ class OutputReader:
 
     @property
     def keeps_special_tokens(self) -> bool:
-        """Whether the parser's markers are special tokens."""
+        """True if the parser's markers are special tokens."""
         return self._is_parsed and self._parser().keeps_special_tokens
 
     def begin(self, prompt_end: str) -> None:
         """Set the end of the prompt, which may open a reasoning block."""
-        self._opens_reasoning = self._is_parsed and opens_reasoning(self._reasoning, prompt_end)
+        can_open = self._is_parsed and not self._begins_answer
+        self._opens_reasoning = can_open and opens_reasoning(self._reasoning, prompt_end)
 
     def _parser(self) -> StreamingParser:
         tools = () if self._conversation is None else self._conversation.tools
@@ -351,7 +366,7 @@ def _request_error(error: InvalidField, asked: GenerationRequest, forced_calls: 
     field = asked.prompt_field
     if error.field == GRAMMAR_FIELD:
         field = GRAMMAR_FIELD if asked.grammar is None else asked.grammar.field
-    named = error.retold(error.message.replace(f"{error.field}: ", f"{field}: ", 1))
+    named = error.with_message(error.message.replace(f"{error.field}: ", f"{field}: ", 1))
     named.field = field
     return named
 
@@ -455,7 +470,7 @@ class TextModel(HostedService):
 
     @property
     def has_reasoning(self) -> bool:
-        """Whether the model's reasoning is parsed."""
+        """True if the model's reasoning is parsed."""
         return self._reading.has_reasoning
 
     @property
@@ -553,6 +568,9 @@ class TextModel(HostedService):
 
     async def tokenize_conversation(self, conversation: Conversation) -> TokenRow:
         """Return the tokens of a prompt, as :meth:`PromptTokenizer.tokenize_conversation`."""
+        if not conversation.has_loaded_images:
+            async with self._media.loading(conversation) as loaded:
+                return await self.tokenize_conversation(loaded)
         async with self._swap.using() as successor:
             if successor is not None:
                 return await successor.tokenize_conversation(conversation)

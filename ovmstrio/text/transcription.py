@@ -122,7 +122,7 @@ async def load_transcription_model(spec: TextModelSpec, context: LoadContext) ->
     opened = open_chunked_model(
         spec,
         _PROGRAM,
-        {"tells_words": spec.enable_word_timestamps},
+        {"has_word_timestamps": spec.enable_word_timestamps},
         partial(_queue, spec),
         TranscriptionModel,
         engines=context.engines,

@@ -223,7 +223,7 @@ def _translate_error(error: OSError) -> Exception:
 
 @coroutine
 def run_eagerly(
-    running: Coroutine[Any, Any, _T], tell: Callable[[], object], context: Context | None = None
+    running: Coroutine[Any, Any, _T], on_first_block: Callable[[], object], context: Context | None = None
 ) -> Generator[Any, Any, _T]:
     """Run a coroutine to its end; call ``on_first_block`` when the coroutine first blocks.
 
@@ -233,7 +233,7 @@ def run_eagerly(
         trap = running.send(None) if context is None else context.run(running.send, None)
     except StopIteration as done:
         return done.value  # type: ignore[no-any-return]
-    tell()
+    on_first_block()
     send: Callable[[Any], Any] = running.send
     throw: Callable[[BaseException], Any] = running.throw
     if context is not None:

@@ -162,7 +162,7 @@ class ConnectionBudget:
 
     @property
     def is_full(self) -> bool:
-        """Whether a limit is exceeded, so that nothing should be added."""
+        """True if a limit is exceeded, so that nothing should be added."""
         return (
             self._connection_budget.held > self._connection_budget.limit
             or self._server_budget.held > self._server_budget.limit

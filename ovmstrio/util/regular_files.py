@@ -34,6 +34,19 @@ def file_kind(mode: int) -> str:
     return _KINDS.get(stat.S_IFMT(mode), "a special file")
 
 
+def is_file(path: Path) -> bool:
+    """Return whether a path leads to a regular file; False if the system cannot look the path up.
+
+    ``Path.is_file`` of some Python versions raises an error for a folder without permission or an overlong name.
+    """
+    return os.path.isfile(path)  # noqa: PTH113 - see above
+
+
+def is_folder(path: Path) -> bool:
+    """Return whether a path leads to a folder; see :func:`is_file`."""
+    return os.path.isdir(path)  # noqa: PTH112 - as above
+
+
 def check_regular(path: Path | str) -> None:
     """Raise unless a path leads to a regular file.  Links are followed.
 
@@ -46,16 +59,6 @@ def check_regular(path: Path | str) -> None:
     except ValueError as error:  # such as a NUL
         raise OSError(errno.EINVAL, str(error), str(path)) from None
     _check_mode(mode, path)
-
-
-def is_file(path: Path) -> bool:
-    """Return True if a path leads to a file; False also for a path that cannot be examined, where ``Path`` raises."""
-    return os.path.isfile(path)  # noqa: PTH113 - never raises
-
-
-def is_folder(path: Path) -> bool:
-    """Return True if a path leads to a folder; False also for a path that cannot be examined."""
-    return os.path.isdir(path)  # noqa: PTH112 - never raises
 
 
 def open_regular(path: Path | str, flags: int = os.O_RDONLY, permissions: int = 0o666) -> BufferedRandom:

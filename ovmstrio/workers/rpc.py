@@ -451,7 +451,10 @@ class WorkerRpc:
             await known.acknowledge()
         if self._nursery is None:
             raise NotReady("the server is shutting down")
-        end = trio.socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            end = trio.socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            raise PeerUnreachable(f"the responsible worker cannot be called now: {error.strerror}") from None
         try:
             await end.connect(self._address(row))
         except OSError:

@@ -31,7 +31,7 @@ async def serve_in_processes(plan: Plan, *, show: Show | None = None, handle_sig
         handle_signals: whether SIGINT and SIGTERM drain the server, and stop it the second time.
 
     Returns:
-        Whether all calls ended within the drain.
+        True if all calls ended within the drain.
 
     Raises:
         ConfigError: an inherited socket has an unknown protocol.

@@ -524,7 +524,7 @@ class SharedState:
 
     @property
     def is_draining(self) -> bool:
-        """Whether the server is draining."""
+        """True if the server is draining."""
         return bool(self._cells[self._server + _DRAINING])
 
     def all_ready(self) -> bool:

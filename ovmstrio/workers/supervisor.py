@@ -228,7 +228,7 @@ class _Parent:
 
     async def _dismiss(self, kept: RestartedProcess, old: WorkerProcess) -> None:
         with trio.move_on_after(_MESSAGE_SECONDS):
-            await kept.tell(DRAIN)
+            await kept.notify(DRAIN)
         kept.dismiss()
         with trio.move_on_after(self._plan.settings.drain_seconds + _EXIT_SECONDS):
             while kept.process is old:
@@ -298,11 +298,18 @@ class _Parent:
             ),
             task.model_dump(mode="json"),
             self._state.descriptor,
+            cannot_start=partial(self._on_start_error, row),
             backoff=Backoff(_MIN_BACKOFF_SECONDS, _MAX_BACKOFF_SECONDS, _STABLE_SECONDS),
             stopping=self._draining,
             changed=self._on_readiness_change,
             ended=self._on_exit,
         )
+
+    def _on_start_error(self, row: int, error: OSError) -> None:
+        """Log that a worker could not be restarted, as for lack of descriptors; raise it at the first start."""
+        if not self._has_been_ready:
+            raise error
+        log.error("worker not started", name=self._plan.root, worker=row, reason=error.strerror or str(error))
 
     def _on_exit(self, kept: RestartedProcess, process: WorkerProcess) -> None:
         """Log the unexpected exit of a worker, and clear its row."""
@@ -354,7 +361,7 @@ class _Parent:
         # Concurrently, so that a stuck worker does not delay others.
         async with trio.open_nursery() as nursery:
             for kept in self._slots:
-                nursery.start_soon(kept.tell, value)
+                nursery.start_soon(kept.notify, value)
 
     async def _until_ready(self) -> None:
         while not (self._has_been_ready or self._draining.is_set()):

@@ -217,7 +217,7 @@ class _Worker:
             while (readiness := self._own_readiness(plane)) != reported:
                 reported = readiness
                 self._state.set_ready(self._row, ready=readiness.ready)
-                await requests.tell([CHANGED, readiness.reason])
+                await requests.notify([CHANGED, readiness.reason])
             await plane.wait_change()
 
     def _tls_listener(self, name: str, inbox: ConnectionInbox) -> Listener:

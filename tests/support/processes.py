@@ -280,16 +280,6 @@ class ProjectProcess:
         assert not left, f"still running behind a server that has ended: {left}\n{''.join(self.lines)}"
         return code
 
-    def descriptors(self, part: str) -> list[Path]:
-        """Return the open files of the server process whose targets contain ``part``."""
-        found = []
-        for each in Path(f"/proc/{self.process.pid}/fd").iterdir():
-            # A file may be closed while it is looked at.
-            with contextlib.suppress(FileNotFoundError):
-                if part in str(each.readlink()):
-                    found.append(each)
-        return found
-
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(number)
         return self.wait_end()

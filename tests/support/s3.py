@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
+
+import pytest
 
 from tests.support.processes import killed_if_late
 from tests.support.waits import WAIT_SECONDS
@@ -50,6 +54,18 @@ class Bucket:
     def keys(self, prefix: str = "") -> list[str]:
         found = self.client.list_objects_v2(Bucket=self.name, Prefix=prefix)
         return [each["Key"] for each in found.get("Contents", ())]
+
+    @contextmanager
+    def configured(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+        """Set the environment of clients, and empty the bucket after the block."""
+        for name, value in self.environment.items():
+            monkeypatch.setenv(name, value)
+        yield self
+        self.remove("")
+        # The client of S3 leaves connections open if its attempt is cancelled.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            gc.collect()
 
 
 @contextmanager

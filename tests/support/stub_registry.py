@@ -120,15 +120,15 @@ class ScriptedStream:
         self.failure: Exception | None = None
         self.requests: list[InferRequest] = []
         self.made = 0
-        self._told = trio.Event()
+        self._answered = trio.Event()
         self._send, self.replies = trio.open_memory_channel[StreamReply](REPLIES_BUFFERED)
         self._into, self._queue = trio.open_memory_channel["InferRequest"](0)
 
     async def send(self, request: InferRequest) -> None:
-        self._told = trio.Event()
+        self._answered = trio.Event()
         await self._into.send(request)
         if "problem" in request.parameters:
-            await self._told.wait()
+            await self._answered.wait()
 
     def end(self) -> None:
         self._into.close()
@@ -154,7 +154,7 @@ class ScriptedStream:
                 await self.servable.released.wait()
             await self._send.send(self._reply(request))
             self.made += 1
-        self._told.set()
+        self._answered.set()
         if "fail" in asked:
             raise GraphFailure(str(asked["fail"]))
 

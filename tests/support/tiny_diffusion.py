@@ -139,8 +139,8 @@ def _unet(random: np.random.Generator) -> ov.Model:
         op.reduce_mean(states, np.array([1])), op.constant(_weights(random, _HIDDEN, _LATENTS)), False, False
     )
     late = op.divide(op.convert(time, np.float32), np.float32(1000))
-    told = op.unsqueeze(op.add(words, op.unsqueeze(late, np.array([1]))), np.array([2, 3]))
-    noise = op.tanh(op.add(mixed, told))
+    condition = op.unsqueeze(op.add(words, op.unsqueeze(late, np.array([1]))), np.array([2, 3]))
+    noise = op.tanh(op.add(mixed, condition))
     return ir.named_model({"out_sample": noise}, [sample, time, states])
 
 

@@ -156,7 +156,7 @@ class TrioGuest:
 
     @property
     def has_ended(self) -> bool:
-        """Whether no calls are possible any more."""
+        """True if no calls are possible any more."""
         return self._ended.done()
 
     async def start(self, hosted: TrioProgram) -> Any:

@@ -194,7 +194,7 @@ class _ProjectReader:
 
     def _dotenv(self, env: Mapping[str, str]) -> dict[str, str]:
         file = self._directory / ".env"
-        if not file.is_file():
+        if not is_file(file):
             return {}
         try:
             text = read_regular_text(file, encoding="utf-8-sig")

@@ -95,7 +95,7 @@ class ModelsSpec(ModelSettings):
 
     @property
     def is_cached(self) -> bool:
-        """Whether models are loaded on demand and evicted."""
+        """True if models are loaded on demand and evicted."""
         return self.cache_size is not None
 
 

@@ -36,7 +36,7 @@ class ModelClient(ABC):
     @property
     @abstractmethod
     def caching(self) -> bool:
-        """Whether models are loaded on demand and evicted."""
+        """True if models are loaded on demand and evicted."""
 
 
 class TensorFlowClient(ABC):

@@ -389,7 +389,7 @@ class ModelClient(ModelClientBase):
 
     @property
     def caching(self) -> bool:
-        """Whether models are loaded and evicted by use."""
+        """True if models are loaded and evicted by use."""
         return self._is_caching
 
 

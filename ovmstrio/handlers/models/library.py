@@ -101,7 +101,7 @@ class ModelLibrary:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the last synchronization failed, so that models may be outdated."""
+        """True if the last synchronization failed, so that models may be outdated."""
         return self.sync.is_stale
 
 
@@ -330,7 +330,7 @@ class ProjectModels:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the last synchronization failed, so that models may be outdated."""
+        """True if the last synchronization failed, so that models may be outdated."""
         return self.library is not None and self.library.is_stale
 
     def info(self) -> dict[str, Any]:

@@ -66,12 +66,12 @@ class SpeechRecognizer:
         *,
         is_first: bool,
         is_last: bool,
-        tell: Callable[[str], bool],
+        on_text: Callable[[str], bool],
     ) -> WindowTranscript:
         """Transcribe up to :attr:`window` samples.
 
-        ``is_first`` and ``is_last`` tell whether the recording starts or ends with this window. For a complete
-        recording without timestamps, ``tell`` receives text while it is generated and returns False to stop.
+        ``is_first`` and ``is_last`` say whether the recording starts or ends with this window. For a complete
+        recording without timestamps, ``on_text`` receives text while it is generated and returns False to stop.
 
         Raises:
             ModelFailure: the library failed; the model was reloaded.
@@ -80,7 +80,7 @@ class SpeechRecognizer:
         try:
             config = self._config(wanted, is_first=is_first, is_timed=is_timed)
             if not is_timed:
-                made = self._pipeline.generate(sound.tolist(), config, lambda text: _status(is_running=tell(text)))
+                made = self._pipeline.generate(sound.tolist(), config, lambda text: _status(is_running=on_text(text)))
                 return WindowTranscript(made.texts[0], len(sound), made.language or "")
             return self._hear_timed(sound, config, is_last=is_last)
         except RuntimeError as error:

@@ -141,7 +141,7 @@ class RunningSequence:
 
     @property
     def is_unread(self) -> bool:
-        """Whether a part of the prompt is not processed."""
+        """True if a part of the prompt is not processed."""
         return self.handle is None or self.is_reading
 
     @property

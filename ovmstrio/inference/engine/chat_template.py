@@ -366,7 +366,7 @@ class ChatTemplate:
 
     @cached_property
     def _reads_parts(self) -> bool:
-        """Whether the template reads the content of a message as a list of parts only."""
+        """True if the template reads the content of a message as a list of parts only."""
         outputs = []
         for content in (_CONTENT, _parts_of(_CONTENT)):
             self._environment.work = TemplateBudget(0, 0)

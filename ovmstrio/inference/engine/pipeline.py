@@ -256,17 +256,17 @@ class Pipeline:
 
     @property
     def has_adapter(self) -> bool:
-        """Whether the model has a LoRA adapter."""
+        """True if the model has a LoRA adapter."""
         return self._adapter is not None
 
     @property
     def has_draft(self) -> bool:
-        """Whether a draft model proposes tokens."""
+        """True if a draft model proposes tokens."""
         return bool(self._options.draft_folder)
 
     @property
     def proposes(self) -> bool:
-        """Whether a draft model or prompt lookup proposes tokens."""
+        """True if a draft model or prompt lookup proposes tokens."""
         return self.has_draft or self._options.looks_up
 
     def draft_tokens(self, sampling: Sampling) -> int:

@@ -56,7 +56,11 @@ class _Program(ChunkWorker[_Opened]):
         sound = opened.recording.window(start, length)
         is_last = opened.recording.ends_at(start + length)
         transcript = self._hearing.hear(
-            sound, opened.wanted, is_first=not start, is_last=is_last, tell=lambda text: self._send_text(number, text)
+            sound,
+            opened.wanted,
+            is_first=not start,
+            is_last=is_last,
+            on_text=lambda text: self._send_text(number, text),
         )
         opened.position += transcript.samples
         return {
@@ -82,7 +86,10 @@ def serve(channel: BlockingChannel, number: int, options: dict[str, Any]) -> Non
         return
     try:
         hearing = SpeechRecognizer(
-            options["folder"], options["device"], options["properties"], has_word_timestamps=options["tells_words"]
+            options["folder"],
+            options["device"],
+            options["properties"],
+            has_word_timestamps=options["has_word_timestamps"],
         )
     except Exception as error:  # noqa: BLE001 - the server reports any reason
         channel.send([number, [FAILED, library_error_message(error)]])

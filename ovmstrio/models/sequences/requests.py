@@ -121,13 +121,22 @@ def _parse_id(value: ParameterValue) -> int | str:
         number = int(text)
         if number <= _MAX_ID:
             return number
-    if isinstance(value, str) and len(value) <= _MAX_CHARACTERS:
+    # An unpaired surrogate could be neither stored nor sent to the worker that owns the sequence.
+    if isinstance(value, str) and len(value) <= _MAX_CHARACTERS and _is_encodable(value):
         return value or 0
     found = f"{value!r}"[:_SHOWN_CHARACTERS]
     raise InvalidRequest(
         f"the parameter sequence_id must be an integer of 0 to {_MAX_ID}, or a text of at most {_MAX_CHARACTERS} "
-        f"characters, got {found}"
+        f"characters without unpaired surrogates, got {found}"
     )
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _flag(name: str, value: ParameterValue) -> bool:

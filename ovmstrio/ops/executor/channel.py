@@ -34,7 +34,7 @@ class StallDetector:
 
     @property
     def is_stalled(self) -> bool:
-        """Whether there are requests and none of them moves."""
+        """True if there are requests and none of them moves."""
         return not self._moving and self._room < self._capacity
 
     def when_stalled(self, callback: Callable[[], None]) -> None:
@@ -111,7 +111,7 @@ class Worker(Protocol):
 
     @property
     def needs_recovery(self) -> bool:
-        """Whether :meth:`recover` must run before the next batch."""
+        """True if :meth:`recover` must run before the next batch."""
         ...
 
     async def run(self, samples: Sequence[Sample]) -> list[Result]:
@@ -143,7 +143,7 @@ class Ticket:
 
     @property
     def has_slot(self) -> bool:
-        """Whether the sample has a slot."""
+        """True if the sample has a slot."""
         return self.state is _State.RUNNING
 
     async def wait_for_slot(self) -> None:

@@ -301,7 +301,7 @@ class OpRunner:
 
     @property
     def is_working(self) -> bool:
-        """Whether a worker runs or is about to."""
+        """True if a worker runs or is about to."""
         return self._pool.is_working
 
     def _make_batcher(self, settings: OpSettings, slots: int) -> Batcher[Sample, Result]:

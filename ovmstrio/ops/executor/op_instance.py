@@ -143,17 +143,17 @@ class OpInstance:
 
     @property
     def is_processing(self) -> bool:
-        """Whether the Op has a model or overrides ``process``."""
+        """True if the Op has a model or overrides ``process``."""
         return self.op.client is not None or not self.process.is_default
 
     @property
     def is_busy(self) -> bool:
-        """Whether a hook still runs."""
+        """True if a hook still runs."""
         return any(executor.is_busy for executor in self._executors)
 
     @property
     def needs_recovery(self) -> bool:
-        """Whether the next batch cannot start yet.
+        """True if the next batch cannot start yet.
 
         Abandoned attempts of ``process`` have spare threads, so that only many of them block the instance.
         """

@@ -90,7 +90,7 @@ class InstanceWorker:
 
     @property
     def needs_recovery(self) -> bool:
-        """Whether hooks of cancelled requests still run and block the next batch."""
+        """True if hooks of cancelled requests still run and block the next batch."""
         return self._instance is None or self._instance.needs_recovery
 
     def run(self, samples: Sequence[Sample]) -> Coroutine[Any, Any, list[Result]]:
@@ -143,7 +143,7 @@ class WorkerPool:
 
     @property
     def is_working(self) -> bool:
-        """Whether a worker runs or is about to."""
+        """True if a worker runs or is about to."""
         return len(self._failing) < self._count
 
     async def run(self, samples: Sequence[Sample]) -> list[Result]:
@@ -281,7 +281,7 @@ class ProcessWorker:
 
     @property
     def needs_recovery(self) -> bool:
-        """Whether the process has exited, still runs a cancelled batch, or has to recover."""
+        """True if the process has exited, still runs a cancelled batch, or has to recover."""
         process = self._process
         return process is None or process.is_retired or process.is_busy or self._is_recovery_needed
 

@@ -201,9 +201,9 @@ class KServePredictor:
                 continue  # row offsets exist only in Paddle's tensors
             array = _array(alias, value, variable)
             array = array if batch else array[np.newaxis]
-            datatype = _datatype(alias, array)
+            datatype, raw = _encode(alias, array)
             request.inputs.add(name=variable.name if variable else alias, datatype=datatype, shape=array.shape)
-            request.raw_input_contents.append(to_raw(array, datatype))
+            request.raw_input_contents.append(raw)
         for alias in requested:
             request.outputs.add(name=self._remote(alias))
         return request
@@ -219,9 +219,11 @@ def _array(alias: str, value: Any, variable: Variable | None) -> Array:
         raise FeedTypeError(f"{alias!r} is {array.dtype} and cannot be cast to {variable.dtype}: {error}") from error
 
 
-def _datatype(alias: str, array: Array) -> str:
+def _encode(alias: str, array: Array) -> tuple[str, bytes]:
+    """Return the datatype of an array and its raw contents."""
     try:
-        return datatype_of(array)
+        datatype = datatype_of(array)
+        return datatype, to_raw(array, datatype)
     except InvalidRequest as error:
         raise FeedTypeError(f"{alias!r}: {error.message}") from error
 

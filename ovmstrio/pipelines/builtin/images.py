@@ -33,7 +33,7 @@ class Box:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the box has no pixels."""
+        """True if the box has no pixels."""
         return self.right <= self.left or self.bottom <= self.top
 
     @property

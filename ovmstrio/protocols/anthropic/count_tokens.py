@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.core.errors import ErrorList, NotSupported
-from ovmstrio.core.generation import GenerationRequest, PromptTokenizer, Sampling, Task
+from ovmstrio.core.generation import PromptTokenizer, Task
 from ovmstrio.protocols.anthropic.messages import MESSAGES, read_conversation
 from ovmstrio.protocols.openai.fields import Fields
 from ovmstrio.protocols.openai.text_endpoint import parse_off_loop
-from ovmstrio.transport.http.responses import json_response, request_deadline
+from ovmstrio.transport.http.responses import json_response
 from ovmstrio.util.truncation import cut
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ovmstrio.core.generation import Conversation, GenerationLimits, TextGenerator
+    from ovmstrio.core.generation import Conversation, GenerationLimits
     from ovmstrio.core.http_messages import HttpAnswer, HttpRequest
     from ovmstrio.protocols.openai.api import OpenAIApi
     from ovmstrio.transport.http.router import Rule
@@ -29,19 +29,12 @@ def count_tokens_rules(api: OpenAIApi) -> list[Rule]:
 
     async def count(request: HttpRequest) -> HttpAnswer:
         body = await api.body(request, COUNT_TOKENS)
-        deadline = request_deadline(request)
         with await api.call(request, body.model, Task.TEXT_GENERATION) as call:
             service = call.service
             if not isinstance(service, PromptTokenizer):
                 raise NotSupported(f'the service "{cut(body.model, 80)}" has no tokenizer')
             conversation = await parse_off_loop(partial(_read, body.document, service.limits), body)
-            if conversation.images:
-                # The number of an image's tokens is known once the engine has read it.
-                empty = GenerationRequest(conversation, Sampling(max_tokens=0), deadline=deadline)
-                async with cast("TextGenerator", service).generate(empty) as generation:
-                    count = generation.prompt_tokens
-            else:
-                count = len(await service.tokenize_conversation(conversation))
+            count = len(await service.tokenize_conversation(conversation))
             answer = json_response({"input_tokens": count})
             call.event.sent = len(answer.content)
         return answer
@@ -54,5 +47,5 @@ def _read(document: Mapping[str, Any], limits: GenerationLimits) -> Conversation
     fields = Fields(document, errors)
     conversation = read_conversation(fields, limits)
     COUNT_TOKENS.check(fields)
-    errors.tell()
+    errors.raise_if_any()
     return conversation

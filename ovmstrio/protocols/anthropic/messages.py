@@ -216,7 +216,8 @@ def read_conversation(fields: Fields, limits: GenerationLimits) -> Conversation:
     if continues and last is not None and last.get("tool_calls"):
         fields.refuse("messages", "messages: the last message uses tools; expected a message with their results")
     choice = fields.within("tool_choice")
-    chat_tools = [_chat_tool(tool) for tool in fields.objects("tools") if not _is_deferred(tool, chat.loaded_tools)]
+    given_tools = [tool for tool in fields.objects("tools") if not _is_deferred(tool, chat.loaded_tools)]
+    chat_tools = [_chat_tool(tool) for tool in given_tools]
     chat_choice = None if choice is None else _chat_choice(choice)
     tools = read_tools(fields.translated({"tools": chat_tools, "tool_choice": chat_choice}, prompt))
     options: dict[str, Any] = {"enable_thinking": _read_thinking(fields)}
@@ -234,6 +235,7 @@ def read_conversation(fields: Fields, limits: GenerationLimits) -> Conversation:
         options,
         returns_first_call_only=choice is not None and bool(choice.flag("disable_parallel_tool_use")),
         continues_final_message=continues,
+        parameters_fields=tuple(tool.path("input_schema") for tool in given_tools),
         images=tuple(each._replace(field=each.field.replace(".image_url.url", ".source")) for each in prompt.images),
     )
 
@@ -451,7 +453,7 @@ class Messages:
         grammar = grammar or read_response_format(fields, "output_format")
         request = replace(request, stop=read_stop(fields, "stop_sequences"), grammar=grammar)
         MESSAGES.check(fields)
-        errors.tell()
+        errors.raise_if_any()
         return ParsedRequest((request,))
 
     def response_builder(self, body: Body, parsed: ParsedRequest) -> _MessageBuilder:

@@ -84,7 +84,7 @@ def _request_in_slices(
                 _add_input(request, specs[name], value)
             elif name != _ID and value is not None:
                 _add_parameter(request, name, value, specs)
-    errors.tell()
+    errors.raise_if_any()
     with json_errors():
         yield from check_arrays(arrays)
     return request

@@ -275,7 +275,7 @@ def _outputs(document: dict[str, Any]) -> list[RequestedOutput]:
             if not isinstance(output, dict) or not isinstance(output.get("name"), str):
                 raise _refuse(_OUTPUT_UNREADABLE, f"outputs[{number}]: expected an object with a name")
             requested.append(RequestedOutput(output["name"], _parameters(output)))
-    errors.tell()
+    errors.raise_if_any()
     return requested
 
 

@@ -402,7 +402,7 @@ class OllamaEndpoint:
         prompt = self._read_prompt(fields, PromptSize(limits, self._prompt_field))
         request = _read_request(fields, limits, prompt, is_stream=is_stream, deadline=deadline)
         self.known_fields.check(fields)
-        errors.tell()
+        errors.raise_if_any()
         return ParsedRequest((request,))
 
     def response_builder(self, body: Body, parsed: ParsedRequest) -> OllamaAnswer:
@@ -419,7 +419,7 @@ class OllamaEndpoint:
         """Answer a request without a prompt, which loads or unloads a model in Ollama; here models stay loaded."""
         errors = ErrorList()
         self.known_fields.check(Fields(body.document, errors))
-        errors.tell()
+        errors.raise_if_any()
         reason = "unload" if body.document.get("keep_alive") in {0, "0", "0s"} else "load"
         with await api.call(request, body.model, Task.TEXT_GENERATION):
             head = {"model": body.document["model"], "created_at": now()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.core.generation import Conversation
@@ -16,7 +17,7 @@ from ovmstrio.protocols.openai.fields import Fields, PromptSize, read_chat_messa
 from ovmstrio.protocols.openai.known_fields import KnownFields
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 IGNORED: Final[Mapping[str, Callable[[Fields, str], object]]] = {
     "keep_alive": check_keep_alive,
@@ -37,6 +38,7 @@ def _read_conversation(fields: Fields, prompt: PromptSize) -> Conversation:
     messages = tuple(
         read_chat_message(message.translated(_chat_message(message), prompt)) for message in fields.objects("messages")
     )
+    _add_ids(messages)
     tools = read_tools(fields.translated({"tools": fields.get("tools")}, prompt))
     options = read_thinking(fields)
     # The answer continues a last message of the assistant, as in Ollama.
@@ -61,6 +63,22 @@ def _chat_message(message: Fields) -> dict[str, Any]:
     if images:
         made["content"] = [*images, {"type": "text", "text": message.get("content") or ""}]
     return made
+
+
+def _add_ids(messages: Sequence[dict[str, Any]]) -> None:
+    """Add ids to calls and results without one: Ollama's clients send none, but some templates need them."""
+    count, unanswered = 0, deque[tuple[str, str]]()  # ids and functions
+    for message in messages:
+        for call in filter(None, message.get("tool_calls", ())):
+            count += 1
+            # Mistral's templates require nine letters or digits; equal prompts have equal ids for the prefix cache.
+            call["id"] = call["id"] or f"call{count:05}"
+            unanswered.append((call["id"], call["function"]["name"]))
+        if message["role"] == "tool" and unanswered:
+            name = message.get("name")
+            found = next((call for call in unanswered if call[1] == name), unanswered[0])
+            if message.setdefault("tool_call_id", found[0]) == found[0]:
+                unanswered.remove(found)
 
 
 # Answers

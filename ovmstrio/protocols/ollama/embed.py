@@ -77,7 +77,7 @@ def _read(
     # Options of sampling have no effect on vectors.
     OPTIONS.check(fields.within("options") or fields.translated({}, PromptSize()))
     known.check(fields)
-    errors.tell()
+    errors.raise_if_any()
     return inputs, dimensions, max_tokens
 
 

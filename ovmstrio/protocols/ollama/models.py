@@ -65,7 +65,7 @@ def model_rules(api: OpenAIApi) -> list[Rule]:
         if given is None:
             fields.refuse("model", "model is missing", code="missing_required_parameter")
         SHOW.check(fields)
-        errors.tell()
+        errors.raise_if_any()
         name = resolve_name(api, given or "")
         if name not in _names(api):
             raise api.missing(name)

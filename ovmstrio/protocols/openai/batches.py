@@ -289,7 +289,7 @@ class BatchRunner:
             self._running.pop(identity, None)
 
     async def _run_locked(self, owner: str, identity: str, request: HttpRequest) -> None:
-        document = await in_storage(self.storage.read, owner, identity)
+        document = await in_storage(self.storage.read, owner, identity, "batch")
         if document["status"] not in _ENDED:
             paths = [self.storage.path(owner, identity, suffix) for suffix in _RESULTS]
             done = [await in_storage(_answered, path) for path in paths]
@@ -500,7 +500,7 @@ def _routes_of(rules: Sequence[Rule]) -> dict[str, Route]:
     found: dict[str, Route] = {}
     for path in (prefix + path for path in _PATHS for prefix in PREFIXES):
         for each in rules:
-            if "POST" in each.methods and each.pattern.fullmatch(path):
+            if "POST" in each.methods and each.match(path):
                 found.setdefault(path, each.route._replace(path=path))
     return found
 
@@ -532,7 +532,7 @@ def _read_batch(document: Mapping[str, Any], endpoints: Sequence[str]) -> dict[s
     for name in sorted(fields.names() - _KNOWN):
         fields.refuse(name, f"Unknown parameter: {shown(name)}", code="unknown_parameter")
     source = fields.name_text("input_file_id")
-    errors.tell()
+    errors.raise_if_any()
     seconds = 0 if match is None else int(match[1]) * _WINDOW_SECONDS[match[2]]
     now = int(time.time())
     times = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
@@ -565,7 +565,7 @@ class _BatchRoutes:
         document = _read_batch(await read_document(data), self._runner.endpoints)
         owner = caller_key()
         try:
-            await in_storage(self._storage.read, owner, document["input_file_id"])
+            await in_storage(self._storage.read, owner, document["input_file_id"], "file")
         except NotFound as error:
             raise InvalidField(error.message, field="input_file_id") from None
         await in_storage(self._add, owner, document)
@@ -590,7 +590,7 @@ class _BatchRoutes:
     async def one(self, request: HttpRequest, batch: str) -> HttpAnswer:
         owner = caller_key()
         await self._runner.resume(owner, request)
-        found = await in_storage(self._storage.read, owner, batch)
+        found = await in_storage(self._storage.read, owner, batch, "batch")
         return json_response((await in_storage(self._shown, owner, [found]))[0])
 
     def _shown(self, owner: str, documents: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -603,7 +603,7 @@ class _BatchRoutes:
 
     async def cancel(self, request: HttpRequest, batch: str) -> HttpAnswer:
         owner = caller_key()
-        found = await in_storage(self._storage.read, owner, batch)
+        found = await in_storage(self._storage.read, owner, batch, "batch")
         if found["status"] in _ENDED:
             raise InvalidField(f"Cannot cancel a batch with status {found['status']!r}.")
         await in_storage(self._storage.path(owner, batch, ".cancel").touch)

@@ -143,7 +143,7 @@ class Chat:
         echo, returns_reasoning = fields.flag("echo"), fields.flag("include_reasoning")
         shows_token_ids = bool(fields.flag("return_tokens_as_token_ids"))
         CHAT.check(fields)
-        errors.tell()
+        errors.raise_if_any()
         last = conversation.messages[-1]
         return ParsedRequest(
             (request,),

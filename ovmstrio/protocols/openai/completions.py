@@ -127,7 +127,7 @@ class Completions:
         )
         shows_token_ids = bool(fields.flag("return_tokens_as_token_ids"))
         COMPLETIONS.check(fields)
-        errors.tell()
+        errors.raise_if_any()
         place = "prompt[{}]" if _is_batch(fields.get("prompt")) else "prompt"
         requests = tuple(
             replace(request, prompt=prompt, prompt_field=place.format(number)) for number, prompt in enumerate(prompts)

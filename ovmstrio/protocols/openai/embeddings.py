@@ -93,7 +93,7 @@ def _read(document: Mapping[str, Any], known: KnownFields) -> _ParsedRequest:
     if known is POOLING:
         fields.choice("task", ("embed",))
     known.check(fields)
-    errors.tell()
+    errors.raise_if_any()
     return _ParsedRequest(inputs, form == "base64", dimensions, {**options, "prompt_name": prompt_name})
 
 

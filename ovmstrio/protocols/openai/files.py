@@ -69,10 +69,10 @@ class FileStorage:
     def __init__(self, limits: FileLimits) -> None:
         self.limits = limits
 
-    def path(self, owner: str, identity: str, suffix: str) -> Path:
-        """Return the path of a file or batch of a caller; raise NotFound if the id is none."""
+    def path(self, owner: str, identity: str, suffix: str, kind: str = "") -> Path:
+        """Return the path of a file or batch of a caller; raise NotFound if the id is none, or of another kind."""
         match = _ID.fullmatch(identity)
-        if match is None:
+        if match is None or (kind and match[1] != kind):
             raise NotFound(f"No such object: {shown(identity)}")
         return self.folder(owner, match[1]) / f"{identity}{suffix}"
 
@@ -81,9 +81,9 @@ class FileStorage:
         name = sha256(owner.encode()).hexdigest()[:32] if owner else _OPEN
         return self.limits.folder / name / _FOLDERS[kind]
 
-    def read(self, owner: str, identity: str) -> dict[str, Any]:
-        """Return the document of a file or batch."""
-        path = self.path(owner, identity, ".json")
+    def read(self, owner: str, identity: str, kind: str) -> dict[str, Any]:
+        """Return the document of a file or batch; raise NotFound if there is none of the kind."""
+        path = self.path(owner, identity, ".json", kind)
         try:
             document: dict[str, Any] = orjson.loads(path.read_bytes())
             if path.stat().st_mtime > time.time():
@@ -106,7 +106,7 @@ class FileStorage:
         documents = []
         for path in self.folder(owner, kind).glob("*.json"):
             try:
-                documents.append(self.read(owner, path.stem))
+                documents.append(self.read(owner, path.stem, kind))
             except NotFound:
                 continue  # It has just been removed.
         return sorted(documents, key=lambda each: (each["created_at"], each["id"]))
@@ -160,7 +160,7 @@ class FileStorage:
 
     def remove(self, owner: str, identity: str) -> None:
         """Remove a file."""
-        self.read(owner, identity)
+        self.read(owner, identity, "file")
         for suffix in (".json", ".data"):
             self.path(owner, identity, suffix).unlink(missing_ok=True)
 
@@ -293,7 +293,7 @@ def file_rules(api: OpenAIApi, storage: FileStorage) -> list[Rule]:
         return json_response(page_of(chosen, request.query, most=10_000))
 
     async def one(_: HttpRequest, file: str) -> HttpAnswer:
-        return json_response(await in_storage(storage.read, caller_key(), file))
+        return json_response(await in_storage(storage.read, caller_key(), file, "file"))
 
     async def delete(_: HttpRequest, file: str) -> HttpAnswer:
         await in_storage(storage.remove, caller_key(), file)
@@ -301,7 +301,7 @@ def file_rules(api: OpenAIApi, storage: FileStorage) -> list[Rule]:
 
     async def content(_: HttpRequest, file: str) -> HttpAnswer:
         owner = caller_key()
-        await in_storage(storage.read, owner, file)
+        await in_storage(storage.read, owner, file, "file")
         opened = await in_storage(open_file, storage.path(owner, file, ".data"), "rb")
         return HttpAnswer(200, (("content-type", "application/octet-stream"),), _FileStream(opened))
 

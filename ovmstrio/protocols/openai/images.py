@@ -106,7 +106,7 @@ def _read(endpoint: _Endpoint, form: Form, deadline: float) -> _ParsedRequest:
         if not content:
             fields.refuse(name, f"{name}: the file is empty")
     endpoint.known.check(fields)
-    errors.tell()
+    errors.raise_if_any()
     image, mask = (form.files.get(name, b"") for name in ("image", "mask"))
     request = ImageRequest(prompt, image, mask, options, file_format, compression, partial_images, deadline)
     return _ParsedRequest(request, is_stream)

@@ -78,7 +78,7 @@ def _check(document: dict[str, Any], needed: tuple[str, ...], further: tuple[str
         fields.refuse(name, f"Unknown parameter: {name!r:.80}", code="unknown_parameter")
     fields.name_text("parent")
     fields.flag("load_inplace")
-    errors.tell()
+    errors.raise_if_any()
 
 
 def _only_parent(api: OpenAIApi) -> str:

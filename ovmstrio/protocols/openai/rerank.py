@@ -75,7 +75,7 @@ def _read(document: Mapping[str, Any]) -> _RerankRequest:
     returns = fields.flag("return_documents")
     options = read_truncation(fields)
     RERANK.check(fields)
-    errors.tell()
+    errors.raise_if_any()
     return _RerankRequest(query or "", documents, top_n, bool(returns), options)
 
 

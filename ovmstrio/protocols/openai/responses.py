@@ -63,8 +63,7 @@ def _read_input(fields: Fields) -> _Input:
     tools = NO_TOOLS
     conversation = MessageList()
     instructions = fields.prompt_text("instructions")
-    if instructions:
-        conversation.add({"role": "system", "content": instructions})
+    system = [instructions] if instructions else []
     given = fields.get("input")
     if given is None:
         fields.refuse("input", "input missing in request", code="missing_required_parameter")
@@ -80,10 +79,16 @@ def _read_input(fields: Fields) -> _Input:
                 fields_so_far = tools.parameters_fields + further.parameters_fields
                 tools = Tools(tools.tools + further.tools, parameters_fields=fields_so_far)
             elif kind is None or kind == "message":
-                conversation.add({"role": read_role(item), "content": content_text(item, "content")})
+                message = {"role": read_role(item), "content": content_text(item, "content")}
+                if system and message["role"] == "system" and not conversation.messages:
+                    system.append(message["content"])
+                else:
+                    conversation.add(message)
             else:
                 conversation.add_item(kind, item)
-    return _Input(tuple(conversation.messages), tools)
+    # Many chat templates refuse or drop a second system message.
+    first = [{"role": "system", "content": "\n\n".join(system)}] if system else []
+    return _Input((*first, *conversation.messages), tools)
 
 
 # Output items
@@ -516,7 +521,7 @@ class Responses:
         check_ignored_responses_fields(fields)
         # The response repeats this object, so check its size.
         fields.mapping("text")
-        errors.tell()
+        errors.raise_if_any()
         return ParsedRequest((request,))
 
     def response_builder(self, body: Body, parsed: ParsedRequest) -> _ResponseBuilder:

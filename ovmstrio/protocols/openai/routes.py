@@ -68,7 +68,7 @@ def _catch_all_rules(api: OpenAIApi, known: Sequence[Rule]) -> list[Rule]:
 
     async def answer(request: HttpRequest, path: str) -> HttpAnswer:
         target = f"{request.method} {request.path}"
-        methods = {method for rule in known if rule.pattern.fullmatch(request.path) for method in rule.methods}
+        methods = {method for rule in known if rule.match(request.path) for method in rule.methods}
         if methods:
             raise MethodNotAllowed(f"{target}: use {' or '.join(sorted(methods - {'HEAD'}))}")
         answered = await answer_raw_request(api, request, path.removeprefix("v1/"))

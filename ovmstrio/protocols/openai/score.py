@@ -124,7 +124,7 @@ def _read(document: Mapping[str, Any]) -> _ScoreRequest:
         fields.refuse(_NAMES[0][0], message, got=str(len(first)))
     options = read_truncation(fields)
     SCORE.check(fields)
-    errors.tell()
+    errors.raise_if_any()
     return _ScoreRequest(list(zip(first if len(first) > 1 else first * len(second), second, strict=True)), options)
 
 

@@ -118,7 +118,7 @@ def _read(document: Mapping[str, Any], deadline: float) -> _ParsedRequest:
     language = fields.name_text("language", "language field is not a string")
     speed = _read_speed(fields)
     SPEECH.check(fields)
-    errors.tell()
+    errors.raise_if_any()
     request = SpeechRequest(text, voice or "", language or "", speed, form, is_streamed, deadline)
     return _ParsedRequest(request, stream == _EVENTS)
 

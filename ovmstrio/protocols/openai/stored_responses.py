@@ -120,7 +120,7 @@ class StoredResponse:
 
     @property
     def is_running(self) -> bool:
-        """Whether the response runs in the background."""
+        """True if the response runs in the background."""
         return self.stream is not None
 
 

@@ -141,7 +141,7 @@ def _read_prompt(document: Mapping[str, Any]) -> _PromptRequest:
         if fields.get(name):
             fields.refuse(name, f"{name} is only possible with text")
     TOKENIZE.check(fields)
-    errors.tell()
+    errors.raise_if_any()
     return _PromptRequest(prompt, adds is not False, has_texts)
 
 
@@ -159,7 +159,7 @@ def _read_tokens(document: Mapping[str, Any]) -> tuple[int, ...]:
     elif len(tokens) > MAX_PROMPT_TOKENS:
         fields.refuse("tokens", f"tokens: expected at most {MAX_PROMPT_TOKENS} tokens", got=str(len(tokens)))
     DETOKENIZE.check(fields)
-    errors.tell()
+    errors.raise_if_any()
     return tuple(tokens)
 
 
@@ -196,7 +196,7 @@ def _read(document: Mapping[str, Any]) -> _ParsedRequest:
         if fields.get(name):
             fields.refuse(name, f"{name} is only possible with prompt or messages")
     TOKENIZE.check(fields)
-    errors.tell()
+    errors.raise_if_any()
     padding = Padding(side or Padding.RIGHT.value) if pads else None
     return _ParsedRequest(texts, isinstance(given, list), adds is not False, max_length, padding)
 

@@ -81,7 +81,7 @@ def _read_request(form: Form, *, translates: bool, deadline: float) -> _ParsedRe
         )
     language = fields.name_text("language") or ""
     TRANSCRIPTION.check(fields)
-    errors.tell()
+    errors.raise_if_any()
     request = TranscriptionRequest(
         audio=form.files[_FILE],
         translates=translates,

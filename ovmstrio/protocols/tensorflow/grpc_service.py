@@ -75,7 +75,7 @@ def decode_predict(data: bytes) -> PredictRequest:
             given, raw = _decode_tensor(name, tensor)
             request.inputs.append(given)
             request.raw_inputs.append(raw)
-    errors.tell()
+    errors.raise_if_any()
     request.outputs = [RequestedOutput(name) for name in _bounded(message.output_filter, "names in output_filter")]
     return request
 

@@ -340,7 +340,7 @@ def _columns(given: Any, inputs: Sequence[TensorSpec]) -> list[InferInput]:
         if not given:
             raise _refuse(_NO_INPUTS)
         return reader.read_all(given)
-    is_scalar = type(given) in {int, float} and len(inputs) == 1
+    is_scalar = (type(given) in {int, float} and len(inputs) == 1) or (type(given) is bool and _takes_booleans(inputs))
     if not is_scalar and not isinstance(given, list | NumberArray):
         raise _refuse(_INPUTS_NO_OBJECT, f"got {json_kind(given)}")
     return [reader.read(_sole_name(inputs), given)]
@@ -379,7 +379,7 @@ class _InputReader:
         for name, value in values.items():
             with errors:
                 inputs.append(self.read(name, value))
-        errors.tell()
+        errors.raise_if_any()
         return inputs
 
     def read(self, name: str, value: Any) -> InferInput:

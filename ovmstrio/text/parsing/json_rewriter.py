@@ -115,7 +115,7 @@ class JsonRewriter:
         """Rewrite a value; ``opened`` is the already consumed bracket of an object.
 
         Returns:
-            Whether the value is complete.
+            True if the value is complete.
 
         Raises:
             MalformedText: the text is no value, unless the notation streams.

@@ -372,7 +372,7 @@ class StreamingParser:
     """
 
     special: ClassVar[bool] = False
-    """Whether markers of this format are special tokens."""
+    """True if markers of this format are special tokens."""
     begins: ClassVar[tuple[str, ...]] = ()
     """Markers that begin a call."""
     closes: ClassVar[tuple[str, ...]] = ()
@@ -393,7 +393,7 @@ class StreamingParser:
 
     @property
     def keeps_special_tokens(self) -> bool:
-        """Whether the text must be decoded with special tokens."""
+        """True if the text must be decoded with special tokens."""
         return self.special or (self._thinking is not None and self._thinking.special)
 
     def feed(self, text: str) -> list[Delta]:

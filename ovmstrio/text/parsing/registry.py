@@ -238,6 +238,12 @@ def opens_reasoning(reasoning_parser: str, prompt: str) -> bool:
     return thinking is not None and prompt.rstrip().endswith(thinking.begin.rstrip())
 
 
+def ends_reasoning(reasoning_parser: str, text: str) -> bool:
+    """Return True if a text has the marker at the end of a reasoning block."""
+    thinking = _REASONING.get(reasoning_parser)
+    return thinking is not None and thinking.end in text
+
+
 def _check(name: str, known: Sequence[str], option: str) -> None:
     if name not in known:
         expected = f"one of {', '.join(known)}"

@@ -291,7 +291,7 @@ class Call:
 
     @property
     def half_closed(self) -> bool:
-        """Whether the client has sent its last message, received here or not."""
+        """True if the client has sent its last message, received here or not."""
         return self.state.is_remote_closed
 
     def cancel(self, failure: GRPCError | None = None) -> None:
@@ -357,7 +357,7 @@ class Call:
     def _log_fault(self, error: GRPCError) -> None:
         if error.status is Status.RESOURCE_EXHAUSTED:
             self._host.count_oversized()
-        self._host.faults.tell(
+        self._host.faults.log_fault(
             "request decoding failed",
             peer=self.peer.address.endpoint,
             kind=error.status.name,

@@ -276,7 +276,7 @@ class Connection:
                         await self._answer_complete()
         except ConnectionFault as fault:
             self._start_complete()
-            self.faults.tell(
+            self.faults.log_fault(
                 "connection fault", peer=self.peer.address.endpoint, kind=fault.code.name, fault=str(fault)
             )
             core.fail(fault)
@@ -382,7 +382,7 @@ class Connection:
 
     @property
     def _has_nothing_left(self) -> bool:
-        """Whether the peer has ended the connection and nothing waits to be sent, so that it can be closed at once."""
+        """True if the peer has ended the connection and nothing waits to be sent, so that it can be closed at once."""
         return self._has_peer_closed and not self.calls and not self.core.unsent_bytes and not self._is_flushing
 
     async def _write(self) -> None:
@@ -556,13 +556,13 @@ class Connection:
         """Close the streams, or the connection, of a peer that does not read its responses."""
         stalled_streams = self._stall.look(now, self.share.answers.stall_timeout_seconds)
         if stalled_streams is None:
-            self.faults.tell("stalled connection closed", peer=self.peer.address.endpoint)
+            self.faults.log_fault("stalled connection closed", peer=self.peer.address.endpoint)
             self.abandon()
             return
         for stream in stalled_streams:
             call = self.calls.get(stream.stream_id)
             path = "" if call is None else call.path
-            self.faults.tell("stalled stream reset", peer=self.peer.address.endpoint, path=path)
+            self.faults.log_fault("stalled stream reset", peer=self.peer.address.endpoint, path=path)
             self.core.reset(stream, ErrorCode.CANCEL)
             self.wake_writer()
             if call is not None:
@@ -573,7 +573,7 @@ class Connection:
             self._pinged_at = math.inf
         if now - self._pinged_at >= self.limits.keepalive_timeout_seconds:
             silent = now - self._last_read_at
-            self.faults.tell("keepalive timed out", peer=self.peer.address.endpoint, silent_seconds=silent)
+            self.faults.log_fault("keepalive timed out", peer=self.peer.address.endpoint, silent_seconds=silent)
             self.abandon()
         elif self._pinged_at == math.inf and now - self._last_read_at >= self.limits.keepalive_idle_seconds:
             self._pinged_at = now

@@ -932,12 +932,12 @@ class ClientCore(Http2Core):
 
     @property
     def has_room(self) -> bool:
-        """Whether the server accepts another concurrent stream."""
+        """True if the server accepts another concurrent stream."""
         return len(self.streams) < self._peer.max_streams
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether all stream ids of the connection were used."""
+        """True if all stream ids of the connection were used."""
         return self._last_stream_id + 2 > MAX_STREAM_ID
 
     def begin(self, block: bytes) -> StreamState:

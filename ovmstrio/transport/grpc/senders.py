@@ -27,7 +27,7 @@ class Wakeup:
 
     @property
     def waiting(self) -> bool:
-        """Whether a task is waiting."""
+        """True if a task is waiting."""
         return self._task is not None
 
     async def wait(self) -> None:

@@ -151,7 +151,7 @@ class GrpcServer:
             is_over = self._drain is not None and self._drain.is_over
             if is_over or len(self._connections) >= self._limits.max_connections:
                 fields: dict[str, Any] = {"open_connections": len(self._connections), "draining": is_over}
-                self._faults.tell("connection refused", peer=address.endpoint, level=logging.WARNING, **fields)
+                self._faults.log_fault("connection refused", peer=address.endpoint, level=logging.WARNING, **fields)
             elif not isinstance(stream, trio.SSLStream) or await self._complete_handshake(stream, address):
                 await self._run_connection(stream, address)
         except Exception:  # an error of one connection must not affect others
@@ -204,11 +204,11 @@ class GrpcServer:
                     self._handshakes.discard(scope)
         except (trio.BrokenResourceError, trio.TooSlowError, ssl.SSLError) as error:
             reason = repr(error.__cause__ or error)
-            self._faults.tell("tls handshake failed", peer=address.endpoint, error=reason)
+            self._faults.log_fault("tls handshake failed", peer=address.endpoint, error=reason)
             await trio.aclose_forcefully(stream)
             return False
         if stream.selected_alpn_protocol() != "h2":
-            self._faults.tell("tls client does not support h2", peer=address.endpoint)
+            self._faults.log_fault("tls client does not support h2", peer=address.endpoint)
             return False
         return True
 

@@ -75,7 +75,7 @@ class PrefixedStream:
 
     @property
     def encrypted(self) -> bool:
-        """Whether the stream uses TLS."""
+        """True if the stream uses TLS."""
         return isinstance(self._stream, trio.SSLStream)
 
     @property
@@ -168,7 +168,7 @@ class _Http11Only(H11Protocol):
 
     @property
     def has_more(self) -> bool:
-        """Whether bytes of a further or incomplete request have arrived."""
+        """True if bytes of a further or incomplete request have arrived."""
         return bool(self.connection.trailing_data[0])
 
     async def _check_protocol(self, event: h11.Request) -> None:

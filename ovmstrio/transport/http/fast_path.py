@@ -195,7 +195,7 @@ class FastPathConnection:
 
     @property
     def has_request(self) -> bool:
-        """Whether an unanswered request has arrived, at least in part."""
+        """True if an unanswered request has arrived, at least in part."""
         return self._phase in {_RECEIVING, _ANSWERING}
 
     async def run(self) -> bytes | None:

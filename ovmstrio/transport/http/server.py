@@ -158,7 +158,7 @@ class HttpFrontEnd(AddressFrontEnd):
         try:
             if len(self._open) >= MAX_CONNECTIONS:
                 fields: dict[str, Any] = {"open_connections": len(self._open)}
-                self._faults.tell("connection refused", peer=address.endpoint, level=logging.WARNING, **fields)
+                self._faults.log_fault("connection refused", peer=address.endpoint, level=logging.WARNING, **fields)
                 return
             if isinstance(stream, trio.SSLStream) and not await self._complete_handshake(stream, address):
                 return
@@ -218,5 +218,5 @@ class HttpFrontEnd(AddressFrontEnd):
             reason = f"took longer than {HANDSHAKE_SECONDS:g} s"
         except (trio.BrokenResourceError, ssl.SSLError) as error:
             reason = repr(error.__cause__ or error)
-        self._faults.tell("tls handshake failed", peer=address.endpoint, error=reason)
+        self._faults.log_fault("tls handshake failed", peer=address.endpoint, error=reason)
         return False

@@ -43,7 +43,7 @@ class ClosableConnection(Protocol):
 
     @property
     def has_request(self) -> bool:
-        """Whether an unanswered request has arrived, at least in part."""
+        """True if an unanswered request has arrived, at least in part."""
         ...
 
     def apply_shutdown_deadline(self) -> None:

@@ -53,7 +53,7 @@ run_chat_loop(ChatOpenAI(**options, stream_usage=True))
 run_chat_loop(ChatOpenAI(**options, use_responses_api=True))
 assert len(asyncio.run(ChatOpenAI(**options).abatch(["a", "b"]))) == 2
 assert ChatOpenAI(**options, logprobs=True).invoke("hello").response_metadata["logprobs"]["content"]
-assert OpenAI(**SERVER, model="chat", max_tokens=4).invoke("hello")
+assert OpenAI(**options).invoke("hello")
 embeddings = OpenAIEmbeddings(**SERVER, model="words", check_embedding_ctx_length=False)
 first, second = embeddings.embed_documents(["a cat", "a dog"])
 assert len(first) == len(second) == len(embeddings.embed_query("a cat"))

@@ -218,6 +218,39 @@ def test_a_failed_block_ends_its_sequence(backend: str, url: str, server: LocalS
         assert other.sequences("state") == []
 
 
+@pytest.mark.parametrize("is_processed", [True, False])
+def test_a_sequence_whose_first_answer_is_lost_is_ended(
+    backend: str, url: str, server: LocalServer, is_processed: bool
+) -> None:
+    async def body(client: Any) -> None:
+        infer, calls = client.infer, []
+
+        async def lost(*arguments: Any, **options: Any) -> Any:
+            if is_processed:
+                await value(infer(*arguments, **options))
+            raise Unreachable("lost")
+
+        def lossy(*arguments: Any, **options: Any) -> Any:
+            calls.append(options["parameters"])
+            if len(calls) > 1:
+                return infer(*arguments, **options)
+            if backend != "sync":
+                return lost(*arguments, **options)
+            if is_processed:
+                infer(*arguments, **options)
+            raise Unreachable("lost")
+
+        client.infer = lossy
+        async with entered(client.sequence("state")) as sequence:
+            with pytest.raises(Unreachable):
+                await value(sequence.infer({"x": np.ones((1, 2), np.float32)}))
+        assert len(calls) == 2
+
+    run(backend, url, body)
+    with server.client(rest=True) as other:
+        assert other.sequences("state") == []
+
+
 def test_administration_is_one_api(backend: str, server: LocalServer) -> None:
     async def over_rest(client: Any) -> None:
         assert await value(client.reload_config()) is False
@@ -321,7 +354,7 @@ def test_a_stream_whose_request_is_not_read_has_the_answer(
 ) -> None:
     if backend == "asyncio":
         # Its transport may read nothing more after a failed write.
-        error, text = errors.ServerError, ""
+        error, text = errors.ServerError, "."
 
     async def body(client: Any) -> None:
         large = "x" * 2**24

@@ -21,14 +21,12 @@ from ovmstrio.ops.executor import open_executor
 from ovmstrio.ops.predictor.factory import PipelinePredictor, PredictorFactory
 from ovmstrio.ops.predictor.protocol import FeedMismatch, FeedTypeError, Predictor
 from ovmstrio.ops.settings import OpSettings
-from ovmstrio.server.front_ends import GrpcFrontEnd
-from ovmstrio.serving.data_plane import DataPlane
 from ovmstrio.telemetry.spans import RecordedSpan, UnrecordedSpan
+from tests.service.protocols.kserve.grpc.servers import serving_grpc
 from tests.support import ir
 from tests.support.op_pipelines import EchoExecutor, serving_pipeline
 from tests.support.ops import asking, settings, single
 from tests.support.paddle_files import write_prototxt
-from tests.support.stub_registry import registry_of
 from tests.support.waits import WAIT_SECONDS
 
 PACKAGE = "baidu.paddle_serving.pipeline_serving"
@@ -59,13 +57,8 @@ async def address(tmp_path: Path) -> AsyncIterator[str]:
     """Serve a model that adds one to ``b`` and gives ``a``, and one of strings, as long as the test lasts."""
     models = {"dummy": ir.dummy(), "strings": ir.string_passthrough()}
     specs = [ModelSpec(name=name, base_path=ir.save(model, tmp_path, name)) for name, model in models.items()]
-    registry = registry_of(load_model, poll_seconds=0)
-    front_end = GrpcFrontEnd(DataPlane(registry), ["127.0.0.1:0"])
-    async with trio.open_nursery() as nursery:
-        await nursery.start(registry.run)
-        assert not (await registry.apply(specs)).failures
-        yield (await nursery.start(front_end.serve))[0]
-        nursery.cancel_scope.cancel()
+    async with serving_grpc(load_model, specs) as serving:
+        yield serving.address
 
 
 @pytest.fixture

@@ -241,7 +241,7 @@ async def test_only_routes_that_change_the_server_need_the_admin_scope_and_only_
 ) -> None:
     async with serving_rest(tmp_path) as serving:
         rules = make_rest_router(serving.plane, history=RecentHistory(), console="on").rules
-    needs = [(each.pattern.pattern.split("(")[0].rstrip("/?"), each.route.need) for each in rules]
+    needs = [(each.pattern.split("(")[0].rstrip("/?"), each.route.need) for each in rules]
     assert {path for path, need in needs if need is Permission.ADMIN} == {
         "/v1/config/reload",
         "/v2/repository/models",

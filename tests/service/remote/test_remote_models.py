@@ -86,6 +86,9 @@ class _OtherService(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has
     def infer(self, data: bytes, context: Any) -> bytes:
         request = message_class("inference.ModelInferRequest").FromString(data)
         self.seconds_left = context.time_remaining()
+        if request.id == "too much":
+            context.set_trailing_metadata([("retry-after", "7")])
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
         if not request.raw_input_contents[0]:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "nichts: ä\n100 %")
         answer = message_class("inference.ModelInferResponse")(model_name="x", raw_output_contents=[])
@@ -243,6 +246,13 @@ def test_a_server_of_grpcio_is_interoperable(client: Any, other: tuple[_OtherSer
         client.infer("other", [_input(np.zeros(0, np.int32), "i", "INT32")], client_timeout=WAIT_SECONDS)
     assert caught.value.status() == "StatusCode.FAILED_PRECONDITION"
     assert "nichts: ä\n100 %" in caught.value.message()
+
+
+def test_the_time_to_wait_of_an_overloaded_server_is_passed_on(near: ServedInThread) -> None:
+    given = {"name": "i", "shape": [1], "datatype": "INT32", "data": [1]}
+    answer = near.ask("POST", "/v2/models/other/infer", json={"id": "too much", "inputs": [given]})
+    assert (answer.status_code, answer.headers.get("retry-after")) == (429, "7")
+    assert answer.json()["error"].startswith("full; reported by grpc://")
 
 
 def test_tls_servers_are_called_with_a_certificate_and_verified(tmp_path: Path, folder: Path) -> None:

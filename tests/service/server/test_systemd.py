@@ -18,6 +18,7 @@ from ovmstrio.server.systemd import Notifier
 from ovmstrio.serving.records import Readiness
 from ovmstrio.transport.accept_loop import AcceptLoop
 from ovmstrio.transport.listeners import bound_address, is_shared
+from tests.support.descriptors import without_free_descriptors
 from tests.support.waits import WAIT_SECONDS
 
 # Inherited sockets
@@ -131,6 +132,31 @@ def test_readiness_is_sent_once_and_status_when_it_changes(manager: _Manager) ->
         "STATUS=not ready: draining models",
         "STATUS=ready",
     ]
+
+
+def test_a_reason_that_is_no_utf8_is_sent(manager: _Manager) -> None:
+    Notifier(manager.address).show(ready=False, reason="cannot read a\udcff.xml")
+    assert manager.received() == ["STATUS=not ready: cannot read a?.xml"]
+
+
+def test_readiness_that_found_no_room_is_sent_again(manager: _Manager) -> None:
+    notifier = Notifier(manager.address)
+    notifier.show(ready=False)
+    for number in range(10_000):
+        notifier.show(ready=False, reason=str(number))
+    notifier.show(ready=True)
+    assert "READY=1" not in "".join(manager.received())
+    notifier.show(ready=True)
+    assert manager.received() == ["READY=1\nSTATUS=ready"]
+
+
+async def test_watchdog_is_notified_without_a_free_descriptor(manager: _Manager, autojump_clock: MockClock) -> None:
+    notifier = Notifier(manager.address, 10)
+    notifier.show(ready=True)
+    manager.received()
+    with without_free_descriptors(), trio.move_on_after(16):
+        await notifier.show_life()
+    assert manager.received() == ["WATCHDOG=1"] * 4
 
 
 def test_reload_is_sent_once_the_server_is_ready(manager: _Manager) -> None:

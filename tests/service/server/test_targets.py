@@ -252,9 +252,9 @@ def test_entries_with_paths_that_no_file_can_have_leave_the_others_served(tmp_pa
         }
         (tmp_path / "config.json").write_text(json.dumps(document))
         with serving_in_thread(config_path=tmp_path / "config.json", ready_requires="started") as server:
-            np.testing.assert_array_equal(_infer(server, "m0", RELU[0]), RELU[1])
+            np.testing.assert_array_equal(_infer(server, "good", RELU[0]), RELU[1])
             assert server.ask("POST", "/v1/config/reload").status_code in {412, 500}
-            np.testing.assert_array_equal(_infer(server, "m0", RELU[0]), RELU[1])
+            np.testing.assert_array_equal(_infer(server, "good", RELU[0]), RELU[1])
 
 
 def test_a_text_model_is_served_by_its_folder_its_file_or_its_configuration(tmp_path: Path) -> None:

@@ -5,11 +5,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 import trio
 import trustme
+from structlog.testing import capture_logs
 
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.server.listeners import Certificates
@@ -108,6 +110,24 @@ async def test_new_certificate_applies_to_new_connections(tmp_path: Path) -> Non
         await certificates.look()
         assert await _certificate(old) == first
         assert await _certificate_for_new_connection(port, files.client()) == second != first
+
+
+async def test_files_that_could_not_be_read_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = _Files(tmp_path)
+    certificates = files.certificates()
+    async with _listening(certificates) as port:
+        new = files.write(files.authority, files.authority)
+        with monkeypatch.context() as denied, capture_logs() as logs:
+            denied.setattr("ovmstrio.server.listeners.tls_context", _denied)
+            for _ in range(2):
+                await certificates.look()
+        assert [line["event"] for line in logs] == ["TLS certificates not reloaded"]
+        await certificates.look()
+        assert await _certificate_for_new_connection(port, files.client()) == new
+
+
+def _denied(*_: Any, **__: Any) -> None:
+    raise PermissionError(13, "Permission denied")
 
 
 async def test_replaced_client_authority_is_not_trusted(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from ovmstrio.workers.owners import OwnerTimeouts, WorkerEngines, WorkerSequence
 from ovmstrio.workers.rpc import WorkerRpc
 from ovmstrio.workers.shared_state import SharedState
 from ovmstrio.workers.worker_group import WorkerGroup
+from tests.support.descriptors import without_free_descriptors
 from tests.support.waits import WAIT_SECONDS, until_async
 
 Answer = Callable[[Any], Awaitable[Any]]
@@ -204,6 +205,13 @@ async def test_question_fails_if_its_peer_ends_and_the_successor_answers() -> No
             await first.call(1, "question")
         async with _running(successor):
             assert await first.call(1, "question") == "question"
+
+
+async def test_question_without_a_free_descriptor_is_refused_as_by_an_unreachable_peer() -> None:
+    async with _several(_echo, _echo) as (first, _):
+        with without_free_descriptors(), pytest.raises(NotReady, match="Too many open files"):
+            await first.call(1, "now")
+        assert await first.call(1, "later") == "later"
 
 
 async def test_cancelled_question_cancels_its_answer_only() -> None:
@@ -469,36 +477,26 @@ def _greeting() -> bytes:
     return packet
 
 
-async def test_peer_with_an_invalid_greeting_cannot_be_reached() -> None:
+@pytest.mark.parametrize(
+    ("sends_greeting", "reason"),
+    [(False, "is starting"), (True, "exited before it answered")],
+    ids=["greeting", "answer"],
+)
+async def test_invalid_greeting_or_answer_fails_the_question(*, sends_greeting: bool, reason: str) -> None:
     secret = os.urandom(8).hex()
     first = WorkerRpc(secret, 2, 0)
     async with _listening_as_peer(secret, 1) as other, _running(first), trio.open_nursery() as nursery:
 
         async def ask() -> None:
-            with pytest.raises(NotReady, match="is starting"):
+            with pytest.raises(NotReady, match=reason):
                 await first.call(1, "question")
 
         nursery.start_soon(ask)
         accepted, _ = await other.accept()
         with accepted:
-            await accepted.send(b"nonsense")
-            assert await accepted.recv(10) == b""
-
-
-async def test_invalid_answer_fails_its_question() -> None:
-    secret = os.urandom(8).hex()
-    first = WorkerRpc(secret, 2, 0)
-    async with _listening_as_peer(secret, 1) as other, _running(first), trio.open_nursery() as nursery:
-
-        async def ask() -> None:
-            with pytest.raises(NotReady, match="exited before it answered"):
-                await first.call(1, "question")
-
-        nursery.start_soon(ask)
-        accepted, _ = await other.accept()
-        with accepted:
-            await accepted.send(_greeting())
-            await accepted.recv(1000)
+            if sends_greeting:
+                await accepted.send(_greeting())
+                await accepted.recv(1000)
             await accepted.send(b"nonsense")
             assert await accepted.recv(10) == b""
 

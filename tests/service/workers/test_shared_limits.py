@@ -201,8 +201,14 @@ async def test_callers_beyond_the_capacity_keep_the_known_ones(
         account.write(1)
     write_key_file(file, [CallerEntry("bob", ALL_SCOPES, sha256="1" * 64, concurrency=1)])
     with capture_logs() as logs:
-        assert await access.look()
+        for _ in range(2):
+            assert await access.look()
     assert [(line["event"], "1 limits" in line["reason"]) for line in logs] == [("credentials not reloaded", True)]
+    with processes.counters[1].locked():
+        account.write(0)
+    with capture_logs() as logs:
+        assert await access.look()
+    assert [line["event"] for line in logs] == ["credentials reloaded"]
 
 
 # Lock

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import gc
 import random
 import socket
-import warnings
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
@@ -40,14 +38,8 @@ def server() -> Iterator[Bucket]:
 
 @pytest.fixture
 def bucket(server: Bucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
-    for name, value in server.environment.items():
-        monkeypatch.setenv(name, value)
-    yield server
-    server.remove("")
-    # The client of S3 leaves connections open if its attempt is cancelled.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
+    with server.configured(monkeypatch):
+        yield server
 
 
 def test_a_prefix_lists_only_its_own_files(bucket: Bucket) -> None:

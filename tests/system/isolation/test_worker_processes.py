@@ -102,7 +102,7 @@ async def test_calls_at_once_are_limited() -> None:
 async def test_message_with_a_descriptor_needs_no_answer() -> None:
     async with _started_worker() as process:
         reader, writer = os.pipe()
-        await process.tell(None, writer)
+        await process.notify(None, writer)
         os.close(writer)
         await trio.lowlevel.wait_readable(reader)
         assert int(os.read(reader, 100)) == process.pid
@@ -147,7 +147,7 @@ async def test_end_of_a_process_fails_calls_and_profiles(deed: list[Any], why: s
             await process.call(["echo", 1])
         assert not caught.value.was_called
         with pytest.raises(WorkerExited):
-            await process.tell(None)
+            await process.notify(None)
         with pytest.raises(WorkerExited):
             await process.sample(0.01, 1)
 
@@ -423,7 +423,7 @@ async def test_a_process_whose_server_does_not_read_continues_and_counts_dropped
         async with trio.open_nursery() as nursery:
             nursery.start_soon(process.call, ["log", logging.INFO, "NUMBER " + "x" * 2000, {}, 50_000])
             await trio.testing.wait_all_tasks_blocked()
-            await process.tell(None, write)
+            await process.notify(None, write)
             os.close(write)
             assert select.select([read], [], [], WAIT_SECONDS)[0], "the process waits for its server"
             assert int(os.read(read, 100)) == process.pid

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import gc
 import json
-import warnings
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -30,14 +28,8 @@ def server() -> Iterator[Bucket]:
 @pytest.fixture
 def bucket(server: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
     monkeypatch.setenv("OVMSTRIO_DOWNLOADS", str(tmp_path / "downloads"))
-    for name, value in server.environment.items():
-        monkeypatch.setenv(name, value)
-    yield server
-    server.remove("")
-    # The client of S3 leaves connections open if its attempt is cancelled.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
+    with server.configured(monkeypatch):
+        yield server
 
 
 def _upload(bucket: Bucket, folder: Path, key: str) -> None:

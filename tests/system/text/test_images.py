@@ -145,14 +145,17 @@ def test_images_of_other_apis_are_those_of_chats(server: ServedInThread) -> None
 
 def test_responses_and_streams_of_images_have_the_texts_of_chats(server: ServedInThread) -> None:
     case = CASES[4]
-    answer = _ask(server, _content(case))
     parts = [
         {"type": "input_text", "text": part["text"]}
         if part["type"] == "text"
         else {"type": "input_image", "image_url": part["image_url"]["url"], "detail": "auto"}
         for part in _content(case)
     ]
-    body = {"model": "eyes", "input": [{"role": "user", "content": parts}], "max_output_tokens": TOKENS}
+    given = {"model": "eyes", "input": [{"role": "user", "content": parts}]}
+    counted = server.ask("POST", "/v3/responses/input_tokens", json=given).json()
+    answer = _ask(server, _content(case))
+    assert counted["input_tokens"] == answer["usage"]["prompt_tokens"]
+    body = {**given, "max_output_tokens": TOKENS}
     response = server.ask("POST", "/v3/responses", json={**body, "temperature": 0, "ignore_eos": True}).json()
     assert response["output"][0]["content"][0]["text"] == answer["choices"][0]["message"]["content"]
     assert response["usage"]["input_tokens"] == answer["usage"]["prompt_tokens"]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -105,6 +106,24 @@ def test_the_server_is_ready_only_while_all_workers_are(recovering: OvmsProcess,
     now = worker_pids(recovering)
     assert pids[0] not in now
     assert pids[1] in now
+
+
+def test_a_worker_that_cannot_be_started_is_started_later(recovering: OvmsProcess) -> None:
+    parent = recovering.process.pid
+    with each_worker(recovering) as (victim, other):
+        pids = [pid_of(victim), pid_of(other)]
+        limits = resource.prlimit(parent, resource.RLIMIT_NOFILE)
+        try:
+            resource.prlimit(parent, resource.RLIMIT_NOFILE, (3, limits[1]))
+            os.kill(pids[0], signal.SIGKILL)
+            until(lambda: "worker not started" in recovering.printed_so_far())
+            assert pid_of(other) == pids[1]
+        finally:
+            resource.prlimit(parent, resource.RLIMIT_NOFILE, limits)
+        until(lambda: recovering.answers("/v2/health/ready"))
+        assert pid_of(other) == pids[1]
+    assert pids[1] in (now := worker_pids(recovering))
+    assert pids[0] not in now
 
 
 def test_user_code_that_ends_its_process_runs_once(recovering: OvmsProcess, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import inspect
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from ovmstrio.cli import serve
 from ovmstrio.cli.console import EX_USAGE
 from ovmstrio.cli.main import command_line
 from ovmstrio.cli.serving import usage
+from ovmstrio.cli.settings_options import server_parameters
 from ovmstrio.config.config_file import parse_config
 from ovmstrio.config.specs import TextModelSpec
 from ovmstrio.server.command_line import UNSUPPORTED_HINTS, ignored_options, read_settings, single_servable_spec
@@ -126,6 +128,31 @@ def test_command_lines_of_ovms_are_accepted_unchanged(
     (taken,) = given
     assert taken.keys() == _options(line)
     assert ignored_options(taken) == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "created"),
+    [
+        ("serve m.onnx --port=1 --rest-port 2", {"port", "rest_port"}),
+        ("--model_name m --model_path /m --no-metrics_enable", {"model_name", "model_path", "metrics_enable"}),
+        ("--model_name m --model_path /m --console-bodies 3", {"model_name", "model_path", "console_body_bytes"}),
+        ("serve m.onnx --prot 1", None),
+        ("serve m.onnx -p 1", None),
+    ],
+)
+def test_only_options_of_the_command_line_are_created(
+    monkeypatch: pytest.MonkeyPatch, line: str, created: set[str] | None
+) -> None:
+    chosen: list[Any] = []
+
+    def create(*, only: set[str] | None) -> list[inspect.Parameter]:
+        chosen.append(only)
+        return server_parameters(only=only)
+
+    monkeypatch.setattr(serve, "server_parameters", create)
+    monkeypatch.setattr(serve, "run_server", lambda _: None)
+    CliRunner().invoke(command_line(), shlex.split(line))
+    assert chosen == [created]
 
 
 @pytest.mark.parametrize("value", ["=true", " true", "=false", " false", "", "=True", "=1", " True", "=F", "=0"])

@@ -18,6 +18,7 @@ from ovmstrio.core import errors
         ([StreamRequest({"x": b"\xff"})], "input x: expected UTF-8 text"),
         ([StreamRequest({"x": np.zeros(1, np.float32)})], "input x: over REST, float32 would arrive as another type"),
         ([StreamRequest({}, 2**70)], "cannot be written as JSON"),
+        ([StreamRequest({"x": [[1], [2, 3]]})], "input 'x': setting an array element with a sequence"),
     ],
 )
 def test_rest_refuses_streams_that_json_cannot_represent(requests: list[StreamRequest], text: str) -> None:

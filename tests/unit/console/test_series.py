@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import tracemalloc
 
+import pytest
+
 from ovmstrio.console.series import MAX_SERVICES, POINTS, STEP_SECONDS, SeriesHistory, TimeSeries, merge_series
 
 
@@ -46,6 +48,20 @@ def test_an_idle_service_has_a_rate_of_zero_and_no_latency() -> None:
     assert document is not None
     assert (document["series"]["rate"], document["series"]["p50"]) == ([4, 0], [0.25, None])
     assert history.document("dogs") is None
+
+
+@pytest.mark.parametrize("seconds", [3 * STEP_SECONDS, 24 * 3600])
+def test_a_clock_that_is_set_back_starts_again_at_its_time(seconds: int) -> None:
+    history = SeriesHistory()
+    for number in range(10):
+        history.add(100_000 + number, {"rate": 1}, {"cats": {"rate": 1}})
+    now = 100_009 - seconds // STEP_SECONDS
+    for number in range(2):
+        history.add(now + number, {"rate": 2}, {"cats": {"rate": 2}})
+    for document in (history.document(), history.document("cats")):
+        assert document is not None
+        assert document["end"] == (now + 2) * STEP_SECONDS
+        assert document["series"]["rate"][-2:] == [2, 2]
 
 
 def test_the_memory_is_fixed_whatever_is_served() -> None:

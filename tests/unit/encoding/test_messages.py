@@ -129,6 +129,21 @@ def test_loading_and_retired_versions_are_distinguished(text: str, error: type[e
     assert type(error_of_http(pair.http, f"{text}: its last load failed")) is error
 
 
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"retry-after": "30"}, 30),
+        ({"grpc-retry-pushback-ms": "2500", "retry-after": "3"}, 2.5),
+        ({"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT"}, 1),
+        ({}, 1),
+    ],
+)
+def test_the_error_of_an_overloaded_server_has_its_time_to_wait(headers: dict[str, str], seconds: float) -> None:
+    for error in (error_of_grpc("RESOURCE_EXHAUSTED", "full", headers), error_of_http(429, "full", headers)):
+        assert isinstance(error, errors.Overloaded)
+        assert error.retry_after_seconds == seconds
+
+
 @pytest.mark.parametrize("raw", [b"\x05\0\0\0ab", b"\x05\0"])
 def test_truncated_bytes_are_refused(raw: bytes) -> None:
     with pytest.raises(ValueError, match="element exceeds the contents"):

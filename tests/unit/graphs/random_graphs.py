@@ -42,6 +42,7 @@ class Case:
     max_queue_size: int = 100
     in_flight: dict[str, int] = field(default_factory=dict)
     pauses: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    report_deadlock: bool = False
 
 
 def model_of(case: Case) -> ModelRun:
@@ -67,6 +68,7 @@ def plan_of(case: Case, recorders: Recorders) -> GraphPlan:
         tuple(StreamRef(Port("", number), name) for number, name in enumerate(case.outputs)),
         nodes=tuple(nodes),
         max_queue_size=case.max_queue_size,
+        report_deadlock=case.report_deadlock,
     )
     loaded = [LoadedNode(node, recorders[node.name].contract, recorders[node.name]) for node in nodes]
     return create_graph_plan(config, loaded)

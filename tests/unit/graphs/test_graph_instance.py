@@ -250,6 +250,53 @@ async def test_full_queue_stops_the_node_before_it() -> None:
     assert len(trial.recorders["slow"].deliveries) == len(PACKETS)
 
 
+def _reporting(*nodes: ModelNode, inputs: tuple[str, ...] = ("in",), feed: tuple[Feed, ...] = PACKETS[:4]) -> Trial:
+    return Trial(Case(inputs, (f"{nodes[-1].name}_out",), nodes, feed, 1, report_deadlock=True))
+
+
+@pytest.mark.parametrize(
+    "trial",
+    [
+        pytest.param(lambda: _reporting(gather("a", "in")), id="packets left the queue"),
+        pytest.param(
+            lambda: _reporting(
+                gather("a", "in"),
+                gather("b", "a_out", "end", handler="EarlyClose"),
+                inputs=("in", "end"),
+                feed=PACKETS[:2],
+            ),
+            id="the node with the full queue closed",
+        ),
+        pytest.param(
+            lambda: _reporting(
+                gather("a", "in"),
+                gather("b", "a_out", "which", handler="Mux"),
+                inputs=("in", "which"),
+                feed=(*PACKETS[:2], Feed("which", 9, 0), Feed("in", 9, 9)),
+            ),
+            id="the node with the full queue dropped packets",
+        ),
+    ],
+)
+async def test_producers_with_room_are_no_deadlock(trial: Callable[[], Trial]) -> None:
+    made = trial()
+    with trio.fail_after(WAIT_SECONDS):
+        async with run_instance(made.instance):
+            await made.feed_and_finish()
+            await made.instance.wait_finished()
+    assert made.instance.failure is None
+    assert len(made.recorders["a"].deliveries) == sum(packet.stream == "in" for packet in made.case.feed)
+    made.check_closed()
+
+
+async def test_producers_without_room_are_a_deadlock_that_is_reported() -> None:
+    trial = _reporting(gather("a", "in"), gather("b", "a_out", "never"), inputs=("in", "never"))
+    async with run_instance(trial.instance):
+        with pytest.raises(trio.BrokenResourceError):
+            await trial.feed()
+    assert "Detected a deadlock due to input throttling" in str(trial.instance.failure)
+
+
 async def test_bounds_of_aligned_inputs_use_the_clock_of_the_base() -> None:
     align = gather("t", "base", "ahead", handler="TimestampAlign", bounds=True)
     trial = Trial(Case(("base", "ahead"), ("b_out",), (align, gather("b", "t_out")), ()))

@@ -250,6 +250,16 @@ async def test_request_during_a_generation_fails_the_stream(tmp_path: Path) -> N
     assert text + "Node is already processing data. Create new stream for another request." in str(answers.failure)
 
 
+async def test_replies_have_the_ids_of_requests_with_descending_timestamps(tmp_path: Path) -> None:
+    nodes = [python_node(f"n{n}.py", [f"A:in{n}"], [f"A:out{n}"], name=f"n{n}") for n in (1, 2)]
+    sources: dict[str, Any] = {f"n{n}": handler(f"return [Tensor('out{n}', bytes(inputs[0]))]") for n in (1, 2)}
+    requests = [ask({f"in{n}": b"x"}, stamp, id=f"r{stamp}") for n, stamp in ((1, 10), (2, 5), (1, 20), (2, 15))]
+    async with loaded(tmp_path / "g", numbered(*nodes, count=2), **sources) as graph:
+        answers = await stream(graph, *requests)
+    assert sorted(stamps(answers)) == [5, 10, 15, 20]
+    assert [reply.id for reply in answers.replies] == [f"r{stamp}" for stamp in stamps(answers)]
+
+
 @pytest.mark.parametrize("together", [True, False])
 async def test_inputs_of_one_timestamp_meet_in_one_call(tmp_path: Path, together: bool) -> None:
     body = "for _ in range(3):\n    yield [Tensor(f'out{n}', bytes(inputs[n - 1])) for n in (1, 2)]"

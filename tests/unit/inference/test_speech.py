@@ -240,7 +240,7 @@ def test_window_of_a_closed_recording_is_refused_and_others_continue(monkeypatch
     channel: Any = ScriptedChannel(
         ["open", 1, *opening], ["open", 2, *opening], ["close", 1], ["part", 1], ["part", 2], ["close", 2]
     )
-    serve(channel, 1, {"folder": "", "device": "CPU", "properties": {}, "tells_words": False})
+    serve(channel, 1, {"folder": "", "device": "CPU", "properties": {}, "has_word_timestamps": False})
     kinds = [channel.sent[number][0] for number in (1, 2, 3, 5, 6)]
     assert kinds == ["loaded", "accepted", "accepted", "refused", "part"]
     assert channel.sent[5][1][:2] == ["ModelFailure", "the request is closed"]

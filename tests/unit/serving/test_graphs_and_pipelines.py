@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -300,6 +301,31 @@ async def test_a_changed_subconfig_is_a_changed_configuration(tmp_path: Path, re
     subconfig.unlink()
     assert await source.reload() is True
     assert registry.available_versions("inner") == []
+
+
+@pytest.mark.parametrize(
+    ("section", "entry"),
+    [
+        ("model_config_list", {"config": {"name": "long", "base_path": "x" * 300}}),
+        ("mediapipe_config_list", {"name": "long", "base_path": "x" * 300}),
+        ("mediapipe_config_list", {"name": "long", "base_path": ".", "python": "x" * 300}),
+        ("handler_config_list", {"name": "long", "path": "x" * 300}),
+        ("op_pipeline_config_list", {"name": "long", "path": "x" * 300}),
+        ("custom_node_library_config_list", {"name": "long", "base_path": "x" * 300}),
+    ],
+)
+async def test_a_path_that_cannot_be_looked_up_fails_only_its_service(
+    tmp_path: Path, registry: Registry, section: str, entry: dict[str, Any]
+) -> None:
+    model = {"config": {"name": "m", "base_path": str(add_versions(tmp_path / "m", 1))}}
+    document: dict[str, Any] = {"model_config_list": [model]}
+    document[section] = [*document.get(section, []), entry]
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(document))
+    source = ConfigSource(config, registry, partial(parse_config, KINDS.values()))
+    with suppress(ModelFailure):
+        await source.reload()
+    assert registry.available_versions("m") == [1]
 
 
 async def test_an_edit_that_only_moves_a_pipeline_in_its_file_loads_nothing(

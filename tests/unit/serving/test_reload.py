@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 from ovmstrio.config.specs import ModelSpec, ServerSpec
 from ovmstrio.core.errors import ConfigError, FailedPrecondition, ModelFailure, Problem, VersionsFailure
 from ovmstrio.core.request import InferRequest
+from ovmstrio.serving.model_versions import Listing
 from ovmstrio.serving.records import ApplyResult, VersionState
 from ovmstrio.serving.registry import Registry
 from ovmstrio.serving.source import ConfigSource, reload_versions
@@ -253,6 +254,48 @@ async def test_a_partly_written_file_is_read_again(site: _Site, autojump_clock: 
     assert await ConfigSource(site.config, site.registry, parse_and_finish).reload()
     assert site.served() == ["a", "b"]
     assert seen == [whole[:5], whole]
+
+
+async def test_an_unexpected_error_of_a_poll_is_logged_and_keeps_the_server(tmp_path: Path) -> None:
+    def parse(content: bytes, path: Path) -> ServerSpec:
+        if content == b"[]":
+            raise RuntimeError("unexpected")
+        return _parse(content, path)
+
+    site = _Site(tmp_path, poll_seconds=0.001)
+    site.source = ConfigSource(site.config, site.registry, parse)
+    site.registry.on_poll(site.source.poll)
+    site.write("a")
+    async with running(site.registry):
+        await site.source.reload(force=True)
+        with capture_logs() as logs:
+            site.write()
+            await until_async(lambda: site.source.reloads["failure"])
+        site.write("a", "b")
+        await until_async(lambda: site.source.reloads == {"success": 2, "failure": 1})
+        assert site.served() == ["a", "b"]
+    assert [entry["event"] for entry in logs if entry["log_level"] == "error"] == ["config reload failed"]
+
+
+async def test_a_service_whose_files_cannot_be_listed_fails_alone(
+    tmp_path: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = registry.kinds["model"]
+    list_versions = kind.list_versions
+
+    def refuse(spec: ModelSpec) -> Listing:
+        if spec.name == "m":
+            raise PermissionError(13, "Permission denied")
+        return list_versions(spec)
+
+    monkeypatch.setattr(kind, "list_versions", refuse)
+    specs = [_spec(add_versions(tmp_path, 1)), ModelSpec(name="other", base_path=add_versions(tmp_path / "other", 1))]
+    (failure,) = (await registry.apply(specs)).failures
+    assert (failure.name, failure.reason) == ("m", "PermissionError: [Errno 13] Permission denied")
+    assert registry.available_versions("other") == [1]
+    monkeypatch.undo()
+    assert (await registry.rescan()).failures == ()
+    assert registry.available_versions("m") == [1]
 
 
 async def test_the_next_reload_retries_a_model_that_failed(site: _Site) -> None:

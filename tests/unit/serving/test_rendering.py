@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -11,10 +12,11 @@ from trio.testing import MockClock
 
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.events import ApiInterface
-from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata
+from ovmstrio.core.request import InferRequest, InferResponse, RequestedOutput, ServableMetadata
 from ovmstrio.core.tensor import ANY_SIZE, BY_NAME, BYTES, Array, Dim, RawTensor, Tensor, TensorSpec
 from ovmstrio.serving.data_plane import DataPlane, ResponseRenderer
 from ovmstrio.serving.interfaces import HANDLERS_GRPC, KSERVE_GRPC, KSERVE_REST
+from ovmstrio.serving.requested_outputs import classify_large_outputs
 from ovmstrio.transport.send_budget import ConnectionBudget, SendBudget, current_connection_budget
 from tests.support.stub_registry import StubServable, add_versions, registry_of
 from tests.support.waits import Gate, until_async
@@ -32,6 +34,26 @@ def _thread(response: InferResponse) -> int:
 def _private(array: Array) -> InferResponse:
     datatype = BYTES if array.dtype == object else BY_NAME["FP32"]
     return InferResponse("m", "1", [Tensor("out", datatype, array)], is_private=True)
+
+
+class _Labels(tuple[str, ...]):
+    __slots__ = ()
+    threads: ClassVar[set[int]] = set()
+
+    def __len__(self) -> int:
+        self.threads.add(threading.get_ident())
+        return super().__len__()
+
+
+@pytest.mark.parametrize(("elements", "is_on_loop"), [(1000, True), (100_000, False)])
+async def test_classes_of_large_outputs_are_ranked_off_the_loop(elements: int, is_on_loop: bool) -> None:
+    response = InferResponse("m", "1", [Tensor("out", BY_NAME["FP32"], np.arange(elements, dtype=np.float32))])
+    _Labels.threads.clear()
+    await classify_large_outputs(response, [RequestedOutput("out", {"classification": 1})], _Labels(["zero"]))
+    (only,) = response.outputs
+    assert isinstance(only, Tensor)
+    assert only.array.tolist() == [f"{elements - 1}.000000:{elements - 1}".encode()]
+    assert (_Labels.threads == {threading.get_ident()}) is is_on_loop
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from ovmstrio.config.specs import GraphSpec
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.serving.fingerprints import content_fingerprint, graph_fingerprint, tree_fingerprint
+from ovmstrio.serving.fingerprints import content_fingerprint, graph_fingerprint, python_files, tree_fingerprint
 from ovmstrio.serving.model_versions import find_model_file, list_versions, scan_versions
 from ovmstrio.serving.periodic_check import PeriodicCheck
 from ovmstrio.util.backoff import Backoff
@@ -215,6 +215,12 @@ def test_the_content_of_the_graph_file_is_in_the_mark(tmp_path: Path) -> None:
     second = graph_fingerprint(spec)
     spec.graph_path.unlink()
     assert len({first, second, graph_fingerprint(spec)}) == 3
+
+
+def test_entries_that_cannot_be_looked_up_are_no_packages(tmp_path: Path) -> None:
+    (tmp_path / "overlong").symlink_to("x" * 300)
+    (tmp_path / "handler.py").touch()
+    assert list(python_files(tmp_path)) == [tmp_path / "handler.py"]
 
 
 # The watcher

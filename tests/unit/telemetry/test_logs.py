@@ -562,7 +562,7 @@ async def _repeated_faults(most: int = 10) -> AsyncIterator[tuple[LogRateLimiter
 async def test_repetitions_of_a_fault_are_one_line_per_minute(autojump_clock: trio.testing.MockClock) -> None:
     async with _repeated_faults() as (faults, lines):
         for port in range(1000):
-            faults.tell("connection fault", peer=f"10.0.0.1:{port}", kind="PROTOCOL_ERROR", fault=f"frame {port}")
+            faults.log_fault("connection fault", peer=f"10.0.0.1:{port}", kind="PROTOCOL_ERROR", fault=f"frame {port}")
         await trio.sleep(59)
         (first,) = lines
         await trio.sleep(2)
@@ -577,12 +577,12 @@ async def test_peers_and_kinds_are_separate_and_a_later_fault_is_logged_again(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async with _repeated_faults() as (faults, lines):
-        faults.tell("tls handshake failed", peer="[::1]:50")
-        faults.tell("tls handshake failed", peer="10.0.0.2:50")
-        faults.tell("connection fault", peer="[::1]:51", kind="a")
-        faults.tell("connection fault", peer="[::1]:52", kind="b")
+        faults.log_fault("tls handshake failed", peer="[::1]:50")
+        faults.log_fault("tls handshake failed", peer="10.0.0.2:50")
+        faults.log_fault("connection fault", peer="[::1]:51", kind="a")
+        faults.log_fault("connection fault", peer="[::1]:52", kind="b")
         await trio.sleep(61)
-        faults.tell("tls handshake failed", peer="[::1]:53")
+        faults.log_fault("tls handshake failed", peer="[::1]:53")
     assert [line["peer"] for line in lines] == ["[::1]:50", "10.0.0.2:50", "[::1]:51", "[::1]:52", "[::1]:53"]
     assert all(line["log_level"] == "info" for line in lines)
 
@@ -591,7 +591,7 @@ async def test_addresses_without_ports_are_separate_peers() -> None:
     hosts = ["10.0.0.1", "::1", "2001:db8::5", "2001:db8::6", "[2001:db8::7]"]
     async with _repeated_faults() as (faults, lines):
         for host in (*hosts, *hosts):
-            faults.tell("change refused", peer=host)
+            faults.log_fault("change refused", peer=host)
     logged = [(line["event"], line["peer"]) for line in lines]
     assert logged == [(event, host) for event in ("change refused", "fault repeated") for host in hosts]
 
@@ -599,7 +599,7 @@ async def test_addresses_without_ports_are_separate_peers() -> None:
 async def test_peers_beyond_the_limit_are_counted_together() -> None:
     async with _repeated_faults(most=3) as (faults, lines):
         for number in range(100):
-            faults.tell("tls handshake failed", peer=f"10.0.0.{number}:1")
+            faults.log_fault("tls handshake failed", peer=f"10.0.0.{number}:1")
     assert [line["peer"] for line in lines[:4]] == ["10.0.0.0:1", "10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1"]
     (last,) = lines[4:]
     assert (last["peer"], last["times"]) == ("others", 96)
@@ -609,5 +609,5 @@ async def test_every_fault_is_logged_while_repetitions_are_not_reported() -> Non
     with capture_logs() as lines:
         faults = LogRateLimiter(structlog.get_logger("wire"))
         for _ in range(3):
-            faults.tell("tls handshake failed", peer="10.0.0.1:1")
+            faults.log_fault("tls handshake failed", peer="10.0.0.1:1")
     assert [line["event"] for line in lines] == ["tls handshake failed"] * 3

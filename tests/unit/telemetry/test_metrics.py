@@ -46,6 +46,7 @@ from ovmstrio.telemetry.loop_utilization import current_loop_utilization
 from ovmstrio.telemetry.metrics import MetricFamily, Metrics, render_family
 from ovmstrio.telemetry.process_metrics import MemoryGrowthMeter
 from ovmstrio.text.text_metrics import CANCELLED, TextMetrics
+from tests.support.descriptors import without_free_descriptors
 from tests.support.waits import WAIT_SECONDS
 
 CALL = {"name": "m", "api": "KServe", "interface": "gRPC", "version": "1", "method": "ModelInfer"}
@@ -94,6 +95,11 @@ def test_each_api_has_its_own_methods_which_a_loaded_version_shows_at_zero(metri
     assert _value(metrics, "ovms_requests_success", CALL) == 0
     assert _value(metrics, "ovms_request_time_us_count", MODEL, interface="gRPC") == 1
     assert _value(metrics, "ovms_current_requests", MODEL) == 0
+
+
+def test_names_that_are_no_utf8_do_not_stop_the_scrape(metrics: Metrics) -> None:
+    metrics.servable("m\udcff", "1")
+    assert _value(metrics, "ovms_current_requests", name="m?", version="1") == 0
 
 
 def test_each_outcome_moves_its_own_counter(metrics: Metrics) -> None:
@@ -195,6 +201,14 @@ def test_process_metrics_are_read_at_each_scrape(metrics: Metrics) -> None:
     text = metrics.render(["process_cpu_seconds", "process_resident_memory_bytes"]).decode()
     names = {line.split()[0] for line in text.splitlines() if line[0] != "#"}
     assert names == {"process_resident_memory_bytes", "process_cpu_seconds_total"}
+
+
+def test_a_process_without_free_descriptors_has_metrics(metrics: Metrics) -> None:
+    metrics.render()
+    with without_free_descriptors() as limit:
+        samples = _samples(metrics)
+    assert samples["process_open_fds", frozenset()] == samples["process_max_fds", frozenset()] == limit
+    assert ("process_resident_memory_bytes", frozenset()) not in samples
 
 
 def test_batches_are_two_histograms_of_models_with_batching(metrics: Metrics) -> None:
@@ -411,6 +425,27 @@ def test_counters_of_an_ended_process_are_kept_and_gauges_are_not() -> None:
     assert counted == text[text.index(b"# HELP b_total") :]
     assert select_families(counted, ["b"]) == counted[: counted.index(b"# HELP c")]
     assert sum_metrics([text, counted]).splitlines()[5] == b'b_total{x="1"} 4.0'
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+@pytest.mark.parametrize(
+    "name", ["ovmstrio_requests", "ovmstrio_requests_total", "ovms_request_time_us_bucket", "ovms_request_time_us_sum"]
+)
+def test_counts_of_an_ended_process_are_selected_as_those_of_a_running_one(name: str, *, is_open: bool) -> None:
+    metrics = Metrics()
+    _infer(metrics)
+    running = metrics.render([name], is_open=is_open)
+    ended = select_families(without_gauges(metrics.render(is_open=is_open)), [name])
+    assert [each for each in ended.splitlines() if each.startswith(b"ovm")] == [
+        each for each in running.splitlines() if each.startswith(b"ovm")
+    ]
+    assert name.encode() in ended
+
+
+@pytest.mark.parametrize("family", ["process_open_fds", "process_max_fds"])
+def test_descriptors_are_those_of_the_process_with_the_most(family: str) -> None:
+    texts = [_page(family, "gauge", [f"{family} {number}.0"]).encode() for number in (90, 1000)]
+    assert sum_metrics(texts).decode() == _page(family, "gauge", [f"{family} 1000.0"])
 
 
 LABELS = ("name", "version")

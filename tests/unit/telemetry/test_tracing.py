@@ -10,12 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry import context as contexts
 from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.sdk.resources import Resource
 
 from ovmstrio.core.errors import ModelFailure
 from ovmstrio.core.events import OK, ApiInterface, CallEvent, WireRequest
 from ovmstrio.core.tracing import Span, child_span, current_span
 from ovmstrio.telemetry.call_tracing import CallTracing
-from ovmstrio.telemetry.otel import UserSpans
+from ovmstrio.telemetry.otel import UserSpans, to_readable_span
 from ovmstrio.telemetry.recent_traces import RecentTraces
 from ovmstrio.telemetry.spans import MAX_SPAN_EVENTS, RecordedSpan, TraceSampler, event_span
 from ovmstrio.telemetry.trace_context import TraceParent, format_traceparent, parse_traceparent
@@ -234,3 +236,21 @@ def test_attributes_events_and_links_of_user_code_are_bounded() -> None:
     assert raised["of"] == "{1}"
     assert max(len(came["long"]), len(raised["exception.message"])) < 2000
     assert len(document["links"]) == MAX_SPAN_EVENTS
+
+
+def test_texts_and_numbers_that_no_exporter_can_encode_are_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    kept = _SpanList()
+    call = RecordedSpan("call", [kept], 7)
+    call.set("ovmstrio.request.id", "a\ud800b")
+    with call.part("part"):
+        UserSpans().enter(call)
+        trace.get_current_span().set_attribute("large", 2**70)
+        UserSpans().leave(None)
+    call.end(ModelFailure("\udfff is no text"))
+    encoded = encode_spans([to_readable_span(each, Resource({})) for each in kept.spans])
+    _, sent = encoded.resource_spans[0].scope_spans[0].spans
+    attributes = {each.key: each.value.string_value for each in sent.attributes}
+    assert attributes["ovmstrio.request.id"] == "a?b"
+    assert attributes["large"] == str(2**70)
+    assert sent.status.message == "? is no text"
+    assert not caplog.records

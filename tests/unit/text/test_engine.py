@@ -240,7 +240,7 @@ async def test_cancelled_call_cancels_its_texts_in_the_engine() -> None:
             called.set()
             await trio.sleep_forever()
 
-        async def tell(self, value: Any) -> None:
+        async def notify(self, value: Any) -> None:
             await trio.lowlevel.checkpoint()
             messages.append(value)
 
@@ -665,7 +665,7 @@ class _Process:
             await trio.sleep_forever()
         return ["accepted"]
 
-    async def tell(self, value: Any) -> None:
+    async def notify(self, value: Any) -> None:
         self.reported.append(value)
 
 

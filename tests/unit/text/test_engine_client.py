@@ -22,14 +22,14 @@ _FIGURES = [0.01, 2, 2, 0, 0.5, 0, 0, 0, 0]
 
 class _AcceptingEngine:
     def __init__(self) -> None:
-        self.told: list[Any] = []
+        self.notifications: list[Any] = []
 
     async def call(self, value: Any) -> Any:
         assert value[0] == "add"
         return [ACCEPTED, 3, "", 0, 0]
 
-    async def tell(self, value: Any) -> None:
-        self.told.append(value)
+    async def notify(self, value: Any) -> None:
+        self.notifications.append(value)
 
 
 def _step(client: EngineClient, *rows: tuple[int, str], finish: int | None = None) -> None:
@@ -95,7 +95,7 @@ async def test_a_listener_gets_all_new_texts_of_its_request_at_once(reader: _Rea
             await _deliver(reader)
     assert reader.heard == [[(0, "ac"), (1, "b")]]
     assert reader.read == [(0, "!"), (1, "?")]
-    assert reader.engine.told == []
+    assert reader.engine.notifications == []
 
 
 async def test_output_that_the_listener_refuses_is_read_by_the_task(reader: _Reader) -> None:
@@ -115,7 +115,7 @@ async def test_output_that_the_listener_refuses_is_read_by_the_task(reader: _Rea
             await _deliver(reader)
             assert (reader.heard, reader.read) == ([[(0, "c")]], [(0, "ab")])
             nursery.cancel_scope.cancel()
-    assert reader.engine.told == [["cancel", 1]]
+    assert reader.engine.notifications == [["cancel", 1]]
 
 
 async def test_an_error_of_the_listener_ends_its_request_only(reader: _Reader) -> None:
@@ -127,7 +127,7 @@ async def test_an_error_of_the_listener_ends_its_request_only(reader: _Reader) -
             _step(reader.client, (0, "a"))
             await _deliver(reader)
     assert reader.failure is reader.error
-    assert reader.engine.told == [["cancel", 1]]
+    assert reader.engine.notifications == [["cancel", 1]]
     assert reader.client.open == 0
 
 

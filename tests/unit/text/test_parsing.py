@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.core.generation import Conversation, Finish
+from ovmstrio.core.generation import Conversation, Finish, GenerationRequest, Grammar, GrammarKind
 from ovmstrio.core.tracing import current_span
 from ovmstrio.telemetry.recent_traces import RecentTraces
 from ovmstrio.telemetry.spans import RecordedSpan
@@ -25,10 +26,11 @@ from ovmstrio.text.parsing import (
     opens_reasoning,
     select_parsers,
 )
-from ovmstrio.text.text_model import OutputReader
+from ovmstrio.text.text_model import OutputParsing, OutputReader
 from tests.support.examples import examples
 from tests.support.malformed_samples import MALFORMED, RECOVERED
 from tests.support.parser_samples import SAMPLES, TOOLS, Sample
+from tests.support.scripted_services import text_spec
 
 _PAIRS = sorted({(sample.tools, sample.reasoning) for sample in SAMPLES})
 
@@ -420,6 +422,32 @@ def test_prompt_that_ends_with_the_marker_begins_with_reasoning() -> None:
     assert opens_reasoning("qwen3", "<|im_start|>assistant\n<think>\n")
     assert not opens_reasoning("qwen3", "<think>\n\n</think>\n\n")
     assert not opens_reasoning("none", "<think>")
+
+
+_THINKING_TEMPLATE = "{{ messages }}<think>\n{# </think> <tool_call></tool_call> #}"
+
+
+@pytest.mark.parametrize(
+    ("grammar", "text", "parts"),
+    [
+        (None, "so</think>yes", ("so", "yes")),
+        (Grammar(GrammarKind.JSON_SCHEMA, '{"type": "array"}'), "[1]", ("", "[1]")),
+        (Grammar(GrammarKind.JSON_OBJECT, ""), "{}", ("", "{}")),
+        (Grammar(GrammarKind.REGEX, "yes|no"), "yes", ("", "yes")),
+        (Grammar(GrammarKind.EBNF, 'root ::= "so" "</think>" "yes"'), "so</think>yes", ("so", "yes")),
+        (Grammar(GrammarKind.STRUCTURAL_TAG, '{"format": {"type": "any_text"}}'), "so</think>yes", ("so", "yes")),
+    ],
+)
+def test_grammar_of_an_answer_leaves_no_reasoning(
+    tmp_path: Path, grammar: Grammar | None, text: str, parts: tuple[str, str]
+) -> None:
+    facts = {"chat_template": _THINKING_TEMPLATE, "architectures": []}
+    parsing = OutputParsing(text_spec(tmp_path), facts)
+    _, reading = parsing.prepare(GenerationRequest(Conversation(({"role": "user", "content": "x"},)), grammar=grammar))
+    reading.begin("assistant\n<think>\n")
+    reading.feed(OutputChunk(0, [(text, 1)], 1, finish=Finish.STOP))
+    pieces = list(iter(reading.next, None))
+    assert ("".join(piece.reasoning for piece in pieces), "".join(piece.text for piece in pieces)) == parts
 
 
 _REASONING = ["<think>", "\n", "hm", ",", "", " so", "\n", "</think>", "\n\n"]

@@ -75,6 +75,10 @@ def _parameters(**parameters: Any) -> InferRequest:
             _parameters(sequence_id="x" * 257, sequence_start=True),
             "the parameter sequence_id must be an integer of 0 to",
         ),
+        (
+            _parameters(sequence_id="a\ud800", sequence_start=True),
+            "the parameter sequence_id must be an integer of 0 to",
+        ),
         (_parameters(sequence_id="", sequence_end=True), "Sequence ID has not been provided"),
         (_parameters(sequence_id=-1), "the parameter sequence_id must be an integer of 0 to"),
         (_parameters(sequence_id=2**64), "the parameter sequence_id must be an integer of 0 to"),

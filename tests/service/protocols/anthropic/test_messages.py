@@ -327,6 +327,11 @@ async def test_a_deferred_tool_is_in_the_prompt_once_a_result_refers_to_it(servi
     assert "later" in prompt.messages[-1]["content"]
 
 
+async def test_errors_of_schemas_name_the_tool_of_the_body(serving: Serving) -> None:
+    prompt = await _conversation(serving, tools=[{**TOOL, "name": "later", "defer_loading": True}, TOOL])
+    assert prompt.parameters_fields == ("tools[1].input_schema",)
+
+
 async def test_a_text_document_is_text(serving: Serving) -> None:
     source = {"type": "text", "media_type": "text/plain", "data": "long"}
     prompt = await _conversation(serving, messages=[_user({"type": "document", "title": "T", "source": source})])

@@ -227,7 +227,7 @@ async def test_a_conversation_is_one_of_chat(serving: Serving) -> None:
         {"role": "tool", "content": "sunny", "tool_name": "city"},
     ]
     prompt = await _conversation(serving, messages=messages, tools=[TOOL])
-    call = {"id": "", "type": "function", "function": {"name": "city", "arguments": '{"name":"Paris"}'}}
+    call = {"id": "call00001", "type": "function", "function": {"name": "city", "arguments": '{"name":"Paris"}'}}
     assert prompt.messages == (
         *messages[:2],
         {
@@ -237,10 +237,38 @@ async def test_a_conversation_is_one_of_chat(serving: Serving) -> None:
             "reasoning": "I look.",
             "tool_calls": [call],
         },
-        {"role": "tool", "content": "sunny", "name": "city"},
+        {"role": "tool", "content": "sunny", "name": "city", "tool_call_id": "call00001"},
     )
     assert prompt.tools == (TOOL,)
     assert (prompt.tool_choice, prompt.template_options) == ("auto", {})
+
+
+async def test_calls_and_their_results_have_equal_ids(serving: Serving) -> None:
+    def calls(*names: str, **more: Any) -> dict[str, Any]:
+        made = [{"function": {"name": name, "arguments": {}}, **more} for name in names]
+        return {"role": "assistant", "tool_calls": made}
+
+    def result(**more: Any) -> dict[str, Any]:
+        return {"role": "tool", "content": "x", **more}
+
+    messages = [
+        calls("a", "b", "b"),
+        *(result(tool_name=name) for name in ("b", "a", "b")),
+        calls("a", id="given"),
+        result(tool_call_id="given"),
+        calls("a", "b"),
+        result(),
+        result(),
+        result(tool_name="c"),
+    ]
+    sent = (await _conversation(serving, messages=messages)).messages
+    one, two, three, five, six = (f"call{number:05}" for number in (1, 2, 3, 5, 6))
+    made = [[call["id"] for call in message["tool_calls"]] for message in sent if "tool_calls" in message]
+    assert made == [[one, two, three], ["given"], [five, six]]
+    results = [message.get("tool_call_id") for message in sent if message["role"] == "tool"]
+    assert results == [two, one, three, "given", five, six, None]
+    wrong = await serving.post(CHATS, json={"model": CHAT, "messages": [{"role": "assistant", "tool_calls": [{}]}]})
+    assert (wrong.status_code, wrong.json()["error"]) == (400, "Each tool_call must have a 'function' object")
 
 
 async def test_the_answer_continues_a_last_message_of_the_assistant(serving: Serving) -> None:

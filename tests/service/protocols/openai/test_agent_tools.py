@@ -135,7 +135,8 @@ async def test_a_truncated_call_of_a_custom_tool_has_the_text_so_far(serving: Se
 
 
 async def test_a_patch_of_no_known_type_is_an_update(serving: Serving) -> None:
-    for kind in ("move_file", ["create_file"], {}, None):
+    kinds: tuple[Any, ...] = ("move_file", ["create_file"], {}, None)
+    for kind in kinds:
         operation = {"type": kind, "path": "a.py", "diff": "+b"}
         service_of(serving).script = lambda _, call=operation: _calls("apply_patch", {"operation": call})
         (item,) = (await _post(serving, tools=[TOOLS["apply_patch"]])).json()["output"]

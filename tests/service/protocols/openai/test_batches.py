@@ -148,6 +148,23 @@ async def test_an_invalid_input_file_fails_the_batch(storing: Serving) -> None:
     assert not service_of(storing).requests
 
 
+async def test_files_and_batches_are_no_ids_of_each_other(storing: Serving) -> None:
+    made = await with_client(storing, partial(create, lines=[line("a")]))
+
+    def use(client: Any) -> None:
+        for call in (client.files.retrieve, client.files.content, client.files.delete):
+            with pytest.raises(openai.NotFoundError):
+                call(made.id)
+        for call in (client.batches.retrieve, client.batches.cancel):
+            with pytest.raises(openai.NotFoundError):
+                call(made.input_file_id)
+        with pytest.raises(openai.BadRequestError, match="No such object"):
+            client.batches.create(input_file_id=made.id, endpoint=CHATS, completion_window="24h")
+
+    await with_client(storing, use)
+    assert (await ended(storing, made.id)).status == "completed"
+
+
 async def test_invalid_batches_and_files_are_refused(storing: Serving) -> None:
     def use(client: Any) -> None:
         source = upload(client, [line("a")]).id
@@ -251,7 +268,7 @@ async def test_an_expired_batch_names_the_requests_without_an_answer(tmp_path: P
     limits = FileLimits(tmp_path / "store")
     made = await _interrupt_batch(tmp_path, limits)
     storage = FileStorage(limits)
-    document = storage.read("", made.id)
+    document = storage.read("", made.id, "batch")
     assert document["expires_at"] - document["created_at"] == 86_400
     storage.write("", document | {"expires_at": document["created_at"] - 1}, time.time() + 3600)
     async with serve_openai(tmp_path, front_end={"files": limits}) as serving:

@@ -153,6 +153,16 @@ async def test_fields_of_openai_are_accepted(serving: Serving, path: str, more: 
     assert answer.status_code == 200, answer.text
 
 
+async def test_instructions_and_the_first_system_messages_are_one(serving: Serving) -> None:
+    items = [{"role": role, "content": role} for role in ("developer", "system", "user", "system")]
+    for instructions, expected in (("be short", ["be short\n\ndeveloper\n\nsystem"]), (None, ["developer", "system"])):
+        answer = await serving.post(RESPONSES, json={"model": CHAT, "input": items, "instructions": instructions})
+        assert answer.status_code == 200, answer.text
+        messages = service_of(serving).requests[-1].prompt.messages
+        assert [each["content"] for each in messages] == [*expected, "user", "system"]
+        assert [each["role"] for each in messages][-3:] == ["system", "user", "system"]
+
+
 @pytest.mark.parametrize("mode", ["auto", "required"])
 @pytest.mark.parametrize("path", [CHATS, RESPONSES])
 async def test_only_allowed_tools_reach_the_service(serving: Serving, mode: str, path: str) -> None:

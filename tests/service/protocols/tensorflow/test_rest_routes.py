@@ -39,6 +39,7 @@ async def served(tmp_path: Path) -> AsyncIterator[Serving]:
     models = {
         "dummy": ir.dummy([-1, 3]),
         "scalar": ir.scalar(),
+        "truth": ir.passthrough("BOOL", ()),
         "two": ir.sum_of_two((2, 2)),
         "int8": ir.dummy((2,), datatype="INT8"),
         "strings": ir.string_passthrough(),
@@ -96,6 +97,7 @@ PREDICTIONS: tuple[tuple[str, Any, Any], ...] = (
     ),
     ("scalar", {"inputs": 1.5}, {"outputs": 2.5}),
     ("scalar", {"inputs": {"b": 1.5}}, {"outputs": 2.5}),
+    ("truth", {"inputs": True}, {"outputs": True}),
     ("strings", {"instances": ["a", "ü"]}, {"predictions": ["a", "ü"]}),
     ("strings", {"inputs": {"strings": [{"b64": "/w=="}, "a"]}}, {"outputs": [{"b64": "/w=="}, {"b64": "YQ=="}]}),
     ("image", {"inputs": [_png()]}, {"outputs": [PIXELS[..., ::-1].tolist()]}),
@@ -135,6 +137,7 @@ REFUSED_CALLS = (
     ("two", b'{"inputs": [[1, 2], [3, 4]]}', 400, "Inputs inside buffer do not match the expected format"),
     ("image", b'{"inputs": [{"b64": "AAAA"}]}', 400, ""),
     ("scalar", b'{"instances": [1.5]}', 400, "Invalid number of shape dimensions"),
+    ("scalar", b'{"inputs": true}', 400, "Invalid JSON structure. One of inputs is not a JSON object"),
     ("int8", b'{"inputs": [1, 128]}', 400, "Invalid values in tensor proto container"),
     ("broken", b'{"inputs": {"x": [[1]], "y": [[1], [2]]}}', 500, ""),
 )

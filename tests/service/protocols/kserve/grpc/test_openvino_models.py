@@ -6,15 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import trio
 
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.models.loading import load_model
-from ovmstrio.server.front_ends import GrpcFrontEnd
-from ovmstrio.serving.data_plane import DataPlane
+from tests.service.protocols.kserve.grpc.servers import serving_grpc
 from tests.support import ir
 from tests.support.api_clients import call, with_triton
-from tests.support.stub_registry import registry_of
 
 
 @pytest.fixture
@@ -30,13 +27,8 @@ async def address(tmp_path: Path) -> AsyncIterator[str]:
         ModelSpec(name=name, base_path=ir.save(model, tmp_path, name), plugin_config=settings)
         for name, model in models.items()
     ]
-    registry = registry_of(load_model, poll_seconds=0)
-    front_end = GrpcFrontEnd(DataPlane(registry), ["127.0.0.1:0"])
-    async with trio.open_nursery() as nursery:
-        await nursery.start(registry.run)
-        assert not (await registry.apply(specs)).failures
-        yield (await nursery.start(front_end.serve))[0]
-        nursery.cancel_scope.cancel()
+    async with serving_grpc(load_model, specs) as serving:
+        yield serving.address
 
 
 def triton_input(name: str, datatype: str, array: Any) -> Any:

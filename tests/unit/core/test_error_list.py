@@ -12,7 +12,7 @@ def test_a_single_refusal_is_raised_unchanged() -> None:
     with wrong:
         raise MalformedJson("no JSON")
     with pytest.raises(MalformedJson, match=r"^no JSON$"):
-        wrong.tell()
+        wrong.raise_if_any()
 
 
 def test_several_refusals_are_joined_in_order_and_bounded() -> None:
