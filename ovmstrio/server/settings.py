@@ -129,7 +129,7 @@ class ServerSettings(BaseModel):
         "OpenVINO Model Server", SERVER, "Server name in metadata responses; some Triton clients require triton."
     )
     cache_dir: GivenPath | None = _setting(None, SERVER, "Cache directory for compiled models.")
-    compile_cache_gb: Annotated[float, Field(ge=0)] = _setting(
+    compile_cache_gb: Annotated[float, Field(ge=0, le=1_000_000)] = _setting(
         2, SERVER, "Size in GB of the per-user cache of compiled models, used without --cache-dir; 0 disables it."
     )
     cpu_pinning: Literal["auto", "off"] = _setting(

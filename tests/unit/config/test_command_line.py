@@ -44,6 +44,11 @@ def test_an_empty_path_is_not_the_current_folder(name: str) -> None:
     assert str(caught.value).startswith(expected)
 
 
+def test_the_size_of_the_compile_cache_is_finite() -> None:
+    with pytest.raises(UsageError, match="--compile-cache-gb: the value cannot be used"):
+        read_settings({"compile_cache_gb": "inf"})
+
+
 def test_the_defaults_serve_both_protocols() -> None:
     settings = read_settings({})
     assert (settings.port, settings.rest_port, settings.max_message_size) == (9000, 8000, 64 * 2**20)
