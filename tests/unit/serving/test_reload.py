@@ -291,7 +291,7 @@ async def test_a_service_whose_files_cannot_be_listed_fails_alone(
     monkeypatch.setattr(kind, "list_versions", refuse)
     specs = [_spec(add_versions(tmp_path, 1)), ModelSpec(name="other", base_path=add_versions(tmp_path / "other", 1))]
     (failure,) = (await registry.apply(specs)).failures
-    assert (failure.name, failure.reason) == ("m", "PermissionError: [Errno 13] Permission denied")
+    assert (failure.name, failure.reason) == ("m", "the files cannot be examined: [Errno 13] Permission denied")
     assert registry.available_versions("other") == [1]
     monkeypatch.undo()
     assert (await registry.rescan()).failures == ()
