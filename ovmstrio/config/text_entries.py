@@ -173,6 +173,9 @@ _ARCHITECTURES: Final = (
 """Endings of the architectures in ``config.json``."""
 _CONFIG: Final = "config.json"
 _SENTENCE_FILES: Final = ("modules.json", "1_Pooling/config.json")  # of sentence-transformers
+_ANY_TASK: Final = "Qwen3ForCausalLM"
+_TASK_NAMES: Final = (("rerank", Task.RERANK), ("embed", Task.EMBEDDINGS))
+"""Parts of folder names that show the task of models with the architecture ``_ANY_TASK``, by OVMS's rule."""
 
 
 def detect_task(path: Path) -> Task | None:
@@ -205,6 +208,9 @@ def find_task(path: Path) -> tuple[Task | None, str]:
         return by_files if named is by_files[0] or not architectures else (None, "")
     if pooling and named is not Task.RERANK:
         return Task.EMBEDDINGS, pooling
+    if _ANY_TASK in architectures:
+        # Exports of these models have no files of sentence-transformers.
+        return next(((task, path.name) for part, task in _TASK_NAMES if part in path.name.lower()), by_files)
     return (named, _CONFIG) if named in {Task.RERANK, Task.EMBEDDINGS} else by_files
 
 

@@ -375,8 +375,10 @@ class Problem:
         where = ":".join(part for part in (self.file, "" if self.line is None else str(self.line)) if part)
         parts = [part for part in (where, self.path, self.message) if part]
         text = ": ".join(parts)
-        if self.expected or self.found:
-            text += f" (expected {self.expected or 'something else'}, found {self.found or 'nothing'})"
+        facts = [f"expected {self.expected}"] if self.expected else []
+        facts += [f"found {self.found}"] if self.found else []
+        if facts:
+            text += f" ({', '.join(facts)})"
         if self.suggestion:
             text += f"; {self.suggestion}"
         return text

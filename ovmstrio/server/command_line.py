@@ -122,7 +122,8 @@ def read_source_models(arguments: Sequence[str]) -> SourceModels:
     """Translate ``--source-model``, ``--draft-source-model`` and ``--pull``.
 
     The model is in ``--model-repository-path``/``--source-model``, with ``--gguf-filename`` in that folder.  Without a
-    repository, it is served from the download cache.
+    repository, it is served from the download cache.  As in OVMS, ``--model-name`` is the default of
+    ``--source-model``, and a repository has no effect with ``--model-path`` alone.
 
     Raises:
         UsageError: the options contradict each other.
@@ -139,7 +140,11 @@ def read_source_models(arguments: Sequence[str]) -> SourceModels:
             rest.append(argument)
     if not names & {*DOWNLOAD_OPTIONS, *DOWNLOAD_FLAGS}:
         return SourceModels(list(arguments))
-    source, draft = values.get("source_model", ""), values.get("draft_source_model", "")
+    if "model_path" in names and names & {*DOWNLOAD_OPTIONS, *DOWNLOAD_FLAGS} == {"model_repository_path"}:
+        return SourceModels(rest)
+    option, source, draft = "--source-model", values.get("source_model", ""), values.get("draft_source_model", "")
+    if not source and not draft and "model_path" not in names:
+        option, source = "--model-name", _value_of("model_name", rest)
     if not source and not draft:
         given = ", ".join(option_name(each) for each in (*DOWNLOAD_OPTIONS, *DOWNLOAD_FLAGS) if each in names)
         raise UsageError([Problem("needs --source-model, such as OpenVINO/Qwen3-8B-int4-ov", path=given)])
@@ -147,8 +152,11 @@ def read_source_models(arguments: Sequence[str]) -> SourceModels:
         raise UsageError([Problem("cannot be combined", path="--source-model and --model-path")])
     repository = values.get("model_repository_path") or os.environ.get("OVMS_MODEL_REPOSITORY_PATH", "")
     found = [
-        _source(each, file, repository, replaces="overwrite_models" in names)
-        for each, file in ((source, values.get("gguf_filename", "")), (draft, ""))
+        _source(each, file, repository, given_by, replaces="overwrite_models" in names)
+        for given_by, each, file in (
+            (option, source, values.get("gguf_filename", "")),
+            ("--draft-source-model", draft, ""),
+        )
         if each
     ]
     options = [name for name, each in (("--model-path", source), ("--draft-models-path", draft)) if each]
@@ -158,11 +166,21 @@ def read_source_models(arguments: Sequence[str]) -> SourceModels:
     return SourceModels([*rest, *named, *paths], downloads, "pull" in names)
 
 
-def _source(name: str, file: str, repository: str, *, replaces: bool) -> tuple[str, Download | None]:
+def _value_of(option: str, arguments: Sequence[str]) -> str:
+    """Return the last value of an option on a command line; empty if it is not given."""
+    found = ""
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        if _name_of(argument) == option:
+            _, is_attached, value = argument.partition("=")
+            found = value if is_attached else following
+    return found
+
+
+def _source(name: str, file: str, repository: str, option: str, *, replaces: bool) -> tuple[str, Download | None]:
     """Return the path or address of a model, and its download if it is not in the repository."""
     address = find_address("/".join(filter(None, (name if "://" in name else f"hf://{name}", file))))
     if address is None:
-        raise UsageError([Problem("the address cannot be used", path="--source-model", found=name)])
+        raise UsageError([Problem("the address cannot be used", path=option, found=name)])
     if not repository:
         return address.text, Download(address, None)
     folder = Path(repository) / (address.folder.name if "://" in name else name)

@@ -21,7 +21,13 @@ from ovmstrio.cli.serving import usage
 from ovmstrio.cli.settings_options import server_parameters
 from ovmstrio.config.config_file import parse_config
 from ovmstrio.config.specs import TextModelSpec
-from ovmstrio.server.command_line import UNSUPPORTED_HINTS, ignored_options, read_settings, single_servable_spec
+from ovmstrio.server.command_line import (
+    UNSUPPORTED_HINTS,
+    ignored_options,
+    read_settings,
+    read_source_models,
+    single_servable_spec,
+)
 from ovmstrio.server.kinds import KINDS
 from ovmstrio.server.settings import option_name
 
@@ -311,6 +317,29 @@ def test_a_refused_change_leaves_the_file_unchanged(
     done = _run(*arguments, "--config_path", str(file))
     assert (done.exit_code, message in done.output) == (EX_USAGE, True), done.output
     assert file.read_text() == content
+
+
+@pytest.mark.parametrize(
+    ("line", "folder", "is_pull"),
+    [
+        ("--pull --model_name org/new --task rerank", "org/new", True),
+        ("--model_name=org/new --overwrite_models --task rerank", "org/new", False),
+    ],
+)
+def test_the_name_of_a_model_is_the_default_of_its_source(
+    repository: Path, line: str, folder: str, is_pull: bool
+) -> None:
+    models = read_source_models([*shlex.split(line), "--model_repository_path", str(repository)])
+    assert [each.folder for each in models.downloads] == [repository / folder]
+    assert models.is_pull is is_pull
+    assert models.arguments[models.arguments.index("--model-path") + 1] == str(repository / folder)
+    assert "--model-name" not in models.arguments
+
+
+def test_a_repository_has_no_effect_with_the_path_of_a_model() -> None:
+    line = ["--model_name", "m", "--model_path", "/m"]
+    models = read_source_models([*line, "--model_repository_path", "/models"])
+    assert (models.arguments, models.downloads, models.is_pull) == (line, (), False)
 
 
 @pytest.mark.parametrize(

@@ -515,6 +515,27 @@ def test_the_task_is_detected_from_the_files(
 
 
 @pytest.mark.parametrize(
+    ("name", "architecture", "task"),
+    [
+        ("Qwen3-Embedding-0.6B-int8-ov", "Qwen3ForCausalLM", Task.EMBEDDINGS),
+        ("Qwen3-Reranker-0.6B", "Qwen3ForCausalLM", Task.RERANK),
+        ("Qwen3-8B-int4-ov", "Qwen3ForCausalLM", Task.TEXT_GENERATION),
+        ("Embedded-Llama", "LlamaForCausalLM", Task.TEXT_GENERATION),
+    ],
+)
+def test_the_name_of_the_folder_decides_for_an_architecture_of_any_task(
+    tmp_path: Path, name: str, architecture: str, task: Task
+) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    for each in (*_TEXT_FILES, "openvino_detokenizer.xml"):
+        (folder / each).write_text("")
+    (folder / "config.json").write_text(json.dumps({"architectures": [architecture]}))
+    (found,) = _parse_texts({"name": "m", "base_path": str(folder)}).of(TextModelSpec)
+    assert found.task == task
+
+
+@pytest.mark.parametrize(
     ("files", "architecture"),
     [
         (_TEXT_FILES, None),
