@@ -20,7 +20,7 @@ from ovmstrio.core.service import NO_INTROSPECTION
 from ovmstrio.serving.fingerprints import graph_fingerprint, paths_fingerprint
 from ovmstrio.serving.kind import CallType, Dependency, Kind
 from ovmstrio.serving.model_versions import ONLY_VERSION, Listing
-from ovmstrio.util.regular_files import is_file, read_regular_bytes
+from ovmstrio.util.regular_files import is_file, is_shortage, read_regular_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -89,7 +89,9 @@ class GraphKind(Kind[GraphSpec]):
         """Return the servables that the graph's sessions call."""
         try:
             content = read_regular_bytes(spec.graph_path)
-        except OSError:
+        except OSError as error:
+            if is_shortage(error):
+                raise
             return ()
         return [call for call in _session_calls(content, str(spec.graph_path)) if call.name != spec.name]
 
@@ -165,7 +167,9 @@ def _model_paths_of(spec: GraphSpec) -> tuple[Path, ...]:
     """Return the models that the graph's nodes name, as far as the file can be parsed. Reads the disk."""
     try:
         content = read_regular_bytes(spec.graph_path)
-    except OSError:
+    except OSError as error:
+        if is_shortage(error):
+            raise
         return ()
     return _model_paths(content, spec.base_path) if _TEXT_MODEL.search(content) else ()
 
@@ -177,7 +181,9 @@ def _engine_files(path: Path) -> Iterator[Path]:
     """
     try:
         entries = list(path.iterdir())
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        if is_shortage(error):
+            raise
         yield path
         return
     yield from (file for file in entries if file.suffix in _ENGINE_FILE_SUFFIXES)

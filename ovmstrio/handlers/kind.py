@@ -19,6 +19,7 @@ from ovmstrio.core.errors import ConfigError
 from ovmstrio.serving.fingerprints import paths_fingerprint, python_files
 from ovmstrio.serving.kind import CallType, Kind
 from ovmstrio.serving.model_versions import ONLY_VERSION, Listing
+from ovmstrio.util.regular_files import is_shortage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +42,9 @@ def handler_fingerprint(spec: HandlerSpec) -> str:
 def _settings_files(directory: Path) -> set[Path]:
     try:
         return {path for path in directory.iterdir() if path.suffix in _SETTINGS or path.name == _DOTENV}
-    except OSError:
+    except OSError as error:
+        if is_shortage(error):
+            raise
         return set()
 
 

@@ -231,8 +231,15 @@ class _Check:
             nursery.cancel_scope.cancel()
 
     def _examine(self, services: Sequence[ServableSpec]) -> list[Problem]:
-        kinds = self.kinds
-        return [spec.placed(problem) for spec in services for problem in kinds[spec.kind].examine(spec)]
+        return [spec.placed(problem) for spec in services for problem in self._problems_of(spec)]
+
+    def _problems_of(self, spec: ServableSpec) -> Sequence[Problem]:
+        try:
+            return self.kinds[spec.kind].examine(spec)
+        except ConfigError as error:
+            return error.problems
+        except (OSError, ValueError) as error:
+            return [Problem(f"the files cannot be examined: {error}")]
 
     async def project(self, path: Path) -> None:
         """Check a handler project, and import its handler if there is no error."""

@@ -36,7 +36,10 @@ class WatchedFiles:
             read: reads the files; raises ServerError if they are invalid.
             failure: log event of an error, which is logged once until the files change again.
         """
-        fingerprint = await trio.to_thread.run_sync(paths_fingerprint, self._files)
+        try:
+            fingerprint = await trio.to_thread.run_sync(paths_fingerprint, self._files)
+        except OSError:  # a lack of descriptors or memory
+            return False
         if fingerprint == self._read:
             return False
         try:

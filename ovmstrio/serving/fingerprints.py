@@ -1,6 +1,7 @@
 """Fingerprints of files, for change detection.
 
 Small files are fingerprinted by content; version directories, which may hold gigabytes, by names, sizes and times.
+Missing and unreadable files are a state like any other. A lack of descriptors or memory is not: it raises OSError.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ovmstrio.util.regular_files import is_file, read_regular_bytes
+from ovmstrio.util.regular_files import is_file, is_shortage, read_regular_bytes
 
 if TYPE_CHECKING:
     from ovmstrio.config.specs import GraphSpec
@@ -53,7 +54,9 @@ def _files(path: str) -> Iterator[tuple[str, os.stat_result]]:
         with contextlib.suppress(OSError):
             yield path, os.stat(path)  # noqa: PTH116 - `scandir` returns paths as str
         return
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        if is_shortage(error):
+            raise
         return
     for entry in entries:
         if entry.is_dir(follow_symlinks=False):
@@ -71,7 +74,9 @@ def graph_fingerprint(spec: GraphSpec) -> str:
     """Return the fingerprint of a graph file and of the Python files in its handlers' directories and packages."""
     try:
         content = read_regular_bytes(spec.graph_path)
-    except OSError:
+    except OSError as error:
+        if is_shortage(error):
+            raise
         content = b""
     directories = _handler_directories(content.decode(errors="replace"), spec.base_path)
     return content_fingerprint(content) + paths_fingerprint(
@@ -88,7 +93,9 @@ def python_files(directory: Path) -> Iterator[Path]:
     """Yield the Python files of a directory and of its packages; none for an unreadable one."""
     try:
         entries = list(directory.iterdir())
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        if is_shortage(error):
+            raise
         return
     for entry in entries:
         if entry.suffix == ".py":

@@ -109,9 +109,10 @@ def _reason(error: Exception, address: Address) -> str:
 class _MirroredAddress:
     """Remote address with its local copy, download progress and last failure."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, policies: tuple[VersionPolicy, ...]) -> None:
         self.mirror = Mirror(address)
-        self.policies: tuple[VersionPolicy, ...] = ()
+        self.policies = policies
+        self.check_requested = trio.Event()
         self.failure = ""
         self.progress = ""
         self.scope = trio.CancelScope()
@@ -119,6 +120,12 @@ class _MirroredAddress:
     def note(self, _: str, done: int, total: int | None) -> None:
         share = f" of {total / 1e6:,.0f}" if total else ""
         self.progress = f", {done / 1e6:,.0f}{share} MB"
+
+    async def pause(self, seconds: float) -> None:
+        """Wait until a check is requested, at most for ``seconds``."""
+        with trio.move_on_after(seconds):
+            await self.check_requested.wait()
+        self.check_requested = trio.Event()
 
 
 class Mirrors:
@@ -148,7 +155,6 @@ class Mirrors:
         self._followed: dict[Address, _MirroredAddress] = {}
         self._nursery: trio.Nursery | None = None
         self._extra_addresses: tuple[Address, ...] = ()
-        self._requested = trio.Event()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run the tasks of followed addresses until cancelled."""
@@ -170,20 +176,18 @@ class Mirrors:
         for address in self._followed.keys() - policies.keys():
             self._followed.pop(address).scope.cancel()
         for address, chosen in policies.items():
-            if address not in self._followed and self._nursery is not None:
-                self._followed[address] = _MirroredAddress(address)
+            each = self._followed.get(address)
+            if each is not None and each.policies != chosen:
+                each.policies = chosen
+                each.check_requested.set()
+            elif each is None and self._nursery is not None:
+                self._followed[address] = _MirroredAddress(address, chosen)
                 self._nursery.start_soon(self._keep_current, self._followed[address])
-            if address in self._followed:
-                self._followed[address].policies = chosen
 
     def request_check(self) -> None:
         """Check all stores for changes now, without waiting for them."""
-        self._requested.set()
-        self._requested = trio.Event()
-
-    async def _pause(self, seconds: float) -> None:
-        with trio.move_on_after(seconds):
-            await self._requested.wait()
+        for each in self._followed.values():
+            each.check_requested.set()
 
     def unready_reason(self, spec: ServableSpec) -> tuple[str, bool] | None:
         """Return why a service's files are unavailable, and whether the download failed; None if they are available."""
@@ -205,10 +209,10 @@ class Mirrors:
 
         with each.scope:
             try:
-                await trio.to_thread.run_sync(mirror.keep, abandon_on_cancel=True)
                 while True:
                     had_copy = mirror.is_usable
                     try:
+                        await trio.to_thread.run_sync(mirror.keep, abandon_on_cancel=True)
                         changed = await update_mirror(mirror, each.policies, note)
                     except Exception as error:  # noqa: BLE001 - clients of stores raise many types
                         reason = _reason(error, mirror.address)
@@ -220,7 +224,7 @@ class Mirrors:
                         if isinstance(error, ConfigError):
                             return
                         pause = backoff.seconds_after()
-                        await self._pause(max(pause, self._poll_seconds) if mirror.is_usable else pause)
+                        await each.pause(max(pause, self._poll_seconds) if mirror.is_usable else pause)
                         continue
                     if each.failure:
                         log.info("store reachable", address=str(mirror.address))
@@ -231,7 +235,7 @@ class Mirrors:
                         await self._on_change()
                         await self._evict()
                     is_last = mirror.address.is_immutable or not self._poll_seconds
-                    await self._pause(math.inf if is_last else self._poll_seconds)
+                    await each.pause(math.inf if is_last else self._poll_seconds)
             finally:
                 mirror.stop()
                 mirror.release()

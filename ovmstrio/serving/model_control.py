@@ -304,9 +304,12 @@ class ModelControl:
     async def _with_load_number(self, spec: ServableSpec) -> ServableSpec:
         """Raise the load number of a spec whose files have changed since its last load."""
         kind = self._registry.kinds[spec.kind]
-        fingerprint = await trio.to_thread.run_sync(
-            lambda: tree_fingerprint(spec.base_path) + kind.fingerprint(spec, spec.base_path)
-        )
+        try:
+            fingerprint = await trio.to_thread.run_sync(
+                lambda: tree_fingerprint(spec.base_path) + kind.fingerprint(spec, spec.base_path)
+            )
+        except OSError as error:
+            raise ModelFailure(f'failed to load "{spec.name}": the files cannot be examined: {error}') from error
         loaded = self._requested.get(spec.name)
         number = 0 if loaded is None else loaded.load_number
         if self._marks.get(spec.name, fingerprint) != fingerprint:

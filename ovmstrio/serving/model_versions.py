@@ -98,7 +98,9 @@ def _unversioned(base_path: Path) -> Listing | None:
     """Return the only version of a folder that has a model file itself; None if it has none."""
     try:
         find_model_file(base_path)
-    except ConfigError:
+    except ConfigError as error:
+        if isinstance(error.__cause__, OSError):  # the folder was readable before
+            raise
         return None
     version = _version_of(base_path.name) if base_path.name.isdecimal() else None
     return Listing({version or ONLY_VERSION: base_path})

@@ -19,7 +19,7 @@ import trio
 from ovmstrio.config.specs import ServableSpec, ServerSpec
 from ovmstrio.core.errors import ConfigError, FailedPrecondition, ModelFailure, Problem, ServerError, VersionsFailure
 from ovmstrio.serving.fingerprints import content_fingerprint
-from ovmstrio.util.regular_files import read_regular_bytes
+from ovmstrio.util.regular_files import is_shortage, read_regular_bytes
 
 if TYPE_CHECKING:
     from ovmstrio.serving.records import ApplyResult, VersionStatus
@@ -102,10 +102,11 @@ class ConfigSource:
             self._previous = self._last_good
             try:
                 content = await self._content()
+                is_new = force or self._has_failed or await self._has_changed(content)
             except ConfigError:
                 self.reloads["failure"] += 1
                 raise
-            if force or self._has_failed or await self._has_changed(content):
+            if is_new:
                 await self._apply(content)
                 return True
             return await reload_versions(self._registry)
@@ -152,11 +153,11 @@ class ConfigSource:
         """Return True if the file has changed since it was last read, or has disappeared."""
         async with self._lock:
             try:
-                content = await self._content()
+                has_changed = await self._has_changed(await self._content())
             except ConfigError:
                 return not self._is_missing
             self._is_missing = False
-            return await self._has_changed(content)
+            return has_changed
 
     def note(self, error: ServerError) -> None:
         """Log an error of the file; a missing file is logged once."""
@@ -202,15 +203,20 @@ class ConfigSource:
         try:
             return await trio.to_thread.run_sync(self._read, self._path, abandon_on_cancel=True)
         except OSError as error:
-            problem = Problem(f"the file cannot be read: {error.strerror or error}", str(self._path))
-            raise ConfigError([problem]) from error
+            raise _unreadable(self._path, error) from error
 
 
 async def _read(path: Path) -> bytes | None:
     try:
         return await trio.to_thread.run_sync(read_regular_bytes, path, abandon_on_cancel=True)
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        if is_shortage(error):
+            raise _unreadable(path, error) from error
         return None
+
+
+def _unreadable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError([Problem(f"the file cannot be read: {error.strerror or error}", str(path))])
 
 
 def _check(registry: Registry, result: ApplyResult, failure: type[ModelFailure]) -> None:

@@ -6,7 +6,7 @@ import netrc
 import time
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 import httpx
 
@@ -76,16 +76,16 @@ class HttpStorage:
                     headers["if-range"] = file.mark
                 with self._client.stream("GET", file.location, headers=headers) as response:
                     if response.status_code == _RANGE_REFUSED:
-                        copy.truncate(0)
+                        _discard(copy, on_progress)
                         raise StorageFailure(f"{redact(file.location)} does not continue at byte {done}")
                     _check_status(file.location, response)
                     if response.status_code != _PARTIAL:
-                        copy.truncate(0)
+                        _discard(copy, on_progress)
                     elif not response.headers.get("content-range", "").startswith(f"bytes {done}-"):
-                        copy.truncate(0)
+                        _discard(copy, on_progress)
                         raise StorageFailure(f"{redact(file.location)} continued at another byte than {done}")
                     if (etag := response.headers.get("etag")) and file.mark[:1] in {'"', "W"} and etag != file.mark:
-                        copy.truncate(0)
+                        _discard(copy, on_progress)
                         raise StorageFailure(f"{redact(file.location)} has changed")
                     for piece in response.iter_raw():
                         copy.write(piece)
@@ -96,6 +96,12 @@ class HttpStorage:
     def close(self) -> None:
         """Close all connections."""
         self._client.close()
+
+
+def _discard(copy: IO[bytes], on_progress: OnProgress) -> None:
+    on_progress(-copy.tell())
+    copy.seek(0)
+    copy.truncate()
 
 
 def failure_of(location: str, status: int, retry_after: str | None) -> StorageFailure:

@@ -14,8 +14,10 @@ Everything here blocks, and runs in worker threads.
 from __future__ import annotations
 
 import fcntl
+import gzip
 import hashlib
 import json
+import lzma
 import os
 import re
 import shutil
@@ -33,7 +35,7 @@ from typing import IO, Any, Final
 from ovmstrio.core.errors import StorageFailure
 from ovmstrio.stores.address import Address, cache_root, is_hub_offline
 from ovmstrio.stores.open_storage import OpenStorage, open_storage
-from ovmstrio.stores.storage import StoredFile, check_file
+from ovmstrio.stores.storage import LocalStorage, StoredFile, check_file
 from ovmstrio.util.backoff import Backoff
 from ovmstrio.util.progress import Progress, no_progress
 
@@ -60,6 +62,17 @@ _UNUSED_SUFFIXES: Final = (
 )
 """Suffixes of other formats in a repository with OpenVINO's."""
 _MODEL_SUFFIXES: Final = frozenset({".gguf", ".onnx", ".pb", ".pbtxt", ".pdmodel", ".tflite"})
+_ARCHIVE_ERRORS: Final = (
+    shutil.ReadError,
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+    gzip.BadGzipFile,
+    lzma.LZMAError,
+    EOFError,
+    RuntimeError,  # of ``zipfile``: an encrypted member, or an unsupported compression
+    ValueError,
+)
 _VERSION: Final = re.compile(r"0*[1-9][0-9]{0,17}")
 _MAX_NAMES: Final = 8
 
@@ -90,12 +103,19 @@ class Mirror:
         self._stopped.set()
 
     def keep(self) -> None:
-        """Mark the copy as in use until :meth:`release`, so that no process removes it."""
+        """Mark the copy as in use until :meth:`release`, so that no process removes it.
+
+        Raises:
+            StorageFailure: the download cache cannot be written.
+        """
         if self._used is None:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self._used = (self._folder / "in_use").open("ab")
-            fcntl.flock(self._used, fcntl.LOCK_SH)
-            os.utime(self._folder / "in_use")
+            try:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                self._used = (self._folder / "in_use").open("ab")
+                fcntl.flock(self._used, fcntl.LOCK_SH)
+                os.utime(self._folder / "in_use")
+            except OSError as error:
+                raise self._unwritable(error) from error
 
     def release(self) -> None:
         """Allow :func:`evict` to remove the copy."""
@@ -115,7 +135,6 @@ class Mirror:
         if self.is_usable and self.address.family == "hf" and is_hub_offline():
             return False
         self._stopped.clear()
-        name = str(self.address)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with self._lock(progress):
@@ -125,13 +144,16 @@ class Mirror:
                 finally:
                     store.close()
         except OSError as error:
-            raise StorageFailure(f"{name} cannot be stored in {self._folder}: {error}", is_permanent=True) from error
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> StorageFailure:
+        return StorageFailure(f"{self.address} cannot be stored in {self._folder}: {error}", is_permanent=True)
 
     def _update(self, store: Any, choose: ChooseVersions, progress: Progress) -> bool:
         files = self._list(store, choose)
         mark = _mark(files)
         tree = self._folder / "trees" / mark
-        if self._current.resolve() == tree / "files" and all(
+        if self._current.resolve() == (tree / "files").resolve() and all(
             _has_size(tree / "files" / path, file.size) for path, file in self._present().items()
         ):
             return False
@@ -141,7 +163,8 @@ class Mirror:
         self._fill(store, files, unfinished / "files", progress)
         if _mark(self._list(store, choose)) != mark:
             raise StorageFailure(f"{self.address} has changed while it was downloaded")
-        index = [[file.path, file.size, file.mark] for file in files]
+        stored = LocalStorage().list_files(str(unfinished / "files")) if self.address.archive_suffix else files
+        index = [[file.path, file.size, file.mark] for file in stored]
         (unfinished / "index.json").write_text(json.dumps(index))
         shutil.rmtree(tree, ignore_errors=True)
         unfinished.rename(tree)
@@ -413,8 +436,8 @@ def _unpack(archive: Path, suffix: str, folder: Path) -> None:
                     packed.extractall(folder, filter="data")
                 else:  # Python before 3.11.4
                     packed.extractall(folder, [_plain_member(each, folder) for each in packed])  # noqa: S202 - checked
-    except (shutil.ReadError, tarfile.TarError, zipfile.BadZipFile, zlib.error, ValueError, EOFError) as error:
-        raise StorageFailure(f"the archive is damaged: {error}", is_permanent=True) from error
+    except _ARCHIVE_ERRORS as error:
+        raise StorageFailure(f"the archive cannot be unpacked: {error}", is_permanent=True) from error
     archive.unlink()
     entries = list(folder.iterdir())
     if len(entries) == 1 and entries[0].is_dir() and not entries[0].name.isdecimal():
@@ -426,7 +449,7 @@ def _unpack(archive: Path, suffix: str, folder: Path) -> None:
 def _with_retries(work: Callable[[], Any], stopped: threading.Event, progress: Callable[[], int] = lambda: 0) -> Any:
     """Run work of a store again after temporary failures, as late as the store asks for.
 
-    Only failures without ``progress`` since the one before count.
+    Only failures without more ``progress`` than before count.
 
     Raises:
         StorageFailure: the last failure.
@@ -436,7 +459,7 @@ def _with_retries(work: Callable[[], Any], stopped: threading.Event, progress: C
         try:
             return work()
         except StorageFailure as error:
-            if progress() != seen:
+            if progress() > seen:
                 left, seen = _ATTEMPTS, progress()
                 backoff.reset()
             left -= 1

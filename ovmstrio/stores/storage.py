@@ -22,7 +22,7 @@ BLOCK_BYTES: Final = 8 * 2**20
 """Size of the pieces of a download; an interrupted download continues after the last piece."""
 
 OnProgress = Callable[[int], None]
-"""Called from any thread with the number of bytes that were received."""
+"""Called from any thread with the number of received bytes, negative for received bytes that were discarded."""
 
 _QUERY: Final = re.compile(r"((?:https?|s3|gs|az)://[^\s?'\"<>]+)\?[^\s'\"<>)]*")
 

@@ -10,7 +10,7 @@ import errno
 import os
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, TypeGuard, cast
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,6 +32,14 @@ _KINDS: Final = {
 def file_kind(mode: int) -> str:
     """Return the name of a file type, such as ``a FIFO``, of ``st_mode``."""
     return _KINDS.get(stat.S_IFMT(mode), "a special file")
+
+
+_SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+
+
+def is_shortage(error: Exception) -> TypeGuard[OSError]:
+    """Return whether the cause of a failed file operation is a lack of descriptors or memory, not the path."""
+    return isinstance(error, OSError) and error.errno in _SHORTAGES
 
 
 def is_file(path: Path) -> bool:

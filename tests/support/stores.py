@@ -26,6 +26,7 @@ class FileServer:
         retry_after: header of failures.
         hangs: set to keep all requests waiting.
         ranges: the requested ranges.
+        has_ranges: false to answer each request with the complete file.
         damaged: replaces the content of large files.
     """
 
@@ -40,6 +41,7 @@ class FileServer:
     released: threading.Event = field(default_factory=threading.Event)
     requests: list[str] = field(default_factory=list)
     ranges: list[str] = field(default_factory=list)
+    has_ranges: bool = True
     damaged: bytes | None = None
 
     def publish(self, repository: str, files: dict[str, bytes], revision: str = "main") -> str:
@@ -165,7 +167,7 @@ class _Handler(BaseHTTPRequestHandler):
             **headers,
         }
         start, wanted = 0, self.headers.get("range", "")
-        matches = self.headers.get("if-range") in {None, headers["etag"]}
+        matches = self.server_state.has_ranges and self.headers.get("if-range") in {None, headers["etag"]}
         if wanted and matches and (found := re.fullmatch(r"bytes=(\d+)-(\d*)", wanted)):
             self.server_state.ranges.append(wanted)
             start = int(found[1])

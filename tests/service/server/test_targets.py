@@ -303,6 +303,16 @@ async def test_what_is_served_is_what_is_checked(tmp_path: Path) -> None:
         assert (_found(report), report.errors) == (loaded, ()), path
 
 
+async def test_paths_that_cannot_be_looked_up_are_problems_of_a_check(tmp_path: Path) -> None:
+    (tmp_path / "circle").symlink_to("circle")
+    entries = [{"name": f"h{number}", "path": path} for number, path in enumerate(("x" * 300, "circle", "nowhere"))]
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"model_config_list": [], "handler_config_list": entries}))
+    report = await check_config(config, imports=False)
+    assert len({problem.path for problem in report.errors}) >= len(entries) - 1
+    assert any("File name too long" in str(problem) for problem in report.errors)
+
+
 @pytest.mark.parametrize(
     ("path", "message", "hint"),
     [

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import zipfile
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,6 +13,7 @@ from ovmstrio.cli import serve
 from ovmstrio.cli.main import command_line
 from ovmstrio.core.errors import StorageFailure
 from ovmstrio.serving.mirrors import update_mirror
+from ovmstrio.stores import mirror as mirror_module
 from ovmstrio.stores.address import Address, find_address
 from ovmstrio.stores.mirror import Mirror, evict
 from ovmstrio.stores.open_storage import open_storage
@@ -93,6 +95,48 @@ def test_a_later_process_continues_a_download(files: FileServer) -> None:
     assert not Mirror(address).is_usable
     assert Mirror(address).update()
     assert (address.path.stat().st_size, files.ranges[-1]) == (_SIZE, f"bytes={_SIZE // 2}-")
+
+
+def test_a_download_that_always_breaks_at_the_same_place_fails(
+    files: FileServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mirror_module, "_FIRST_PAUSE_SECONDS", 0.001)
+    files.files["/m.onnx"] = b"m" * _SIZE
+    files.has_ranges = False
+    files.failures["/m.onnx"] = ["cut"] * 20
+    seen: list[int] = []
+    with pytest.raises(StorageFailure, match="cannot be downloaded"):
+        Mirror(_address(f"{files.url}/m.onnx")).update(progress=lambda _, done, total: seen.append(done))
+    assert max(seen) <= _SIZE // 2
+    assert len(files.failures["/m.onnx"]) >= 14
+
+
+@pytest.mark.parametrize("is_linked", [True, False])
+@pytest.mark.parametrize("name", ["m.onnx", "m.zip"])
+def test_an_unchanged_address_is_downloaded_once(
+    files: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, is_linked: bool
+) -> None:
+    with zipfile.ZipFile(tmp_path / "m.zip", "w") as archive:
+        archive.writestr("1/model.onnx", "text")
+    files.files["/m.onnx"], files.files["/m.zip"] = b"text", (tmp_path / "m.zip").read_bytes()
+    if is_linked:
+        (tmp_path / "disk").mkdir()
+        (tmp_path / "link").symlink_to(tmp_path / "disk")
+        monkeypatch.setenv("OVMSTRIO_DOWNLOADS", str(tmp_path / "link" / "downloads"))
+    mirror = Mirror(_address(f"{files.url}/{name}"))
+    assert [mirror.update(), mirror.update(), mirror.update()] == [True, False, False]
+    assert files.requests.count(f"GET /{name}") == 1
+
+
+def test_an_encrypted_archive_is_refused(files: FileServer, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "m.zip", "w") as archive:
+        archive.writestr("model.onnx", "text")
+    content = bytearray((tmp_path / "m.zip").read_bytes())
+    content[6] |= 1
+    content[content.index(b"PK\1\2") + 8] |= 1
+    files.files["/m.zip"] = bytes(content)
+    with pytest.raises(StorageFailure, match=r"the archive cannot be unpacked: .*password"):
+        Mirror(_address(f"{files.url}/m.zip")).update()
 
 
 def test_a_changed_file_is_not_continued(files: FileServer) -> None:

@@ -121,6 +121,39 @@ def test_a_hanging_store_blocks_no_other_service(files: FileServer, tmp_path: Pa
         until(lambda: _is_ready(server, "next"))
 
 
+def test_an_unusable_download_cache_keeps_no_other_service(
+    files: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files.files["/m/model.onnx"] = onnx_file("Neg")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("OVMSTRIO_DOWNLOADS", str(tmp_path / "file"))
+    base = save(dummy((1, 2), addend=2), tmp_path, "near")
+    config = _config(tmp_path / "config.json", near=str(base), far=f"{files.url}/m/model.onnx")
+    with serving_in_thread(config_path=config, file_system_poll_wait_seconds=0.05) as server:
+        assert _outputs(server, "near") == [3.0, 4.0]
+        until(lambda: "cannot be stored in" in server.ask("GET", "/v2/health/ready").text)
+
+
+def test_a_changed_version_policy_downloads_its_versions(files: FileServer, tmp_path: Path) -> None:
+    files.publish("org/m", {f"{number}/model.onnx": onnx_file("Neg") for number in (1, 2)})
+    config = tmp_path / "config.json"
+
+    def choose(version: int) -> None:
+        policy = {"specific": {"versions": [version]}}
+        entry = {"name": "m", "base_path": "hf://org/m", "model_version_policy": policy}
+        config.write_text(json.dumps({"model_config_list": [{"config": entry}]}))
+
+    def versions(server: ServedInThread) -> object:
+        return server.ask("GET", "/v2/models/m").json().get("versions")
+
+    choose(1)
+    settings = {"file_system_poll_wait_seconds": 0.05, "store_poll_seconds": 0}
+    with serving_in_thread(config_path=config, **settings) as server:
+        until(lambda: versions(server) == ["1"])
+        choose(2)
+        until(lambda: versions(server) == ["2"])
+
+
 def test_a_failed_store_keeps_what_is_served(
     files: FileServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -166,7 +199,7 @@ async def test_an_archive_with_a_member_outside_of_it_is_refused(
     with tarfile.open(tmp_path / "m.tar", "w") as packed:
         packed.addfile(member)
     files.files["/m.tar"] = (tmp_path / "m.tar").read_bytes()
-    with pytest.raises(StorageFailure, match="the archive is damaged"):
+    with pytest.raises(StorageFailure, match="the archive cannot be unpacked"):
         await read_plan(ServerSettings(model_name="m", model_path=Path(f"{files.url}/m.tar")))
     assert "outside" not in {name for _, folders, names in os.walk(tmp_path) for name in (*folders, *names)}
 

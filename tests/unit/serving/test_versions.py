@@ -1,6 +1,9 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+import errno
+import os
+import resource
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -9,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from ovmstrio.config.specs import GraphSpec
+from ovmstrio.config.specs import GraphSpec, HandlerSpec
 from ovmstrio.core.errors import ConfigError
+from ovmstrio.handlers.kind import handler_fingerprint
 from ovmstrio.serving.fingerprints import content_fingerprint, graph_fingerprint, python_files, tree_fingerprint
 from ovmstrio.serving.model_versions import find_model_file, list_versions, scan_versions
 from ovmstrio.serving.periodic_check import PeriodicCheck
@@ -173,6 +177,46 @@ def test_circular_and_dangling_links_have_a_mark(tmp_path: Path) -> None:
     (tmp_path / "circle").symlink_to(tmp_path, target_is_directory=True)
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     assert tree_fingerprint(tmp_path) == tree_fingerprint(tmp_path)
+
+
+@pytest.fixture
+def without_descriptors(tmp_path: Path) -> Iterator[Path]:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        yield tmp_path
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.parametrize(
+    "examine",
+    [
+        tree_fingerprint,
+        lambda path: list(python_files(path)),
+        lambda path: graph_fingerprint(GraphSpec(name="g", base_path=path, graph_path=Path(__file__))),
+        lambda path: handler_fingerprint(HandlerSpec(name="h", base_path=path, path=path)),
+    ],
+)
+def test_a_lack_of_descriptors_is_no_change_of_files(
+    without_descriptors: Path, examine: Callable[[Path], object]
+) -> None:
+    with pytest.raises(OSError, match="Too many open files"):
+        examine(without_descriptors)
+
+
+def test_a_lack_of_descriptors_removes_no_model_without_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model.onnx").touch()
+    assert list(scan_versions(tmp_path).versions) == [1]
+
+    def fail(path: Path) -> Iterator[Path]:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+
+    monkeypatch.setattr(Path, "iterdir", fail)
+    with pytest.raises(ConfigError, match="cannot be read: Too many open files"):
+        scan_versions(tmp_path)
 
 
 # Files of graphs
