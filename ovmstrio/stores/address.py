@@ -79,7 +79,8 @@ class Address:
     @property
     def file_name(self) -> str:
         """Name of the file if the address is that of a file; empty for a folder and for an archive."""
-        last = unquote(posixpath.basename(urlsplit(self.text).path.rstrip("/")))
+        # An escaped slash separates folders, too, so that no file leads out of the cache's folder.
+        last = posixpath.basename(unquote(urlsplit(self.text).path).rstrip("/")).lstrip(".")
         if self.archive_suffix:
             return ""
         is_repository = self.family == "hf" and not self.hub_path
