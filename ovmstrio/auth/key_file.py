@@ -14,7 +14,6 @@ A key has 256 random bits, so that a plain hash is safe.
 from __future__ import annotations
 
 import json
-import os
 import re
 import secrets
 from collections.abc import Sequence
@@ -22,7 +21,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Annotated, Any, Final
 
 from pydantic import Field
@@ -31,6 +29,7 @@ from ovmstrio.config.documents import Findings, Located, load_document, sorted_b
 from ovmstrio.config.schema import OPTIONAL, Schema, check_members, list_items
 from ovmstrio.core.callers import Scopes
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.util.file_updates import replace_text
 from ovmstrio.util.regular_files import read_regular_bytes
 
 _PREFIX: Final = "ovms_"
@@ -173,21 +172,10 @@ def _refuse_duplicates(what: str, items: Sequence[Located], findings: Findings) 
 
 
 def write_key_file(path: Path, entries: Sequence[CallerEntry]) -> None:
-    """Write the file atomically, readable by its owner only if new; blocking.
+    """Write the file, readable by its owner only if new; blocking.
 
     Raises:
         OSError: the file cannot be written.
     """
     text = json.dumps({"callers": [entry.document() for entry in entries]}, indent=2, ensure_ascii=False) + "\n"
-    with NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        try:
-            file.write(text)
-            file.flush()
-            if path.exists():
-                # Keep the mode, as a group may read the file.
-                Path(file.name).chmod(path.stat().st_mode & 0o777)
-            os.fsync(file.fileno())
-            Path(file.name).replace(path)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
+    replace_text(path, text, new_mode=0o600)

@@ -27,7 +27,6 @@ __all__ = [
     "data_table",
     "echo",
     "escaping_console",
-    "exit_on_broken_pipe",
     "exit_on_error",
     "fail",
     "messages_are_rich",
@@ -112,17 +111,6 @@ def data_table(*columns: str, justify: Literal["left", "right"] = "left") -> Tab
     for column in columns:
         table.add_column(column, overflow="fold", justify=justify)
     return table
-
-
-@contextmanager
-def exit_on_broken_pipe() -> Iterator[None]:
-    """Exit with 1 and without a message when the reader of standard output has closed the pipe."""
-    try:
-        yield
-    except BrokenPipeError:
-        # Without this, Python reports the broken pipe again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(1) from None
 
 
 def resolve_file(path: Path, default_name: str) -> Path:

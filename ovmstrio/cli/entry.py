@@ -11,9 +11,14 @@ import os  # noqa: E402 - as above
 import sys  # noqa: E402 - as above
 from contextlib import suppress  # noqa: E402 - as above
 from pathlib import Path  # noqa: E402 - as above
-from typing import Final  # noqa: E402 - as above
+from typing import TYPE_CHECKING, Final  # noqa: E402 - as above
 
-from ovmstrio.cli.exits import EX_INTERRUPTED  # noqa: E402 - as above
+from ovmstrio.cli.exits import EX_FAILED, EX_INTERRUPTED  # noqa: E402 - as above
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ovmstrio.util.stdio import ExitingFile
 
 _ELF: Final = b"\x7fELF"
 _BLAS_SPIN: Final = "20"
@@ -30,19 +35,20 @@ def main() -> None:
     from ovmstrio.server.gc_tuning import raise_gc_threshold
     from ovmstrio.server.restart import remember_start
     from ovmstrio.util.optional_imports import skip_optional_imports
-    from ovmstrio.util.stdio import ignore_failed_writes, open_standard_streams
+    from ovmstrio.util.stdio import exit_on_failed_writes, ignore_failed_writes, open_standard_streams
 
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", _BLAS_SPIN)
     skip_optional_imports(["structlog"])
     remember_start()
     open_standard_streams()
     ignore_failed_writes("stderr")
+    output = exit_on_failed_writes()
     raise_gc_threshold()
     from ovmstrio.cli.main import main as run
 
     try:
         raise_at_interrupt()
-        run()
+        _run(run, output)
     except (KeyboardInterrupt, SystemExit) as ended:
         exit_at_interrupt()
         if isinstance(ended, SystemExit) and ended.code != EX_INTERRUPTED:
@@ -55,6 +61,17 @@ def main() -> None:
     finally:
         exit_at_interrupt()
         SHUTDOWN_WATCHDOG.start_for_exit()
+
+
+def _run(run: Callable[[], None], output: ExitingFile) -> None:
+    """Run the command line; exit with 1 if standard output could not be written, also within a nursery."""
+    try:
+        run()
+    finally:
+        with suppress(OSError, ValueError):  # user code has closed or replaced the stream
+            sys.stdout.flush()
+        if output.has_failed:
+            raise SystemExit(EX_FAILED)
 
 
 def run_alias() -> None:

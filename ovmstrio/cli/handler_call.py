@@ -64,11 +64,19 @@ def _content_type(file: str, content: bytes) -> str:
 
 
 def _print(answer: Posted) -> None:
-    if answer.content_type.startswith(_JSON):
-        typer.echo(json.dumps(json.loads(answer.body), indent=2))
+    if answer.content_type.startswith(_JSON) and (shown := _indented(answer.body)) is not None:
+        typer.echo(shown)
     elif sys.stdout.isatty():
         echo(answer.body.decode(errors="replace"))
     elif answer.content_type.startswith("text/"):
         typer.echo(answer.body.decode(errors="replace"))
     else:
         sys.stdout.buffer.write(answer.body)
+
+
+def _indented(body: bytes) -> str | None:
+    """Return JSON with indentation; None if the body is not JSON, as handlers set their content types themselves."""
+    try:
+        return json.dumps(json.loads(body), indent=2)
+    except (ValueError, RecursionError):
+        return None

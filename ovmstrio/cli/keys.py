@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -15,6 +16,8 @@ from ovmstrio.cli.problems import safe
 from ovmstrio.cli.tables import FormatOption, JsonOption, Output, show_data
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rich.table import Table
 
     from ovmstrio.auth.key_file import CallerEntry
@@ -116,10 +119,11 @@ def new(
         expires,
         tokens_per_minute,
     )
-    entries = _read(file) if file.exists() else []
-    if any(each.name == name for each in entries):
-        fail(f"{file}: caller {name!r} exists already; remove it with: ovms keys revoke {name}")
-    _write(file, [*entries, entry])
+    with _locked(file):
+        entries = _read(file) if file.exists() else []
+        if any(each.name == name for each in entries):
+            fail(f"{file}: caller {name!r} exists already; remove it with: ovms keys revoke {name}")
+        _write(file, [*entries, entry])
     if as_json:
         print_json({**entry.document(), "key": key})
     elif key:
@@ -138,11 +142,25 @@ def revoke(name: _Name, *, file: _File = _DEFAULT) -> None:
 
     Exit code 1 if there is no such caller, or the file cannot be used.
     """
-    entries = _read(file)
-    kept = [each for each in entries if each.name != name]
-    if len(kept) == len(entries):
-        fail(f"{file}: there is no caller {name!r}; list callers with: ovms keys list")
-    _write(file, kept)
+    with _locked(file):
+        entries = _read(file)
+        kept = [each for each in entries if each.name != name]
+        if len(kept) == len(entries):
+            fail(f"{file}: there is no caller {name!r}; list callers with: ovms keys list")
+        _write(file, kept)
+
+
+@contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    """Exclude other commands that change the file, until the end of the block."""
+    from ovmstrio.util.file_updates import lock_folder
+
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(lock_folder(file))
+        except OSError as error:
+            fail(f"{file}: {error.strerror or error}")
+        yield
 
 
 def _read(file: Path) -> list[CallerEntry]:

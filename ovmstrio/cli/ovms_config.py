@@ -12,20 +12,18 @@ The file may also be the value of ``--add-to-config`` and ``--remove-from-config
 from __future__ import annotations
 
 import argparse
-import errno
-import fcntl
 import json
 import os
-import stat
-import tempfile
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from ovmstrio.cli.console import EX_USAGE, fail, stdout
 from ovmstrio.server.command_line import CONFIG_COMMANDS
 from ovmstrio.server.settings import option_name
-from ovmstrio.util.regular_files import open_regular, read_regular_bytes
+from ovmstrio.stores.address import find_address
+from ovmstrio.util.file_updates import lock_folder, replace_text
+from ovmstrio.util.regular_files import read_regular_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -43,8 +41,6 @@ _OF_TENSORS: Final = frozenset({
 _NUMBERS: Final = frozenset({"batch_size", "nireq"})
 _OF_LIBRARIES: Final = frozenset({"custom_node_library_config_list", "custom_loader_config_list"})
 """Lists whose entries are not models."""
-_IN_PLACE: Final = frozenset({errno.EBUSY, errno.EACCES, errno.EPERM})
-"""Errors for which a file is written in place: it is a mount point, or its folder belongs to another user."""
 
 
 def manage_config(arguments: Sequence[str]) -> None:
@@ -61,7 +57,11 @@ def manage_config(arguments: Sequence[str]) -> None:
     if path is None or not given.model_name:
         fail(f"{command}: expected --config-path and --model-name", EX_USAGE)
     file = Path(path) / _CONFIG if Path(path).is_dir() else Path(path)
-    with _locked(file):
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(lock_folder(file))
+        except OSError as error:
+            fail(f"--config-path: {file} cannot be written: {error.strerror}", EX_USAGE)
         if is_added:
             _add(file, given, repository)
         else:
@@ -142,18 +142,31 @@ def _makes_text(path: Path) -> bool:
 def _add(file: Path, given: argparse.Namespace, repository: str | None) -> None:
     name = given.model_name
     folder, written = _folder(file, given, repository)
+    settings = _settings(given)
     content = _content(file) if file.exists() else {_MODELS: []}
     if any(_name(entry) == name for entries in _services(content) for entry in entries):
         fail(f'--model-name: {file} has a model "{name}" already; remove it with --remove-from-config first', EX_USAGE)
-    is_text = _makes_text(folder) and not (folder / "graph.pbtxt").is_file()
-    settings = {"name": name, "base_path": written, **_settings(given)}
-    content.setdefault(_TEXTS if is_text else _MODELS, []).append({"config": settings})
+    is_text = _is_remote_text(written, settings) or (_makes_text(folder) and not (folder / "graph.pbtxt").is_file())
+    entry = {"config": {"name": name, "base_path": written, **settings}}
+    content.setdefault(_TEXTS if is_text else _MODELS, []).append(entry)
     _write(file, content, name)
     stdout().print(f"added {name} to {file}", markup=False, highlight=False, soft_wrap=True)
 
 
+def _is_remote_text(written: str, settings: dict[str, Any]) -> bool:
+    """Return whether a remote address names a text model: by the hub, the file or an option, as no file is here yet."""
+    address = find_address(written)
+    is_text = not settings.keys() <= _OF_TENSORS or written.endswith(".gguf")
+    return address is not None and (is_text or address.family == "hf")
+
+
 def _folder(file: Path, given: argparse.Namespace, repository: str | None) -> tuple[Path, str]:
-    """Return the path of the model, and its form in the file: relative if the model is below the file's folder."""
+    """Return the path of the model, and its form in the file: relative if the model is below the file's folder.
+
+    The server downloads the model of a remote address, whose path is that of the download.
+    """
+    if given.model_path and (address := find_address(given.model_path)) is not None:
+        return address.path, given.model_path
     if given.model_path:
         folder = file.parent / given.model_path
         written = given.model_path
@@ -233,55 +246,7 @@ def _write(file: Path, content: dict[str, Any], name: str) -> None:
     wrong = [problem for each in services if each.name == name for problem in each.errors]
     if wrong:
         fail("\n       ".join(map(str, wrong)), EX_USAGE)
-    # A symbolic link stays a link: its target is replaced.
-    place = file.resolve()
     try:
-        try:
-            _replace(place, text)
-        except OSError as error:
-            if error.errno not in _IN_PLACE or not place.exists():
-                raise
-            with open_regular(place, os.O_WRONLY | os.O_TRUNC) as written:
-                written.write(text.encode())
+        replace_text(file, text, new_mode=0o644)
     except OSError as error:
         fail(f"--config-path: {file} cannot be written: {error.strerror}", EX_USAGE)
-
-
-def _replace(file: Path, text: str) -> None:
-    """Replace a file atomically; the new file has the same owner and mode.
-
-    Raises:
-        OSError: the file cannot be replaced; the old file is unchanged.
-    """
-    with tempfile.TemporaryDirectory(dir=file.parent, prefix=f".{file.name}") as folder:
-        made = Path(folder) / file.name
-        made.write_text(text, encoding="utf-8")
-        _copy_owner_and_mode(file, made)
-        made.replace(file)
-
-
-def _copy_owner_and_mode(file: Path, made: Path) -> None:
-    try:
-        was = file.stat()
-    except FileNotFoundError:
-        made.chmod(0o644)
-        return
-    with suppress(PermissionError):
-        os.chown(made, was.st_uid, was.st_gid)
-    made.chmod(stat.S_IMODE(was.st_mode))
-
-
-@contextmanager
-def _locked(file: Path) -> Iterator[None]:
-    """Lock the folder of a file, so that concurrent commands do not overwrite each other's changes."""
-    try:
-        folder = os.open(file.resolve().parent, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        fail(f"--config-path: {file} cannot be written: {error.strerror}", EX_USAGE)
-    try:
-        # Network file systems may not support locks.
-        with suppress(OSError):
-            fcntl.flock(folder, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(folder)

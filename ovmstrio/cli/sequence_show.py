@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import typer
 
-from ovmstrio.cli.console import data_table, exit_on_broken_pipe, print_result, stderr, stdout
+from ovmstrio.cli.console import data_table, print_result, stderr, stdout
 from ovmstrio.cli.problems import count, safe
 from ovmstrio.cli.tables import Output, plain_rows, print_csv, print_table
 from ovmstrio.cli.tensor_output import as_json as as_lists
@@ -140,7 +140,7 @@ def show(answers: Generator[StepAnswer], number: int, total: int, recorder: Outp
     seconds: list[float] = []
     as_json = form is Output.JSON
     began = perf_counter()
-    with exit_on_broken_pipe(), closing(answers), _bar(total, hidden=as_json and stdout().is_terminal) as advance:
+    with closing(answers), _bar(total, hidden=as_json and stdout().is_terminal) as advance:
         for answer in answers:
             seconds.append(answer.seconds)
             outputs = dict(answer.outputs)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ovmstrio.cli.console import echo, exit_on_broken_pipe, print_message, stdout
+from ovmstrio.cli.console import echo, print_message, stdout
 from ovmstrio.cli.stream_live import show_live
 from ovmstrio.cli.stream_text import TextReader, line_of, safe_for_terminals, text_of, values_of
 from ovmstrio.cli.tables import Output, print_csv
@@ -30,7 +30,7 @@ def show(replies: Generator[StreamReply], seen: Seen, form: Output, *, verbose: 
         ServerError: the stream failed; the responses before the failure have been shown.
     """
     try:
-        with exit_on_broken_pipe(), closing(replies):
+        with closing(replies):
             _choose(form, verbose=verbose, live=live)(replies, seen)
     finally:
         if verbose:

@@ -115,7 +115,9 @@ def _split(argument: str, expected: Sequence[TensorInfo]) -> tuple[str, str]:
         return "", argument
     if equals and (name in {tensor.name for tensor in expected} or (name and not expected)):
         return name, file
-    if equals and not _is_file(argument):
+    # A text such as "What is 2 + 2 = 4?" has no name of an input before its sign.
+    is_text = not name.isidentifier() and _text_instead("", argument, expected) is not None
+    if equals and not is_text and not _is_file(argument):
         names = ", ".join(tensor.name for tensor in expected)
         raise InvalidRequest(f'unknown input "{name}"; the model takes {names}')
     return "", argument

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from zipfile import ZipFile
 
 import numpy as np
 import typer
@@ -60,8 +61,7 @@ def write_outputs(outputs: Mapping[str, Array], target: str) -> None:
         return
     path = Path(target)
     if path.suffix == ".npz":
-        arrays: dict[str, Any] = {name: _savable(array) for name, array in outputs.items()}
-        np.savez(path, **arrays)
+        _save_all(path, {name: _savable(array) for name, array in outputs.items()})
     elif path.suffix == ".json":
         path.write_text(json.dumps(as_json(outputs)))
     else:
@@ -77,6 +77,14 @@ def _rows(outputs: Mapping[str, Array]) -> Iterator[tuple[object, ...]]:
     for name, array in outputs.items():
         for index, value in zip(np.ndindex(array.shape), plain(array.reshape(-1)), strict=True):
             yield name, " ".join(map(str, index)), value
+
+
+def _save_all(path: Path, arrays: Mapping[str, Array]) -> None:
+    """Write an .npz file; ``numpy.savez`` takes arrays as arguments, and an output may have the name of another."""
+    with ZipFile(path, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
 
 
 def _savable(array: Array) -> Array:

@@ -354,10 +354,6 @@ _JSON: Final = "application/json"
 _SUCCESSES: Final = range(200, 300)
 _INVALID_SEGMENTS: Final = frozenset({"", ".", ".."})
 """Names that URL normalisation removes."""
-_BODILESS_ERRORS: Final[dict[int, str]] = {
-    HTTPStatus.NO_CONTENT: "a demultiplexer of the pipeline had nothing to split"
-}
-"""Error texts of responses that cannot have a body."""
 _RESERVED_FIELDS: Final = frozenset({"model_name", "model_version", "parameters", "id"})
 _JSON_TYPES: Final = frozenset({"bool", "int64", "float64"})
 """Array types that JSON preserves."""
@@ -388,7 +384,7 @@ class RestCalls:
 
     def error(self, answer: Answer) -> ServerError | None:
         """Return the error of an answer; None for a success."""
-        if answer.status in _SUCCESSES and answer.status != HTTPStatus.NO_CONTENT:
+        if answer.status in _SUCCESSES:
             return None
         return error_of_http(answer.status, _reason(answer), answer.headers)
 
@@ -610,10 +606,12 @@ def _reason(answer: Answer) -> str:
     except (ValueError, LookupError, TypeError):
         text = bytes(answer.body).decode(errors="replace")
         known = {each.value: each.phrase for each in HTTPStatus}
-        return text or _BODILESS_ERRORS.get(answer.status, known.get(answer.status, ""))
+        return text or known.get(answer.status, "")
 
 
 def _read_infer(answer: Answer) -> InferResult:
+    if answer.status == HTTPStatus.NO_CONTENT:
+        raise error_of_http(answer.status, "a demultiplexer of the pipeline had nothing to split", answer.headers)
     body = memoryview(answer.body)
     length = answer.headers.get(_HEADER_LENGTH)
     position = len(body) if length is None else int(length)

@@ -166,7 +166,7 @@ def _always() -> bool:
 
 
 # ----------------------------------------------------------------------
-# Robust standard streams: always open, failed writes ignored
+# Robust standard streams: always open, failed writes ignored or the end of the command
 # ----------------------------------------------------------------------
 
 _STREAMS: Final = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
@@ -184,6 +184,52 @@ class _LossyStream(io.TextIOWrapper):
             return super().write(text)
         except OSError:
             return len(text)
+
+
+class ExitingFile(io.FileIO):
+    """File of a standard stream; the first failed write prints the reason and raises ``SystemExit(1)``.
+
+    A reader that has closed the pipe, such as ``head``, needs no message. Further writes go to /dev/null, so that no
+    second error follows while the interpreter ends.
+
+    Attributes:
+        has_failed: True after a failed write; code that was interrupted may have caught ``SystemExit``.
+    """
+
+    has_failed = False
+
+    def write(self, data: Any, /) -> int:
+        """Write bytes, and return their number."""
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.has_failed = True
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self.fileno())
+            os.close(null)
+            if not isinstance(error, BrokenPipeError):
+                sys.stderr.write(f"error: standard output: {error.strerror}\n")
+            raise SystemExit(1) from None
+
+
+def exit_on_failed_writes() -> ExitingFile:
+    """Replace standard output by a stream whose failed writes end the command; return its file."""
+    stream = sys.stdout
+    file = ExitingFile(1, "w", closefd=False)
+    if stream is not sys.__stdout__ or not isinstance(stream, io.TextIOWrapper):
+        return file
+    # Python has no buffer below the text layer if its streams are unbuffered.
+    buffer: Any = file if isinstance(stream.buffer, io.RawIOBase) else io.BufferedWriter(file)
+    replaced = io.TextIOWrapper(
+        buffer,
+        stream.encoding,
+        stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+    for name in ("stdout", "__stdout__"):
+        setattr(sys, name, replaced)
+    return file
 
 
 def open_standard_streams() -> None:

@@ -133,6 +133,58 @@ def test_a_log_file_on_a_full_disk_prints_no_traceback(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    "arguments", [("--version",), ("infer", "--help"), ("--list-models", "--model-repository-path", ".")]
+)
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [("/dev/full", "error: standard output: No space left on device\n"), ("a pipe without a reader", "")],
+)
+def test_results_that_cannot_be_written_are_one_line_and_an_exit_code(
+    arguments: tuple[str, ...], place: str, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "model" / "1").mkdir(parents=True)
+    (tmp_path / "model" / "1" / "model.xml").touch()
+    if place.startswith("/"):
+        output = os.open(place, os.O_WRONLY)
+    else:
+        reader, output = os.pipe()
+        os.close(reader)
+    try:
+        command = [sys.executable, "-m", "ovmstrio.cli", *arguments]
+        done = subprocess.run(
+            command, check=False, cwd=tmp_path, stdout=output, stderr=subprocess.PIPE, env=environment(), text=True,
+            timeout=60,
+        )  # fmt: skip
+    finally:
+        os.close(output)
+    assert (done.returncode, done.stderr) == (1, message)
+
+
+_IN_A_NURSERY = """
+import sys, trio
+import ovmstrio.cli.main
+from ovmstrio.cli.entry import main
+
+async def write():
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.sleep_forever)
+        sys.stdout.write("one\\n" * 100_000)
+
+ovmstrio.cli.main.main = lambda: trio.run(write)
+main()
+"""
+
+
+def test_results_of_a_task_that_cannot_be_written_are_one_line_and_an_exit_code() -> None:
+    with Path("/dev/full").open("w") as output:
+        command = [sys.executable, "-c", _IN_A_NURSERY]
+        done = subprocess.run(
+            command, check=False, stdout=output, stderr=subprocess.PIPE, env=environment(), text=True, timeout=60
+        )
+    assert (done.returncode, done.stderr) == (1, "error: standard output: No space left on device\n")
+
+
 run = partial(run_command, "paddle", "stop")
 
 STUBBORN = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); print(flush=True); input()"

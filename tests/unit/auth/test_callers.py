@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 import tracemalloc
 from fnmatch import fnmatchcase
@@ -193,6 +194,19 @@ def test_a_new_file_is_private_and_an_old_one_keeps_its_mode(tmp_path: Path) -> 
     assert stat.S_IMODE(file.stat().st_mode) == 0o640
     assert [each.name for each in read_key_file(file)] == ["shop", "node"]
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_replaced_file_keeps_its_owner_and_its_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server of another user must be able to read its file after an administrator has added a key."""
+    owners: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "chown", lambda _path, user, group: owners.append((user, group)))
+    file, link = tmp_path / "secret.json", tmp_path / "keys.json"
+    write_key_file(file, [])
+    link.symlink_to(file)
+    write_key_file(link, [CallerEntry("shop", Scopes(read=True), sha256=key_hash(new_key()))])
+    assert owners == [(file.stat().st_uid, file.stat().st_gid)]
+    assert link.readlink() == file
+    assert [each.name for each in read_key_file(file)] == ["shop"]
 
 
 def test_keys_are_long_and_unique() -> None:

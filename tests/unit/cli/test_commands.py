@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import sys
@@ -13,12 +14,13 @@ import typer
 import yaml
 from typer.testing import CliRunner, Result
 
-from ovmstrio.auth.key_file import key_hash, read_key_file
+from ovmstrio.auth.key_file import CallerEntry, key_hash, read_key_file, write_key_file
 from ovmstrio.cli import serve_service
 from ovmstrio.cli.main import command_line
 from ovmstrio.cli.run import _command
 from ovmstrio.cli.script import execute_script
 from ovmstrio.cli.serve_service import run_pipeline_service
+from ovmstrio.core.callers import Scopes
 from ovmstrio.ext.ops import WebService
 from ovmstrio.extras import COMPAT_FOLDER
 from ovmstrio.ops.prepared_service import PreparedService
@@ -177,6 +179,23 @@ def test_generate_reports_failures_in_one_line(options: tuple[str, ...], error: 
 
 def _keys(*arguments: str) -> Result:
     return CliRunner().invoke(command_line(), ["keys", *arguments])
+
+
+def test_the_key_file_is_read_after_its_folder_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "keys.json"
+    others = [CallerEntry(name, Scopes(), certificate=name) for name in ("first", "second")]
+
+    def wait(descriptor: int, operation: int) -> None:
+        assert Path(f"/proc/self/fd/{descriptor}").resolve() == tmp_path
+        assert operation == fcntl.LOCK_EX
+        write_key_file(file, others)
+
+    monkeypatch.setattr(fcntl, "flock", wait)
+    assert _keys("new", "third", "--file", str(file)).exit_code == 0
+    assert [each.name for each in read_key_file(file)] == ["first", "second", "third"]
+    assert _keys("revoke", "first", "--file", str(file)).exit_code == 0
+    assert [each.name for each in read_key_file(file)] == ["second"]
+    assert _keys("new", "fourth", "--file", str(tmp_path / "missing" / "keys.json")).exit_code == 1
 
 
 def test_keys_are_stored_as_hashes_and_revoked(tmp_path: Path) -> None:

@@ -288,6 +288,23 @@ def test_the_repository_may_be_in_the_environment(repository: Path, monkeypatch:
     assert _config(repository)["text_model_config_list"][0]["config"]["name"] == "small"
 
 
+@pytest.mark.parametrize(
+    ("address", "options", "section"),
+    [
+        ("s3://bucket/one", ["--batch_size", "2"], "model_config_list"),
+        ("s3://bucket/one", ["--cache_size", "2"], "text_model_config_list"),
+        ("gs://bucket/tiny.gguf", [], "text_model_config_list"),
+        ("hf://org/name@v1", [], "text_model_config_list"),
+    ],
+)
+def test_a_model_at_a_remote_address_is_added(repository: Path, address: str, options: list[str], section: str) -> None:
+    file = repository / "config.json"
+    done = _run("--add_to_config", str(file), "--model_name", "one", "--model_path", address, *options)
+    assert done.exit_code == 0, done.output
+    (entry,) = _config(repository)[section]
+    assert entry["config"]["base_path"] == address
+
+
 _ADD_SMALL = ["--add_to_config", "--model_name", "small", "--model_path", "small"]
 
 

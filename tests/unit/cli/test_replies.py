@@ -2,20 +2,23 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from rich.console import Console
 
 from ovmstrio.cli import console, stream_live
+from ovmstrio.cli.handler_call import post_file
 from ovmstrio.cli.sequence_run import StepAnswer
 from ovmstrio.cli.sequence_show import OutputRecorder, show
 from ovmstrio.cli.stream_show import show as show_stream
 from ovmstrio.cli.stream_text import Seen, TextReader, line_of, safe_for_terminals, text_of, values_of
 from ovmstrio.cli.tables import Output
-from ovmstrio.client.api import StreamOutput, StreamReply
+from ovmstrio.client.api import Posted, StreamOutput, StreamReply
 from ovmstrio.core.errors import GraphFailure, InvalidRequest
 
 WORD, MORE, NUMBERS = (("word", "UINT8"), ("more", "UINT8"), ("numbers", "INT64"))
@@ -206,3 +209,17 @@ def test_outputs_that_cannot_be_saved_end_the_sequence(tmp_path: Path) -> None:
 def test_an_unusable_output_file_is_refused(file: str, text: str) -> None:
     with pytest.raises(InvalidRequest, match=text):
         OutputRecorder.from_options(file, 0)
+
+
+@pytest.mark.parametrize(("body", "shown"), [(b'{"a":1}', '{\n  "a": 1\n}\n'), (b"", ""), (b"not JSON", "not JSON")])
+def test_a_response_that_is_not_the_json_of_its_content_type_is_shown_as_it_is(
+    body: bytes, shown: str, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    class Handler:
+        def post(self, *_: object) -> Posted:
+            return Posted(body, "application/json")
+
+    client: Any = Handler()
+    post_file(client, "handler", ["{}"], "table")
+    sys.stdout.flush()
+    assert capfdbinary.readouterr().out == shown.encode()

@@ -120,6 +120,9 @@ def test_an_input_without_a_type_is_sent_as_bytes_or_text() -> None:
     notes: list[str] = []
     assert read_inputs(["untyped=two words"], [UNTYPED], notes.append)["untyped"] == b"two words"
     assert notes == ["input untyped: no such file; sent as text"]
+    assert read_inputs(["What is 2 + 2 = ?"], [UNTYPED], _ignore)["untyped"] == b"What is 2 + 2 = ?"
+    with pytest.raises(InvalidRequest, match='unknown input "untypd"; the model takes untyped'):
+        read_inputs(["untypd=two words"], [UNTYPED], _ignore)
 
 
 @pytest.mark.parametrize(("tensor", "where"), [(IMAGE_FIRST, (0, 0, 1, 2)), (IMAGE_LAST, (0, 1, 2, 0))])
@@ -359,6 +362,11 @@ def test_outputs_are_written_without_loss_or_refused(tmp_path: Path) -> None:
     assert np.load(saved).tolist() == [b"a\0b", b""]
     with pytest.raises(InvalidRequest, match="end in zeros"):
         write_outputs({"y": np.array([b"a\0"], object)}, str(tmp_path / "z.npy"))
+    # These are parameters of numpy.savez.
+    several = {"file": np.arange(2), "allow_pickle": np.arange(3)}
+    write_outputs(several, str(tmp_path / "several.npz"))
+    saved_arrays = {name: array.tolist() for name, array in np.load(tmp_path / "several.npz").items()}
+    assert saved_arrays == {"file": [0, 1], "allow_pickle": [0, 1, 2]}
 
 
 AUDIO = TensorInfo("audio", "FP32", (1, 4))

@@ -7,6 +7,7 @@ from ovmstrio.client import open_client
 from ovmstrio.client.addresses import parse_address
 from ovmstrio.client.api import StreamRequest
 from ovmstrio.client.calls import RestCalls
+from ovmstrio.client.links import Answer
 from ovmstrio.core import errors
 
 
@@ -35,3 +36,13 @@ def test_events_are_parsed_from_chunks_of_any_size(size: int) -> None:
     read = RestCalls(parse_address("http://127.0.0.1:9"), {}).reply_reader()
     texts = [each.error or each.outputs[0].data for chunk in chunks for each in read(chunk)]
     assert texts == ["a\u2028b\x85c", "x", "a\u2028b\x85c"]
+
+
+def test_an_answer_without_a_body_is_a_success_of_a_handler_but_not_of_a_pipeline() -> None:
+    calls = RestCalls(parse_address("http://127.0.0.1:9"), {})
+    answer = Answer(204, {})
+    assert calls.error(answer) is None
+    assert calls.post("handler", b"{}", "application/json").read(answer).body == b""
+    inference = calls.infer("pipeline", {}, "", None, None, (), "")
+    with pytest.raises(errors.NothingToGather, match="nothing to split"):
+        inference.read(answer)
