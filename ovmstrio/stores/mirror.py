@@ -131,9 +131,7 @@ class Mirror:
         files = self._list(store, choose)
         mark = _mark(files)
         tree = self._folder / "trees" / mark
-        if self._current.resolve() == tree / "files" and all(
-            _has_size(tree / "files" / path, file.size) for path, file in self._present().items()
-        ):
+        if self._current.resolve() == tree / "files" and self._is_complete():
             return False
         unfinished = tree.with_suffix(".part")
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -186,6 +184,11 @@ class Mirror:
             return {path: StoredFile(path, "", size, mark, 0.0) for path, size, mark in rows}
         except (OSError, ValueError):
             return {}
+
+    def _is_complete(self) -> bool:
+        """Return whether the copy still has the files that were downloaded; an archive was removed when unpacked."""
+        kept = ((path, file) for path, file in self._present().items() if path != self.address.archive_suffix)
+        return self.is_usable and all(_has_size(self._current / path, file.size) for path, file in kept)
 
     def _fill(self, store: Any, files: Sequence[StoredFile], folder: Path, progress: Progress) -> None:
         present, known = self._present(), self._current.resolve()
@@ -402,6 +405,18 @@ def _plain_member(member: tarfile.TarInfo, folder: Path) -> tarfile.TarInfo:
     return member
 
 
+# Of these, `zipfile` raises RuntimeError for an encrypted file, or one whose compression it does not know.
+_ARCHIVE_ERRORS: Final = (
+    shutil.ReadError,
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+    ValueError,
+    EOFError,
+    RuntimeError,
+)
+
+
 def _unpack(archive: Path, suffix: str, folder: Path) -> None:
     """Unpack an archive; the files of its only folder, unless that is a version, are moved up."""
     try:
@@ -413,7 +428,7 @@ def _unpack(archive: Path, suffix: str, folder: Path) -> None:
                     packed.extractall(folder, filter="data")
                 else:  # Python before 3.11.4
                     packed.extractall(folder, [_plain_member(each, folder) for each in packed])  # noqa: S202 - checked
-    except (shutil.ReadError, tarfile.TarError, zipfile.BadZipFile, zlib.error, ValueError, EOFError) as error:
+    except _ARCHIVE_ERRORS as error:
         raise StorageFailure(f"the archive is damaged: {error}", is_permanent=True) from error
     archive.unlink()
     entries = list(folder.iterdir())
