@@ -142,7 +142,7 @@ def _check_constructor(cls: type[Any], contract: HandlerContract) -> Iterator[Pr
     parameters = constructor_parameters(cls)
     place = _place(cls, "__init__", contract)
     yield from _check_parameters(parameters, contract.injected, "__init__", place)
-    if contract.client_names and not set(contract.client_names) & set(parameters):
+    if contract.client_names and not set(contract.client_names) & set(parameters) and not _takes_any_name(parameters):
         name = next(iter(contract.client_names))
         message = f"the constructor does not take {name}, although the project has models"
         yield _problem(message, place, f"write def __init__(self, {name}, ...)")
@@ -232,6 +232,10 @@ def _parameters_of(cls: type[Any], name: str) -> dict[str, inspect.Parameter]:
     if inspect.isfunction(method) and not isinstance(inspect.getattr_static(cls, name), staticmethod) and parameters:
         parameters.pop(next(iter(parameters)))
     return parameters
+
+
+def _takes_any_name(parameters: Mapping[str, inspect.Parameter]) -> bool:
+    return any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
 
 def _place(cls: type[Any], name: str, contract: HandlerContract) -> SourceLine:
@@ -385,6 +389,9 @@ class HandlerBuilder:
         given = self._supplies.arguments(self._project.config)
         parameters = constructor_parameters(cls)
         arguments = {name: value for name, value in given.items() if name in parameters}
+        if _takes_any_name(parameters):
+            # As in Nucleus: ``**kwargs``, such as those of a subclass, include the clients of models.
+            arguments = {**self._supplies.clients, **arguments}
         if type(cls).__call__ is not type.__call__:
             instance = cls(**arguments)
             self._set_load_method(instance)

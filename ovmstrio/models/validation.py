@@ -173,9 +173,10 @@ class InputValidator:
         if given.datatype != self._datatype:
             raise input_mismatch("Invalid input precision", self._datatype, given.datatype, spec)
         self._check_shape(shape)
-        self._check_extent(shape)
         count = prod(shape)
         expected = count * spec.datatype.itemsize
+        if not count or expected > _MAX_BYTES:
+            self._check_extent(shape)
         if raw is None:
             return to_array(given.contents, shape, count, spec)
         if len(raw) != expected:

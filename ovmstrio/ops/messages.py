@@ -105,6 +105,10 @@ class _NamedFields:
         return self.values
 
 
+USUAL_METHOD: Final = "prediction"
+"""Method in the URLs of most clients; the interpreter has one object for all literals of this text."""
+
+
 @dataclass(slots=True)
 class PipelineRequest(_NamedFields):
     """Pipeline request; ``keeps_arrays`` requests response tensors as arrays instead of element lists."""
@@ -117,6 +121,11 @@ class PipelineRequest(_NamedFields):
     logid: int = 0
     clientip: str = ""
     keeps_arrays: bool = False
+
+    def __post_init__(self) -> None:
+        # Scripts check `request.method is not "prediction"`, as in Paddle Serving's documentation: by identity.
+        if self.method == USUAL_METHOD:
+            self.method = USUAL_METHOD
 
     @property
     def log_id(self) -> int:
@@ -342,10 +351,15 @@ def unpack_request(request: PipelineRequest) -> dict[str, Any]:
         raise ValueError(f"{len(request.keys)} keys, but only {len(request.values)} values")
     inputs: dict[str, Any] = dict(zip(request.keys, request.values, strict=False))
     for tensor in request.tensors:
-        inputs[tensor.name] = to_array(tensor)
-        if tensor.lod:
-            inputs[tensor.name + LOD_SUFFIX] = _offsets(tensor.lod)
+        inputs[tensor.name], offsets = unpack_tensor(tensor)
+        if offsets is not None:
+            inputs[tensor.name + LOD_SUFFIX] = offsets
     return inputs
+
+
+def unpack_tensor(tensor: PipelineTensor) -> tuple[Any, Ndarray | None]:
+    """Return the content of a tensor and its row offsets, None without; raises as :func:`to_array`."""
+    return to_array(tensor), _offsets(tensor.lod) if tensor.lod else None
 
 
 def _offsets(lod: list[int]) -> Ndarray:

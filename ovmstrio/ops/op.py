@@ -20,8 +20,10 @@ from ovmstrio.ops.messages import (
     CustomException,
     CustomExceptionCode,
     PipelineRequest,
+    PipelineTensor,
     pack_response,
     unpack_request,
+    unpack_tensor,
 )
 from ovmstrio.ops.predictor.protocol import ModelClient, Prediction
 
@@ -139,7 +141,7 @@ class Op:
     def __init__(  # noqa: PLR0917 - services pass these by position
         self,
         name: str | None = None,
-        input_ops: Op | Sequence[Op] = (),
+        input_ops: Op | Sequence[Op] | None = (),
         server_endpoints: Sequence[str] | None = None,
         fetch_list: Sequence[str] | None = None,
         client_config: str | None = None,
@@ -150,7 +152,7 @@ class Op:
         batch_size: int | None = None,
         auto_batching_timeout: int | None = None,
         local_service_handler: Any = None,
-        jump_to_ops: Op | Sequence[Op] = (),
+        jump_to_ops: Op | Sequence[Op] | None = (),
     ) -> None:
         self.name = f"Op{next(_numbers)}" if name is None else name
         self.server_endpoints = server_endpoints
@@ -242,7 +244,7 @@ class Op:
 
     # Settings
 
-    def set_input_ops(self, ops: Op | Sequence[Op]) -> None:
+    def set_input_ops(self, ops: Op | Sequence[Op] | None) -> None:
         """Set the Ops whose outputs are the inputs; raises ConfigError for other objects."""
         self._input_ops = _check_ops(ops, self.name, "input_ops")
 
@@ -250,7 +252,7 @@ class Op:
         """Return the input Ops."""
         return list(self._input_ops)
 
-    def set_jump_to_ops(self, ops: Op | Sequence[Op]) -> None:
+    def set_jump_to_ops(self, ops: Op | Sequence[Op] | None) -> None:
         """Set the Ops whose output this Op's output may replace; raises ConfigError for other objects."""
         self._jump_to_ops = _check_ops(ops, self.name, "jump_to_ops")
 
@@ -294,6 +296,14 @@ class RequestOp(Op):
         """
         return unpack_request(request), request.logid, None, ""
 
+    def proto_tensor_2_numpy(self, tensor: PipelineTensor) -> tuple[Any, Any]:
+        """Return the array of a tensor of the request, a string for strings, and its row offsets or None.
+
+        Raises:
+            ValueError: the tensor is malformed or of unknown type.
+        """
+        return unpack_tensor(tensor)
+
 
 class ResponseOp(Op):
     """End of a pipeline: converts the last Op's output or an error into the response.
@@ -323,8 +333,8 @@ def _init_if_sync(op: Op) -> None:
         op.init_op()
 
 
-def _check_ops(ops: Op | Sequence[Op], name: str, what: str) -> tuple[Op, ...]:
-    listed = (ops,) if isinstance(ops, Op) else tuple(ops)
+def _check_ops(ops: Op | Sequence[Op] | None, name: str, what: str) -> tuple[Op, ...]:
+    listed = (ops,) if isinstance(ops, Op) else tuple(ops or ())
     for one in listed:
         if not isinstance(one, Op):
             raise ConfigError([Problem(f"{what} of {name}", expected="Ops", found=type(one).__name__)])

@@ -21,7 +21,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 _PATH = re.compile(r"(?<![\w/.])(?:ovmstrio|cli|compat|protos|samples|tests|benchmarks)(?:/[\w.]+)+/?")
 _MODULE = re.compile(r"\b(?:from|import) (ovmstrio(?:\.\w+)*)|(?<![\w.\"'])(ovmstrio(?:\.[a-z_]+)+)\b")
 _LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)(?:#[^)]*)?\)")
-_OWN = {"ovmstrio", "pyovms", "cortex_internal", "paddle_serving_server", "paddle_serving_app"}
+_OWN = {"ovmstrio", "pyovms", "cortex_internal", "paddle_serving_server", "paddle_serving_app", "paddle_serving_client"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.ops.config_file import read_pipeline_config
+from ovmstrio.ops.config_file import read_document, read_pipeline_config
 from ovmstrio.ops.settings import PipelineSettings
 from ovmstrio.util.regular_files import read_regular_text
 
@@ -18,6 +18,7 @@ _LINE: Final = re.compile(r"PROFILE\tpid:(\d+)\t(.*)")
 _MARK: Final = re.compile(r"(\S+)#(\S+)_([01]):(\d+)")
 _OP: Final = re.compile(r"\[(.+)\|(.+)\]")
 _MS: Final = 1e3
+_STAGES: Final = frozenset({"prep", "midp", "postp"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +105,19 @@ class OpAnalyst:
     def concurrency_analysis(self, op_config_yaml: str | Path) -> dict[str, int]:
         """Return the ``concurrency`` with which each Op keeps up with the fastest model on its device.
 
+        The file is a ``config.yml``, or has the devices of stages, such as ``cnn: {midp: "1,2"}``.
+        With the latter each Op keeps up with the slowest of these stages.
+
         Raises:
             ConfigError: the file is unusable, or two models share a device, which makes their times meaningless.
         """
+        rates = self.qps()
+        root, _ = read_document(Path(op_config_yaml))
+        if root.members and all(each.members and {*each.members} <= _STAGES for each in root.members.values()):
+            target = self._rate_of_stages(root.plain(), str(op_config_yaml))
+            return {op: max(1, -int(-target // rate)) for op, rate in rates.items()}
         settings = read_pipeline_config(op_config_yaml)
         _check_devices(settings)
-        rates = self.qps()
         models = [
             rate * max(1, len(settings.op(op).local_service_conf.device_ids))
             for op, rate in rates.items()
@@ -118,16 +126,44 @@ class OpAnalyst:
         target = max(models, default=max(rates.values(), default=0.0))
         return {op: max(1, -int(-target // rate)) for op, rate in rates.items()}
 
+    def _rate_of_stages(self, devices: Mapping[str, Mapping[str, Any]], file: str) -> float:
+        """Return the samples per second of the slowest stage on its devices; raises ConfigError."""
+        unknown = [
+            f"{op}: {stage}"
+            for op, stages in devices.items()
+            for stage in stages
+            if not self._times.get(op, {}).get(stage)
+        ]
+        if unknown:
+            known = ", ".join(f"{op}: {stage}" for op, stages in self._times.items() for stage in stages)
+            message = "the timelines lack a stage of the file"
+            raise ConfigError([Problem(message, file, expected=known or "no stage", found=", ".join(unknown))])
+        listed = {
+            (op, stage): [each.strip() for each in str(given).split(",")]
+            for op, stages in devices.items()
+            for stage, given in stages.items()
+        }
+        _check_users(((op, each) for (op, _), numbers in listed.items() for each in numbers), file)
+        return _MS / max(self._times[op][stage] / len(numbers) for (op, stage), numbers in listed.items())
+
 
 def _check_devices(settings: PipelineSettings) -> None:
+    used = (
+        (name, device)
+        for name, op in settings.ops.items()
+        for device in (op.local_service_conf.device_ids if op.has_model else ())
+    )
+    _check_users(used, str(settings.source or ""))
+
+
+def _check_users(used: Iterable[tuple[str, str]], file: str) -> None:
     users: dict[str, list[str]] = {}
-    for name, op in settings.ops.items():
-        for device in op.local_service_conf.device_ids if op.has_model else ():
-            users.setdefault(device, []).append(name)
+    for name, device in used:
+        users.setdefault(device, []).append(name)
     problems = [
         Problem(
             f"device {device} has several models: {', '.join(names)}",
-            str(settings.source or ""),
+            file,
             suggestion="use one device per model for the analysis",
         )
         for device, names in users.items()

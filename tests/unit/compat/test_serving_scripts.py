@@ -11,6 +11,7 @@ import paddle_serving_app
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.ext import ops
 from ovmstrio.ops.config_file import read_pipeline_config, resolve_op_settings
+from ovmstrio.ops.messages import PipelineRequest, PipelineTensor
 from ovmstrio.ops.settings import PipelineSettings
 from paddle_serving_app import reader
 from paddle_serving_server.pipeline import LocalServiceHandler, PipelineServer
@@ -49,6 +50,7 @@ NAMES = {
     "paddle_serving_server.pipeline.analyse": "Analyst",
     "paddle_serving_server.util": "ArgsParser",
     "paddle_serving_app.local_predict": "LocalPredictor",
+    "paddle_serving_client.utils": "MultiThreadRunner benchmark_args show_latency",
     "paddle_serving_app.reader.image_reader": (
         "ImageReader File2Image URL2Image Base64ToImage String2Image Sequential Lambda Normalize Div CenterCrop Resize "
         "ResizeByFactor PadStride Transpose RGB2BGR BGR2RGB DetectionFile2Image DetectionSequential DetectionNormalize "
@@ -156,6 +158,32 @@ def test_a_local_service_handler_configures_an_op() -> None:
         )
     with pytest.raises(ConfigError, match="expected a LocalServiceHandler, found str"):
         ops.Op(name="uci", local_service_handler="x")
+
+
+def test_an_op_without_inputs_may_say_none() -> None:
+    op = ops.Op(name="a", input_ops=None, jump_to_ops=None)
+    assert (op.get_input_ops(), op.get_jump_to_ops()) == ([], [])
+
+
+class _TensorsOnly(ops.RequestOp):
+    def unpack_request_package(self, request: PipelineRequest) -> Any:
+        if request.method is not _METHOD:
+            raise ValueError("request method error")
+        return {tensor.name: self.proto_tensor_2_numpy(tensor) for tensor in request.tensors}
+
+
+_METHOD = "prediction"
+
+
+def test_request_ops_read_tensors_and_compare_the_method_by_identity() -> None:
+    tensors = [PipelineTensor("x", 1, [1, 2], [0, 1], float_data=[1.0, 2.0]), PipelineTensor("s", 12, str_data=["a"])]
+    method = "/ocr/prediction".rpartition("/")[2]
+    unpacked = _TensorsOnly().unpack_request_package(PipelineRequest(tensors=tensors, method=method))
+    array, offsets = unpacked["x"]
+    assert (array.tolist(), array.dtype, offsets.tolist()) == ([[1.0, 2.0]], np.float32, [[0], [1]])
+    assert unpacked["s"] == ("a", None)
+    with pytest.raises(ValueError, match="method"):
+        _TensorsOnly().unpack_request_package(PipelineRequest(method="other"))
 
 
 def test_a_pipeline_server_is_a_service_of_its_response_op() -> None:

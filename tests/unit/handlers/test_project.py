@@ -110,6 +110,24 @@ async def test_the_constructor_receives_arguments_by_name(tmp_path: Path) -> Non
     assert spec.config == {"more": {"x": 1}}
 
 
+async def test_a_constructor_with_any_names_gets_the_client_of_its_models(tmp_path: Path) -> None:
+    code = """
+        class Base:
+            def __init__(self, model_client):
+                self.client = model_client
+            def load_model(self, model_path):
+                return model_path
+            def handle_get(self):
+                return self.client.get_model()
+        class Handler(Base):
+            def __init__(self, *args, **kwargs):
+                super().__init__(*args, **kwargs)
+        """
+    supplies = HandlerDependencies({"model_client": _Client()})
+    async with open_handler(project(tmp_path, code, MODELS), supplies) as handler:
+        assert await handler.call("handle_get") == "/models/1"
+
+
 @pytest.mark.parametrize(
     "code",
     [
