@@ -29,7 +29,7 @@ from ovmstrio.serving.broadcast_changes import server_model_control
 from ovmstrio.serving.data_plane import DEFAULT_SERVER_NAME
 from ovmstrio.telemetry.log_levels import LOG_LEVEL, format_log_levels
 from ovmstrio.telemetry.logs import LEVELS
-from ovmstrio.transport.http.responses import json_response
+from ovmstrio.transport.http.responses import accepts_gzip, json_response
 from ovmstrio.transport.http.router import rule
 from ovmstrio.transport.http.sse import stream_events
 from ovmstrio.util.truncation import shown
@@ -95,7 +95,7 @@ def _asset_answer(name: str, request: HttpRequest) -> HttpAnswer:
     )
     if request.header("if-none-match") == mark:
         return HttpAnswer(304, headers)
-    if "gzip" in (request.header("accept-encoding") or ""):
+    if accepts_gzip(request):
         return HttpAnswer(200, (*headers, ("content-encoding", "gzip")), packed)
     return HttpAnswer(200, headers, content)
 

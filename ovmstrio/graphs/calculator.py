@@ -213,8 +213,8 @@ class Calculator(Protocol):
     async def close(self, context: NodeContext) -> None:
         """Close the node: all inputs are done, or the instance has failed or was cancelled.
 
-        Called once for every opened calculator, shielded, with a time limit. Values emitted here are sent only after a
-        normal end.
+        Called once for every opened calculator. Values emitted here are sent only after a normal end. At a normal end
+        it has no time limit and is cancelled with the call; otherwise it is shielded for ``CLOSE_SECONDS``.
         """
         ...
 

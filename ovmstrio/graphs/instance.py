@@ -110,16 +110,21 @@ class NodeRun(NodeState):
         """True if every input except back edges is done."""
         return all(stream.is_done for stream in self.streams if not stream.is_back_edge)
 
+    def route_of(self, port: Port) -> StreamRoute:
+        """Return the route of an output."""
+        route = self.plan.routes.get(port)
+        if route is None:
+            raise NodeFailure(f"there is no output {port}; the node has {', '.join(map(str, self.plan.routes))}")
+        return route
+
     def check_output(self, port: Port, value: Any) -> None:
         """Check that the contract allows a value on an output."""
-        if port not in self.plan.routes:
-            raise NodeFailure(f"there is no output {port}; the node has {', '.join(map(str, self.plan.routes))}")
+        route = self.route_of(port)
         wanted = self.plan.contract.outputs.get(port, object)
         if not isinstance(value, wanted):
-            stream = self.plan.routes[port].stream
             raise NodeFailure(
-                f'Packet type mismatch on a calculator outputting to stream "{stream}": expected {wanted.__name__}, '
-                f"got {type(value).__name__}"
+                f'Packet type mismatch on a calculator outputting to stream "{route.stream}": expected '
+                f"{wanted.__name__}, got {type(value).__name__}"
             )
 
 
@@ -306,7 +311,10 @@ class GraphInstance:
     async def _work(self, node: NodeRun) -> None:
         """Run a node until it has no packets, then the nodes that became runnable."""
         while True:
-            await self._advance(node)
+            try:
+                await self._advance(node)
+            except Exception as error:  # noqa: BLE001 - reported to the client and in the log like a failure of the node
+                self.fail(self._explain(node, "Process", error))
             if not self._runnable or self.failure is not None:
                 break
             node = self._runnable.popleft()
@@ -394,13 +402,13 @@ class GraphInstance:
             for port, packet in emitted:
                 node.check_output(port, packet.value)
                 has_room &= self._send(node.plan.routes[port], packet)
+            if node.plan.contract.propagates_bounds and call.timestamp < DONE:
+                self._advance_bounds(node, next_allowed(call.timestamp))
+            for port, bound in call.bounds.items():
+                self._advance_route(node.route_of(port), bound)
         except Exception as error:  # noqa: BLE001 - the node is at fault for what it emits
             self.fail(self._explain(node, "Process", error))
             return
-        if node.plan.contract.propagates_bounds and call.timestamp < DONE:
-            self._advance_bounds(node, next_allowed(call.timestamp))
-        for port, bound in call.bounds.items():
-            self._advance_route(node.plan.routes[port], bound)
         if not has_room:
             await self._sink.wait_room()
 

@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 import orjson
+import structlog
 import trio
 
 from ovmstrio.core.errors import (
@@ -71,6 +72,7 @@ from ovmstrio.graphs.requests import GraphRequestParser, graph_failure, side_pac
 from ovmstrio.graphs.tensors import input_spec
 from ovmstrio.models.tensor_contents import bytes_elements
 from ovmstrio.util.slices import run_to_end
+from ovmstrio.util.truncation import text_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
@@ -92,6 +94,8 @@ if TYPE_CHECKING:
 # ----------------------------------------------------------------------
 # Streams
 # ----------------------------------------------------------------------
+
+log = structlog.get_logger(__name__)
 
 _T = TypeVar("_T")
 
@@ -811,9 +815,11 @@ async def _run(
                 started = True
                 task_status.started()
                 await instance.wait_finished()
-        except Exception:
+        except Exception as error:
             if not started:
                 raise
+            log.exception("graph stream failed", graph=instance.context.graph, error=text_of(error))
+            instance.fail(graph_failure("internal error; the server's log has the details"))
         # A failure cancels the nodes that wait for room, and their replies precede it.
         await sink.wait_room()
 

@@ -188,18 +188,19 @@ def _to_bytes(value: object, contents: Contents, spec: TensorSpec) -> bytes:
 
 
 def _split_elements(raw: Buffer, spec: TensorSpec) -> list[bytes]:
-    view = memoryview(raw)
-    end, position = view.nbytes, 0
+    # Slices of bytes take half the time of those of a memoryview, which must be copied.
+    data = bytes(raw)
+    end, position, unpack, prefix = len(data), 0, _LENGTH.unpack_from, _LENGTH.size
     elements: list[bytes] = []
     while position < end:
-        start = position + _LENGTH.size
+        start = position + prefix
         if start > end:
             raise _bad_framing(spec, f"{end - position} bytes left, expected a 4-byte length")
-        (length,) = _LENGTH.unpack_from(view, position)
+        (length,) = unpack(data, position)
         position = start + length
         if position > end:
             raise _bad_framing(spec, f"an element has {length} bytes, {end - start} bytes left")
-        elements.append(bytes(view[start:position]))
+        elements.append(data[start:position])
     return elements
 
 

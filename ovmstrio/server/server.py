@@ -357,7 +357,7 @@ class _Server:
         if self._metrics is not None:
             self._metrics.expose_resources(current_resource_registry(), _iterations_reader(current_loop_utilization()))
             self._show_states(self._metrics)
-            self._registry.subscribe(partial(_remove_metrics, self._metrics))
+            self._registry.subscribe(partial(remove_ended_metrics, self._metrics, self._registry))
             if gate is not None:
                 gate.refused = self._metrics.refused
         self._plane = self._make_plane(traces, gate)
@@ -768,9 +768,12 @@ class _Server:
         self.ended_gently = saved and not cut
 
 
-def _remove_metrics(metrics: Metrics, status: VersionStatus) -> None:
+def remove_ended_metrics(metrics: Metrics, registry: Registry, status: VersionStatus) -> None:
+    """Remove the gauges of an unloaded version, and those of its service if that was removed."""
     if status.state is VersionState.END:
         metrics.retired(status.name, str(status.version))
+        if registry.is_removed(status.name):
+            metrics.removed(status.name)
 
 
 def _state_row(status: VersionStatus) -> tuple[str, ...]:

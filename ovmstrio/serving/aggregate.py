@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _ATTEMPTS: Final = 3
 _METRICS_TIMEOUT_SECONDS: Final = 5.0
 """Time limit for a worker's metrics; a stuck worker counts with its last saved ones."""
+_QUERY_TIMEOUT_SECONDS: Final = 5.0
+"""Time limit for statistics and sequences, whose sums without a stuck worker would be wrong."""
 _TOTAL_FIELDS: Final = ("success", "fail", "queue", "compute", "rest")
 
 VersionCounts = tuple[str, str, VersionStatistics]
@@ -73,12 +75,16 @@ def save_final_metrics(plane: DataPlane) -> None:
 async def aggregate_statistics(
     plane: DataPlane, name: str, version: str, api_interface: ApiInterface
 ) -> list[VersionCounts]:
-    """Return call statistics summed over all workers; see :meth:`DataPlane.statistics`."""
+    """Return call statistics summed over all workers; see :meth:`DataPlane.statistics`.
+
+    Raises:
+        NotReady: a worker does not answer in time.
+    """
     own = plane.statistics(name, version, api_interface)
     if plane.peers is None:
         return own
     found = {(each, number): deepcopy(counted) for each, number, counted in own}
-    for rows in await plane.peers.call_all("statistics", name, version):
+    for rows in await plane.peers.call_all("statistics", name, version, limit_seconds=_QUERY_TIMEOUT_SECONDS):
         for each, number, fields in rows:
             if (each, number) in found:
                 _add(found[each, number], fields)
@@ -91,7 +97,7 @@ async def aggregate_sequences(
     """Return the live sequences of all workers by id, numbers before texts; see :meth:`DataPlane.sequences`."""
     found = plane.sequences(name, version, api_interface)
     if plane.peers is not None:
-        others = await plane.peers.call_all("sequences", name, version)
+        others = await plane.peers.call_all("sequences", name, version, limit_seconds=_QUERY_TIMEOUT_SECONDS)
         found = [*found, *(SequenceInfo(**fields) for rows in others for fields in rows)]
         found.sort(key=lambda info: (isinstance(info.id, str), info.id))
     return found

@@ -353,7 +353,7 @@ class DataPlane:
         self._response_budget = ResponseBudget()
         self._not_serving = STARTING
         self._changed = trio.Event()
-        registry.subscribe(lambda _: self.announce())
+        registry.subscribe(self._on_status)
         registry.subscribe_readiness(lambda _: self.announce())
 
     # Life cycle
@@ -401,6 +401,11 @@ class DataPlane:
         self._changed = trio.Event()
         if self._metrics is not None:
             self._metrics.child("ovmstrio_ready").set(self.readiness().ready)
+
+    def _on_status(self, status: VersionStatus) -> None:
+        if self.registry.is_removed(status.name):
+            self._metered.discard(status.name)
+        self.announce()
 
     # Queries
 
@@ -509,7 +514,7 @@ class DataPlane:
         if arrival is not None:
             arrival.call(name)
             await arrival.take_turn()
-        if self._metrics is not None and name not in self._metered:
+        if self._metrics is not None and name not in self._metered and self.registry.is_configured(name):
             self._metered.add(name)
             self._metrics.add_limited_service(name, lambda: self._admission.queued(name))
         place = None

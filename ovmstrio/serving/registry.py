@@ -444,6 +444,13 @@ class Registry:
         service = self._services.get(name)
         return service is not None and service.spec is not None
 
+    def is_removed(self, name: str) -> bool:
+        """Return True if a name was configured, is not any more, and all its versions have ended."""
+        service = self._services.get(name)
+        if service is None or service.spec is not None:
+            return False
+        return all(record.state is VersionState.END for record in service.versions.values())
+
     def why_not(self, name: str) -> str:
         """Return why a configured name is unavailable; meaningless for an available one."""
         return unavailable_reason(self._record_of(name))

@@ -316,7 +316,7 @@ class GraphMetrics(GraphHooks):
         self._name = name
         self._child = metrics.child
         self._node_of = metrics.node
-        self._current = metrics.child("ovms_current_graphs", name)
+        self._current: Any = _NO_METRIC
         self._seconds = {method: metrics.child("ovms_graph_processing_time_us", name, method) for method in _RUN}
         self._counter = cache(lambda family, *labels: metrics.child(family, name, *labels))
         self._outcome = cache(self._bind_outcome)
@@ -325,6 +325,10 @@ class GraphMetrics(GraphHooks):
         for (method, api), interface in product(_QUERIES, _INTERFACES):
             for family in ("ovms_requests_success", "ovms_requests_fail"):
                 self._child(family, name, "", api, method, interface)
+
+    def expose(self) -> None:
+        """Create the gauge of running instances, at zero, unless it exists."""
+        self._current = self._child("ovms_current_graphs", self._name)
 
     def started(self) -> None:
         """Count a started instance."""
@@ -609,7 +613,13 @@ class Metrics(Meters):
         self.child("ovmstrio_memory_bytes", name, version, part).set(size)
 
     def graph(self, name: str) -> GraphMetrics:
-        """Return the metrics of one graph, created on first use."""
+        """Return the metrics of one loaded graph, created on first use."""
+        found = self._calls_of_graph(name)
+        found.expose()
+        return found
+
+    def _calls_of_graph(self, name: str) -> GraphMetrics:
+        """Return the metrics of one graph; removed or merely queried graphs get counters but no gauge."""
         found = self._graphs.get(name)
         if found is None:
             found = self._graphs[name] = GraphMetrics(self, name)
@@ -641,14 +651,14 @@ class Metrics(Meters):
     def call_moved(self, event: CallEvent, step: StreamProgress) -> None:
         """Count stream progress of a graph."""
         if event.kind == _GRAPH:
-            self.graph(event.name).stream_progressed(event, step)
+            self._calls_of_graph(event.name).stream_progressed(event, step)
 
     def call_finished(self, event: CallEvent) -> None:
         """Count a finished call by outcome."""
         if event.kind == _GRAPH:
             if event.method not in QUERY_METHODS:
                 self.kind_latency(event).observe(event.seconds, event.trace_id)
-            self.graph(event.name).ended(event)
+            self._calls_of_graph(event.name).ended(event)
         else:
             key = (event.name, event.version)
             # Retired or merely queried versions get counters but no gauge.
@@ -673,8 +683,15 @@ class Metrics(Meters):
         Must not iterate over other versions: a thousand versions may be unloaded in one event-loop iteration.
         """
         self._servables.pop((name, version), None)
-        for gauge, labels in self._gauges_of.pop((name, version), ()):
-            gauge.remove(*labels)
+        self._remove_gauges(name, version)
+
+    def removed(self, name: str) -> None:
+        """Remove the gauges of a service that is neither configured nor loaded any more, and keep its counters."""
+        self._remove_gauges(name)
+
+    def _remove_gauges(self, *labels: str) -> None:
+        for gauge, values in self._gauges_of.pop(labels, ()):
+            gauge.remove(*values)
 
     def render(self, families: Sequence[str] = (), *, is_open: bool = False) -> bytes:
         """Render metrics as text; any thread, one at a time.

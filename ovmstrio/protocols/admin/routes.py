@@ -17,7 +17,7 @@ from ovmstrio.protocols.admin.changes import AdminChanges
 from ovmstrio.serving.aggregate import aggregate_metrics
 from ovmstrio.serving.ovms_errors import INVALID_URL, status_document
 from ovmstrio.telemetry.metrics import CONTENT_TYPE, OPEN_CONTENT_TYPE
-from ovmstrio.transport.http.responses import json_response
+from ovmstrio.transport.http.responses import accepts_gzip, json_response, quality_values
 from ovmstrio.transport.http.router import rule
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def metrics_rules(plane: DataPlane) -> list[Rule]:
     async def metrics(request: HttpRequest) -> HttpAnswer:
         parameters = parse_qs(request.query)
         families = [*parameters.get("match[]", ()), *parameters.get("name[]", ())]
-        is_gzipped = "gzip" in (request.header("accept-encoding") or "")
+        is_gzipped = accepts_gzip(request)
         is_open = _prefers_openmetrics(request.header("accept") or "")
         text = await aggregate_metrics(plane, families, limiter, is_open=is_open)
         if text is None:
@@ -81,11 +81,7 @@ def metrics_rules(plane: DataPlane) -> list[Rule]:
 
 def _prefers_openmetrics(accepted: str) -> bool:
     """Return whether a scraper prefers OpenMetrics to the Prometheus format."""
-    weights = {}
-    for each in accepted.split(","):
-        kind, *parameters = (part.strip() for part in each.lower().split(";"))
-        given = next((one[2:] for one in parameters if one.startswith("q=")), "1")
-        weights[kind] = float(given) if given.replace(".", "", 1).isdecimal() else 0.0
+    weights = quality_values(accepted)
     wanted = weights.get("application/openmetrics-text", 0.0)
     return wanted > 0 and wanted >= weights.get("text/plain", 0.0)
 

@@ -40,6 +40,7 @@ from ovmstrio.transport.http.responses import (
     error_response,
     has_bare_line_feed,
     json_response,
+    leading_empty_lines,
     request_timeout_error,
     with_request_id,
 )
@@ -147,11 +148,21 @@ _READ_BYTES: Final = 64 * 1024
 
 
 class _StrictParser(h11.Connection):
-    """h11 parser that rejects bare LF line ends, because proxies may parse them differently (request smuggling)."""
+    """h11 parser that ignores empty lines before a request, and rejects bare LF line ends.
+
+    Proxies may parse bare LF differently (request smuggling).
+    """
 
     def next_event(self) -> Any:
         if self.their_state is h11.IDLE:
-            head, _, _ = self.trailing_data[0].partition(b"\r\n\r\n")
+            received = self.trailing_data[0]
+            if size := leading_empty_lines(received):
+                self._receive_buffer.maybe_extract_at_most(size)
+                received = received[size:]
+            if received == b"\r":
+                # Half of an empty line.
+                return h11.NEED_DATA
+            head, _, _ = received.partition(b"\r\n\r\n")
             if has_bare_line_feed(head):
                 raise h11.RemoteProtocolError("a line ends with LF alone", HTTPStatus.BAD_REQUEST)
         return super().next_event()

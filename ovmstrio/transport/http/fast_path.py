@@ -33,6 +33,7 @@ from ovmstrio.transport.http.responses import (
     encode_plain_json,
     error_response,
     has_bare_line_feed,
+    leading_empty_lines,
     request_timeout_error,
     with_request_id,
 )
@@ -308,7 +309,7 @@ class FastPathConnection:
             self._phase = _RECEIVING
             routed = self._current_request = self._cached_head() or await self._head()
             if routed is None:
-                return True
+                return bool(self._buffer)
             if not self._router.needs_admission(routed.route):
                 answering = self._answer_eagerly(routed)
                 stays_open = answering if isinstance(answering, bool) else await answering
@@ -432,7 +433,7 @@ class FastPathConnection:
         buffer, self._current_request = self._buffer, None
         self.receive_until = self._now() + self._receive_seconds
         while True:
-            if not self._has_known_method():
+            if (buffer[:1] == b"\r" and not await self._skip_empty_lines()) or not self._has_known_method():
                 return None
             end = buffer.find(_END_OF_HEAD)
             if end >= 0:
@@ -457,11 +458,27 @@ class FastPathConnection:
         del buffer[: end + 4]
         return routed
 
+    async def _skip_empty_lines(self) -> bool:
+        """Remove empty lines; if nothing follows them, wait for a request. Return False if there will be none."""
+        buffer = self._buffer
+        while size := leading_empty_lines(buffer):
+            del buffer[:size]
+            if not buffer:
+                self._phase = _IDLE
+                if not await self._wait_for_request():
+                    return False
+                buffer += self._received
+                self._received = b""
+                self._phase = _RECEIVING
+                self.receive_until = self._now() + self._receive_seconds
+        return True
+
     def _has_known_method(self) -> bool:
         buffer = self._buffer
         if len(buffer) >= _MAX_PREFIX_BYTES:
             return buffer.startswith(_REQUEST_LINE_PREFIXES)
-        return any(buffer.startswith(beginning[: len(buffer)]) for beginning in _REQUEST_LINE_PREFIXES)
+        # A CR may be the first half of an empty line.
+        return buffer == b"\r" or any(buffer.startswith(start[: len(buffer)]) for start in _REQUEST_LINE_PREFIXES)
 
     async def _body(self, length: int) -> bytes | memoryview | None:
         """Take a body off the received bytes; None if the client does not send all of it in time."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from dataclasses import dataclass, replace
 from email.utils import formatdate
@@ -113,9 +114,35 @@ def with_auth_challenge(answer: HttpAnswer, error: ServerError) -> HttpAnswer:
     return answer.with_headers((("www-authenticate", auth_challenge),)) if auth_challenge else answer
 
 
+def quality_values(header: str) -> dict[str, float]:
+    """Return the weights of a list such as that of ``Accept`` by its lower-case values (RFC 9110, section 12.4.2)."""
+    weights = {}
+    for each in header.lower().split(","):
+        value, *parameters = (part.strip() for part in each.split(";"))
+        weight = next((one[2:] for one in parameters if one.startswith("q=")), "1")
+        weights[value] = float(weight) if weight.replace(".", "", 1).isdecimal() else 0.0
+    return weights
+
+
+def accepts_gzip(request: HttpRequest) -> bool:
+    """Return True if a request names gzip and does not prefer a body without compression."""
+    weights = quality_values(request.header("accept-encoding") or "")
+    wanted = weights.get("gzip", 0.0)
+    return wanted > 0 and wanted >= weights.get("identity", 0.0)
+
+
 def request_timeout_error(seconds: float) -> RequestTooSlow:
     """Return the error for a request that did not arrive in time."""
     return RequestTooSlow(f"the request did not come within {seconds:g} s (--request-read-timeout)")
+
+
+_EMPTY_LINES: Final = re.compile(rb"(?:\r\n)+")
+
+
+def leading_empty_lines(data: bytes | bytearray) -> int:
+    """Return the size in bytes of empty lines before a request line, which a server ignores (RFC 9112, section 2.2)."""
+    lines = _EMPTY_LINES.match(data)
+    return lines.end() if lines else 0
 
 
 def has_bare_line_feed(head: bytes | bytearray) -> bool:

@@ -493,12 +493,14 @@ def _origin(headers: Headers) -> str:
 def _reportable_error(error: Exception, path: str, places: Mapping[str, Any]) -> Exception:
     """Return the exception to report to the client; unexpected ones are logged."""
     leaves = _leaves(error)
+    # A path parameter may have the name ``path``.
+    fields = {**places, "path": path}
     if len(leaves) > 1:
-        log.error("request failed with several errors", path=path, exc_info=error, **places)
+        log.error("request failed with several errors", exc_info=error, **fields)
         return next((leaf for leaf in leaves if isinstance(leaf, ServerError)), error)
     (leaf,) = leaves
     if not isinstance(leaf, ServerError):
-        log.error("request failed", path=path, exc_info=leaf, **places)
+        log.error("request failed", exc_info=leaf, **fields)
     return leaf
 
 

@@ -356,3 +356,26 @@ async def test_node_that_does_not_close_does_not_keep_others_open(autojump_clock
         await trio.lowlevel.checkpoint()
     assert {name: each.closed for name, each in trial.recorders.items()} == {"a": 1, "b": 1, "c": 1}
     assert trio.current_time() < 2 * CLOSE_SECONDS
+
+
+class _ClosesMissingOutput(Recorder):
+    async def process(self, context: NodeContext) -> None:
+        await super().process(context)
+        context.close_output(out_port(7))
+
+
+class _BrokenTrial(Trial):
+    async def wait_room(self) -> None:
+        raise RuntimeError("the sink is broken")
+
+
+async def test_unexpected_error_is_the_failure_of_the_run() -> None:
+    case = Case(("in",), ("a_out",), (gather("a", "in"),), ())
+    closes = Trial(case, a=_ClosesMissingOutput(lambda _: ()))
+    broken = _BrokenTrial(case, room=0)
+    for trial in (closes, broken):
+        async with run_instance(trial.instance):
+            await trial.feed(Feed("in", 5, 1))
+            await trial.instance.wait_finished()
+    assert "there is no output" in str(closes.instance.failure)
+    assert "RuntimeError: the sink is broken" in str(broken.instance.failure)

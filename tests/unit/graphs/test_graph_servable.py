@@ -10,6 +10,7 @@ import trio
 from ovmstrio.core.errors import FailedPrecondition, GraphFailure, InvalidRequest, PayloadTooLarge
 from ovmstrio.core.request import InferRequest, InferResponse
 from ovmstrio.core.tensor import BY_NAME, RawTensor
+from ovmstrio.graphs.instance import ResponseSink
 from ovmstrio.graphs.packets import MAX, MIN
 from tests.support.graphs import LOOPBACK, ask, graph_text, handler, loaded, python_node, stamps, stream, texts
 from tests.support.waits import WAIT_SECONDS, until_async
@@ -387,3 +388,13 @@ async def test_replies_that_wait_for_the_client_precede_a_failure(tmp_path: Path
         with pytest.raises(GraphFailure, match="ValueError"):
             await converse(graph)
     assert received == list(map(str, range(produced)))
+
+
+async def test_stream_ends_with_an_unexpected_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: ResponseSink) -> None:
+        raise RuntimeError("a fault of the server")
+
+    monkeypatch.setattr(ResponseSink, "end_requests", fail)
+    async with serving(tmp_path, ECHO) as graph:
+        answers = await stream(graph, ask({"in": b"a"}))
+    assert "internal error; the server's log has the details" in str(answers.failure)

@@ -147,6 +147,22 @@ def test_a_retired_version_leaves_the_gauges_and_keeps_its_counters() -> None:
     assert _value(metrics, "ovms_requests_success", CALL) == 2
 
 
+def test_a_removed_service_leaves_the_gauges_of_its_name_until_it_is_loaded_again(metrics: Metrics) -> None:
+    for _ in range(2):
+        graph = metrics.graph("g")
+        graph.started()
+        metrics.add_limited_service("g", lambda: 3)
+        assert _value(metrics, "ovms_current_graphs", name="g") == 1
+        assert _value(metrics, "ovmstrio_queued_requests", name="g") == 3
+        metrics.removed("g")
+        # A late call and queries of a removed graph.
+        graph.finished("ModelInfer", 1.0, ok=True)
+        _end(metrics, CallEvent("g", "1", "graph", KSERVE_GRPC, "ModelReady"), "NotFound")
+        assert _value(metrics, "ovms_current_graphs", name="g") is None
+        assert _value(metrics, "ovmstrio_queued_requests", name="g") is None
+    assert _value(metrics, "ovms_graph_processing_time_us_count", name="g", method="ModelInfer") == 2
+
+
 def test_counters_of_ovms_have_no_suffix_in_either_format(metrics: Metrics) -> None:
     _infer(metrics)
     text = metrics.render().decode()

@@ -3,19 +3,22 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from trio.testing import MockClock
 
-from ovmstrio.core.errors import ConfigError, ModelFailure
+from ovmstrio.core.errors import ConfigError, ModelFailure, NotReady
 from ovmstrio.models.sequences.requests import owner_index
 from ovmstrio.models.sequences.store import check_worker_count, worker_folder
 from ovmstrio.server.reload import RELOAD, RESTORE, Reloader
-from ovmstrio.serving.aggregate import aggregate_metrics
+from ovmstrio.serving.aggregate import aggregate_metrics, aggregate_sequences, aggregate_statistics
 from ovmstrio.serving.data_plane import DataPlane
+from ovmstrio.serving.interfaces import KSERVE_REST
 from ovmstrio.workers.shared_state import RetainedMetrics
 
 # Reloads
@@ -230,3 +233,19 @@ def test_id_has_one_owner(identity: int | str, processes: int) -> None:
 def test_consecutive_ids_are_spread_over_owners() -> None:
     owners = [owner_index(identity, 4) for identity in range(1, 1001)]
     assert all(200 < owners.count(row) < 300 for row in range(4))
+
+
+class _StuckPeers:
+    async def call_all(self, *_: Any, limit_seconds: float = 60) -> list[Any]:
+        await trio.sleep(limit_seconds)
+        raise NotReady("workers 1 of 2 timed out")
+
+
+@pytest.mark.parametrize("aggregate", [aggregate_statistics, aggregate_sequences])
+async def test_a_stuck_worker_delays_a_query_by_5_seconds(
+    aggregate: Callable[..., Awaitable[object]], autojump_clock: MockClock
+) -> None:
+    plane: Any = SimpleNamespace(peers=_StuckPeers(), statistics=lambda *_: [], sequences=lambda *_: [])
+    with pytest.raises(NotReady, match="workers 1 of 2"):
+        await aggregate(plane, "m", "", KSERVE_REST)
+    assert trio.current_time() == 5

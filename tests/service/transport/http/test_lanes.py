@@ -86,6 +86,23 @@ async def test_both_lanes_give_the_same_status_headers_and_body(serving: Serving
     assert (fast.status == 200) is (case in {*list(REQUESTS)[:6]})
 
 
+@pytest.mark.parametrize("make", [infer_post, chunked], ids=["fast", "application"])
+@pytest.mark.parametrize("is_split", [False, True], ids=["in one piece", "byte by byte"])
+async def test_empty_lines_before_a_request_are_ignored_in_both_lanes(
+    serving: Serving, make: Callable[[bytes], bytes], is_split: bool
+) -> None:
+    async with serving.connect() as peer:
+        for _ in range(2):
+            await peer.send(b"\r\n\r")
+            if is_split:
+                await trio.testing.wait_all_tasks_blocked(0.01)
+            await peer.send(b"\n")
+            assert (await peer.ask(make(BODY) + b"\r\n")).status == 200
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        with trio.fail_after(WAIT_SECONDS):
+            assert await serving.front_end.drain(WAIT_SECONDS) == 0
+
+
 @pytest.mark.parametrize("size", [MEBIBYTE, MEBIBYTE + 1])
 @pytest.mark.parametrize("make", [infer_post, chunked], ids=["fast", "application"])
 async def test_the_body_limit_is_the_same_in_both_lanes(

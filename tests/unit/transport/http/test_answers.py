@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import json
 import time
+from typing import Any
 
 import orjson
 import pytest
 from grpclib.const import Status
+from structlog.testing import capture_logs
 
 from ovmstrio.core import errors
+from ovmstrio.core.callers import Permission
 from ovmstrio.core.errors import InvalidRequest, NotFound, Overloaded
 from ovmstrio.core.events import ApiInterface, CallEvent, WireRequest
 from ovmstrio.core.http_messages import HttpAnswer, HttpRequest
@@ -18,7 +21,7 @@ from ovmstrio.transport.http.responses import (
     error_response,
     json_response,
 )
-from ovmstrio.transport.http.router import RequestEvents
+from ovmstrio.transport.http.router import RequestEvents, Route, Router, rule
 from ovmstrio.transport.statuses import ERROR_STATUSES, error_status, to_grpc_error
 from ovmstrio.util.buffers import PiecedMessage
 
@@ -138,3 +141,17 @@ def test_errors_are_mapped_to_their_statuses_with_their_text(
 
 def test_unexpected_errors_are_not_mapped() -> None:
     assert to_grpc_error(ValueError("secret")) is None
+
+
+async def test_an_unexpected_error_of_a_path_parameter_named_path_is_answered() -> None:
+    async def fail(_: HttpRequest, path: str) -> HttpAnswer:
+        raise KeyError(path)
+
+    refusals: Any = None
+    router = Router([rule("/v3/<path:path>", "POST", fail, need=Permission.NOTHING)], refusals)
+    route = router.find("POST", "/v3/some/where")
+    assert isinstance(route, Route)
+    with capture_logs() as lines:
+        answer = await router.answer(route, HttpRequest("POST", "/v3/some/where"))
+    assert answer.status == 500
+    assert [(line["event"], line["path"]) for line in lines] == [("request failed", "/v3/some/where")]

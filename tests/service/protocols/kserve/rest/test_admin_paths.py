@@ -105,6 +105,23 @@ async def test_requested_families_are_complete_and_compressed_on_request(tmp_pat
 
 
 @pytest.mark.parametrize(
+    ("accepted", "is_packed"),
+    [
+        ("gzip, deflate, br", True),
+        ("GZIP;q=0.5", True),
+        ("gzip;q=0", False),
+        ("identity;q=1, *;q=0", False),
+        ("identity, gzip;q=0.5", False),
+        ("x-gzip-ng", False),
+    ],
+)
+async def test_metrics_are_compressed_only_if_gzip_has_a_weight(tmp_path: Path, accepted: str, is_packed: bool) -> None:
+    async with serving_rest(tmp_path, metrics=Metrics()) as server:
+        answer = await server.get("/metrics?name[]=ovmstrio_ready", headers={"accept-encoding": accepted})
+    assert answer.headers.get("content-encoding") == ("gzip" if is_packed else None)
+
+
+@pytest.mark.parametrize(
     ("accept", "kind"),
     [
         (OPEN, OPEN),

@@ -19,6 +19,7 @@ from structlog.testing import capture_logs
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import NotFound, Overloaded
 from ovmstrio.protocols.kserve.rest_routes import HEAD_LENGTH
+from ovmstrio.server.server import remove_ended_metrics
 from ovmstrio.telemetry.metrics import Metrics
 from ovmstrio.transport.http.responses import Cors
 from tests.support.waits import WAIT_SECONDS
@@ -271,6 +272,22 @@ async def _wait_queued(serving: Serving, count: int) -> None:
         queued = f'ovmstrio_queued_requests{{name="echo"}} {count}.0'.encode()
         while queued not in (serving.plane.render_metrics() or b""):
             await trio.testing.wait_all_tasks_blocked(0.01)
+
+
+async def test_the_queue_of_a_removed_service_is_not_in_the_metrics(tmp_path: Path) -> None:
+    metrics = Metrics()
+    async with serving_rest(tmp_path, metrics=metrics) as serving:
+        serving.registry.subscribe(partial(remove_ended_metrics, metrics, serving.registry))
+        specs = [spec.model_copy(update={"max_concurrency": 1}) for spec in serving.specs]
+        for _ in range(2):
+            await serving.registry.apply(specs)
+            assert (await serving.post("/v2/models/echo/infer", content=BODY)).status_code == 200
+            await _wait_queued(serving, 0)
+            await serving.registry.apply([])
+            assert (await serving.post("/v2/models/echo/infer", content=BODY)).status_code == 404
+            with trio.fail_after(WAIT_SECONDS):
+                while b'ovmstrio_queued_requests{name="echo"}' in metrics.render():
+                    await trio.testing.wait_all_tasks_blocked(0.01)
 
 
 @pytest.mark.parametrize("extra", [(), ("Accept-Encoding: x", "TE: trailers")], ids=["fast lane", "application"])
