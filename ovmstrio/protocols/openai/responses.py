@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from ovmstrio.protocols.openai.response_tools import ClientTool
     from ovmstrio.protocols.openai.text_endpoint import Usage
 
+RESPONSE_PREFIX: Final = "resp_"
+
 # Input items
 
 
@@ -94,6 +96,11 @@ def _read_input(fields: Fields) -> _Input:
 # Output items
 
 
+def item_id(prefix: str, response: str, number: int) -> str:
+    """Return the id of an item, which has the digits of the response's id and the item's number in the response."""
+    return f"{prefix}_{response.removeprefix(RESPONSE_PREFIX)}{number:04x}"
+
+
 class _Event(NamedTuple):
     """Event: type without the prefix ``response.``, and data without the sequence number."""
 
@@ -102,8 +109,8 @@ class _Event(NamedTuple):
 
 
 class _Item(ABC):
-    def __init__(self, prefix: str, place: int) -> None:
-        self.id = f"{prefix}_{uuid4().hex}"
+    def __init__(self, prefix: str, response: str, place: int) -> None:
+        self.id = item_id(prefix, response, place)
         self.place = place
         self.parts: list[str] = []
 
@@ -140,8 +147,8 @@ class _Item(ABC):
 
 
 class _Reasoning(_Item):
-    def __init__(self, place: int) -> None:
-        super().__init__("rs", place)
+    def __init__(self, response: str, place: int) -> None:
+        super().__init__("rs", response, place)
 
     def _part(self) -> Mapping[str, Any]:
         return {"type": "summary_text", "text": self.text}
@@ -162,8 +169,8 @@ class _Reasoning(_Item):
 
 
 class _Message(_Item):
-    def __init__(self, place: int, top_logprobs: int) -> None:
-        super().__init__("msg", place)
+    def __init__(self, response: str, place: int, top_logprobs: int) -> None:
+        super().__init__("msg", response, place)
         self._top_logprobs = top_logprobs
         self.logprobs: list[Mapping[str, Any]] = []
         self._is_started = False
@@ -193,8 +200,8 @@ class _Message(_Item):
 class _ToolCall(_Item):
     """Call of a tool, in the form of its client; only the arguments of functions are streamed as they arrive."""
 
-    def __init__(self, place: int, delta: ToolCallDelta, tool: ClientTool) -> None:
-        super().__init__(tool.form.prefix, place)
+    def __init__(self, response: str, place: int, delta: ToolCallDelta, tool: ClientTool) -> None:
+        super().__init__(tool.form.prefix, response, place)
         self.index = delta.index
         self._call_id = delta.id or f"call_{uuid4().hex}"
         self._tool = tool
@@ -228,7 +235,8 @@ class _ToolCall(_Item):
 class _OutputItems:
     """Output items of a response; at most the last one is open."""
 
-    def __init__(self, tools: ClientTools, top_logprobs: int) -> None:
+    def __init__(self, response: str, tools: ClientTools, top_logprobs: int) -> None:
+        self._response = response
         self._tools = tools
         self._top_logprobs = top_logprobs
         self._ended: list[Mapping[str, Any]] = []
@@ -243,11 +251,11 @@ class _OutputItems:
         """Append a delta and yield its events."""
         if piece.reasoning:
             if not isinstance(self._open, _Reasoning):
-                yield from self._open_item(_Reasoning(self._next_place))
+                yield from self._open_item(_Reasoning(self._response, self._next_place))
             yield from self._delta(piece.reasoning)
         logprobs = (*self._early_logprobs, *piece.logprobs)
         if piece.text and not isinstance(self._open, _Message):
-            yield from self._open_item(_Message(self._next_place, self._top_logprobs))
+            yield from self._open_item(_Message(self._response, self._next_place, self._top_logprobs))
         if isinstance(self._open, _Message) and not piece.calls and (piece.text or piece.logprobs):
             yield from self._open.grow(piece.text, logprobs)
             logprobs = ()
@@ -255,14 +263,15 @@ class _OutputItems:
         self._early_logprobs = logprobs if self._open is None else ()
         for delta in piece.calls:
             if not isinstance(self._open, _ToolCall) or self._open.index != delta.index:
-                yield from self._open_item(_ToolCall(self._next_place, delta, self._tools.find(delta.name)))
+                tool = self._tools.find(delta.name)
+                yield from self._open_item(_ToolCall(self._response, self._next_place, delta, tool))
             if delta.arguments:
                 yield from self._delta(delta.arguments)
 
     def end(self, status: str) -> Iterator[_Event]:
         """Close the last item and yield its events; an empty response has an empty message."""
         if self._open is None and not self._ended:
-            message = _Message(0, self._top_logprobs)
+            message = _Message(self._response, 0, self._top_logprobs)
             yield from self._open_item(message)
             if self._early_logprobs:
                 yield from message.grow("", self._early_logprobs)
@@ -312,11 +321,12 @@ class _Response:
         request = parsed.requests[0]
         prompt: Conversation = request.prompt  # type: ignore[assignment]  # the endpoint makes no other
         tools = ClientTools(document)
-        self.items = _OutputItems(tools, request.top_logprobs)
+        unstored: Mapping[str, Any] = {**_NOT_STORED, "id": f"{RESPONSE_PREFIX}{uuid4().hex}"}
+        stored = unstored if slot is None else slot.head
+        self.items = _OutputItems(stored["id"], tools, request.top_logprobs)
         self.status = "completed"
         self._slot = slot
         self._head = {
-            "id": f"resp_{uuid4().hex}",
             "object": "response",
             "created_at": int(time.time()),
             "model": model,
@@ -332,7 +342,7 @@ class _Response:
             "tools": tools.documents,
             "top_p": request.sampling.top_p,
             "truncation": "disabled",
-            **(_NOT_STORED if slot is None else slot.head),
+            **stored,
         }
 
     def take(self, piece: GenerationChunk) -> Iterator[_Event]:

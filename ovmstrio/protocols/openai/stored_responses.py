@@ -12,6 +12,7 @@ uses most is dropped.
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
@@ -33,7 +34,7 @@ from ovmstrio.protocols.openai.api import DONE, caller_key, page_of, query_numbe
 from ovmstrio.protocols.openai.fields import shown, type_of
 from ovmstrio.protocols.openai.known_fields import RESPONSES
 from ovmstrio.protocols.openai.raw_http_routes import accepts_raw_requests, answer_raw_request
-from ovmstrio.protocols.openai.responses import Responses
+from ovmstrio.protocols.openai.responses import RESPONSE_PREFIX, Responses, item_id
 from ovmstrio.protocols.openai.text_endpoint import TextEventStream, answer_text, is_stream, parse_off_loop
 from ovmstrio.transport.http.responses import JSON_TYPE, json_response, request_deadline
 from ovmstrio.transport.http.sse import stream_events
@@ -144,7 +145,7 @@ class ResponseStore:
     def new_id(self) -> str:
         """Return an id whose hash selects this worker."""
         while True:
-            made = f"resp_{uuid4().hex}"
+            made = f"{RESPONSE_PREFIX}{uuid4().hex}"
             if self._owner(made) is None:
                 return made
 
@@ -213,6 +214,8 @@ class ResponseStore:
                 return stored.items
             case "conversation":
                 return self._conversation(stored)
+            case "own items":
+                return [stored.items, *([] if stored.is_running else [stored.document])]
             case "delete":
                 self._drop(stored)
                 stored.scope.cancel()
@@ -278,26 +281,37 @@ class _JoinedInput(NamedTuple):
     items: bytes
 
 
-def _join_input(document: dict[str, Any], parts: Sequence[bytes], *, is_stored: bool) -> _JoinedInput:
-    """Put the conversation in ``parts`` before the input of a body."""
+def _join_input(
+    document: dict[str, Any],
+    parts: Sequence[bytes],
+    references: Sequence[_Reference],
+    referenced: Sequence[bytes],
+    response: str,
+    *,
+    is_stored: bool,
+) -> _JoinedInput:
+    """Put the conversation in ``parts`` before the input of a body, and items of responses in place of references."""
     given = document.get("input")
     earlier = [item for part in parts for item in orjson.loads(part)]
     items = _items_of(given)
-    if earlier and isinstance(given, str | list | None):
+    if references:
+        items = _replace_references(items, references, referenced)
+    if (earlier or references) and isinstance(given, str | list | None):
         document = {**document, "input": [*earlier, *items]}
     if not is_stored:
         return _JoinedInput(document, b"", b"")
     try:
-        return _JoinedInput(document, json_response(earlier).content, json_response(list(map(_with_id, items))).content)
+        own = [_with_id(item, response, number) for number, item in enumerate(items)]
+        return _JoinedInput(document, json_response(earlier).content, json_response(own).content)
     except RecursionError:
         raise InvalidField("input is nested too deeply", field="input") from None
 
 
-def _with_id(item: Any) -> Any:
+def _with_id(item: Any, response: str, number: int) -> Any:
     """Return an input item with an id, and text as a list of parts, as clients expect."""
     if not isinstance(item, dict):
         return item
-    made = {"type": "message", **item, "id": item.get("id") or f"item_{uuid4().hex}"}
+    made = {"type": "message", **item, "id": item.get("id") or item_id("item", response, number)}
     content = made.get("content")
     if isinstance(content, str):
         kind = "output_text" if made.get("role") == "assistant" else "input_text"
@@ -309,6 +323,65 @@ def _items_of(given: Any) -> list[Any]:
     if isinstance(given, str):
         return [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": given}]}]
     return given if isinstance(given, list) else []
+
+
+# Items of stored responses, which an input names by their ids
+
+_REFERENCE: Final = "item_reference"
+_ITEM_ID: Final = re.compile(r"[a-z]+_([0-9a-f]{32})[0-9a-f]{4,}")
+
+
+class _Reference(NamedTuple):
+    """Input item that names an item of a stored response; ``place`` is its position in the input."""
+
+    place: int
+    id: str
+
+    @property
+    def field(self) -> str:
+        """Path of the id in the body."""
+        return f"input[{self.place}].id"
+
+    @property
+    def response(self) -> str:
+        """Id of the response that has the item; raises InvalidField if the id is not one of this server."""
+        match = _ITEM_ID.fullmatch(self.id)
+        if match is None:
+            raise self.not_found()
+        return f"{RESPONSE_PREFIX}{match[1]}"
+
+    def not_found(self) -> InvalidField:
+        message = f"Item with id {shown(self.id)} not found; send the item itself, or store the response that has it"
+        return InvalidField(message, field=self.field)
+
+
+def _references_of(given: Any) -> list[_Reference]:
+    """Return the references of an input; an item that has nothing but an id is one, too."""
+    return [
+        _Reference(place, item["id"])
+        for place, item in enumerate(given if isinstance(given, list) else ())
+        if isinstance(item, dict) and isinstance(item.get("id"), str)
+        if item.get("type") == _REFERENCE or (item.get("type") is None and item.keys() <= {"id", "type"})
+    ]
+
+
+def _replace_references(
+    items: Sequence[Any], references: Sequence[_Reference], referenced: Sequence[bytes]
+) -> list[Any]:
+    """Return the input items with the items that they refer to.
+
+    ``referenced`` are lists of input items and complete responses.
+    """
+    found: dict[str, Any] = {}
+    for part in map(orjson.loads, referenced):
+        listed = part["output"] if isinstance(part, dict) else part
+        found |= {item["id"]: item for item in listed if isinstance(item, dict) and isinstance(item.get("id"), str)}
+    made = list(items)
+    for each in references:
+        if each.id not in found:
+            raise each.not_found()
+        made[each.place] = found[each.id]
+    return made
 
 
 # ----------------------------------------------------------------------
@@ -353,17 +426,22 @@ class _ResponseRoutes:
         if not isinstance(previous, str | None):
             raise InvalidField(f"{_PREVIOUS} is not a string", field=_PREVIOUS, got=type_of(previous))
         has_store = self._store.limits.max_bytes > 0
+        references = _references_of(document.get("input"))
         wanted = next((name for name in ("store", _BACKGROUND, _PREVIOUS) if document.get(name)), "")
+        wanted = wanted or (_REFERENCE if references else "")
         if wanted and not has_store:
             message = f"{wanted} is not supported: this server stores no responses (--response-store-bytes is 0)"
-            raise InvalidField(message, field=wanted, code="unsupported_parameter")
+            field = "input" if wanted == _REFERENCE else wanted
+            raise InvalidField(message, field=field, code="unsupported_parameter")
         is_stored, is_background = has_store and document.get("store") is not False, bool(document.get(_BACKGROUND))
         if is_background and not is_stored:
             raise InvalidField(f"{_BACKGROUND} requires store", field=_BACKGROUND)
         parts = await self._previous(previous) if previous else []
-        body = body._replace(size=body.size + sum(map(len, parts)))
-        joined = await parse_off_loop(partial(_join_input, document, parts, is_stored=is_stored), body)
+        referenced = await self._referenced(references)
+        body = body._replace(size=body.size + sum(map(len, (*parts, *referenced))))
         identity = self._store.new_id()
+        join = partial(_join_input, document, parts, references, referenced, identity, is_stored=is_stored)
+        joined = await parse_off_loop(join, body)
         stored = StoredResponse(identity, caller_key(), joined.items, joined.before, time.time())
         if is_background and is_stream(body):
             stored.events = []
@@ -378,6 +456,23 @@ class _ResponseRoutes:
             message = f"Previous response with id {shown(identity)} not found."
             raise InvalidField(message, field=_PREVIOUS, code="previous_response_not_found") from None
         return parts
+
+    async def _referenced(self, references: Sequence[_Reference]) -> list[bytes]:
+        """Return the items of the responses that have the referenced ones."""
+        found: dict[str, list[bytes]] = {}
+        named: set[str] = set()
+        for each in references:
+            if each.id in named:
+                # Copies of a large item could fill the memory.
+                message = f"Duplicate item found with id {shown(each.id)}; remove one of them"
+                raise InvalidField(message, field=each.field)
+            named.add(each.id)
+            if (response := each.response) not in found:
+                try:
+                    found[response] = await self._store.ask("own items", response)
+                except NotFound:
+                    raise each.not_found() from None
+        return [part for parts in found.values() for part in parts]
 
     async def _generate(
         self,

@@ -94,6 +94,53 @@ async def test_tool_calls_and_reasoning_of_a_previous_response_are_in_the_conver
     assert messages[2] == {"role": "tool", "tool_call_id": "call_1", "content": "7"}
 
 
+def _reference(item: Any, **more: Any) -> Any:
+    return {"type": "item_reference", "id": item.id, **more}
+
+
+async def test_an_input_may_refer_to_items_of_stored_responses(serving: Serving) -> None:
+    call = ToolCallDelta(0, "call_1", "f", '{"a": 1}')
+    service_of(serving).script = lambda _: [
+        GenerationChunk(reasoning="hm"),
+        GenerationChunk(calls=(call,), finish=Finish.TOOL_CALLS),
+    ]
+    output: Any = {"type": "function_call_output", "call_id": "call_1", "output": "7"}
+
+    def use(client: Any) -> Any:
+        first = client.responses.create(model=CHAT, input="one")
+        (question,) = client.responses.input_items.list(first.id).data
+        items: Any = [_reference(question, type=None), *map(_reference, first.output), output]
+        second = client.responses.create(model=CHAT, input=items)
+        client.responses.delete(first.id)
+        listed = client.responses.input_items.list(second.id, order="asc").data
+        assert [each.id for each in listed[:3]] == [each["id"] for each in items[:3]]
+        return [each.type for each in listed]
+
+    types = await with_client(serving, use)
+    assert types == ["message", "reasoning", "function_call", "function_call_output"]
+    asked, called, result = service_of(serving).requests[-1].prompt.messages
+    assert (asked["role"], asked["content"], called["reasoning_content"]) == ("user", "one", "hm")
+    assert [(each["id"], each["function"]["name"]) for each in called["tool_calls"]] == [("call_1", "f")]
+    assert (result["role"], result["tool_call_id"], result["content"]) == ("tool", "call_1", "7")
+
+
+async def test_items_of_unknown_or_foreign_responses_are_refused(guarded: Serving) -> None:
+    def refer(items: Any, client: Any) -> None:
+        client.responses.create(model=CHAT, input=list(map(_reference, items)))
+
+    made = await with_client(guarded, create, "ann")
+    hidden = await with_client(guarded, partial(create, store=False), "ann")
+    (item,), (lost,) = made.output, hidden.output
+    for key, items, error in (
+        ("bob", (item,), r"Item with id 'msg_\w+' not found"),
+        ("ann", (lost,), "not found; send the item itself"),
+        ("ann", (item.model_copy(update={"id": f"{item.id}0"}),), "not found"),
+        ("ann", (item, item), "Duplicate item found"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=error):
+            await with_client(guarded, partial(refer, items), key)
+
+
 async def test_a_streamed_response_is_stored_at_its_end(serving: Serving) -> None:
     def use(client: Any) -> None:
         events = list(create(client, stream=True))
@@ -256,6 +303,12 @@ async def test_a_server_without_a_store_refuses_what_needs_one(tmp_path: Path) -
     async with serve_openai(tmp_path, front_end={"responses": StoreLimits(max_bytes=0)}) as serving:
         made = await with_client(serving, create)
         assert made.model_dump()["store"] is False
-        for field in ({"store": True}, {"background": True}, {"previous_response_id": made.id}):
+        reference = {"input": [_reference(made.output[0])]}
+        for field in (
+            {"store": True},
+            {"background": True},
+            {"previous_response_id": made.id},
+            {"extra_body": reference},
+        ):
             with pytest.raises(openai.BadRequestError, match="--response-store-bytes"):
                 await with_client(serving, partial(create, **field))

@@ -381,6 +381,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str, str]]] = {
         ({"input": 7}, "input is not a string or array", "input"),
         ({"input": []}, "Messages array cannot be empty", "input"),
         ({"input": [{"type": "item_reference"}]}, "Unsupported input item type", "input[0].type"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "Item with id 'msg_1' not found", "input[0].id"),
         ({"input": [{"type": ["message"]}]}, "Unsupported input item type; got a list", "input[0].type"),
         ({"input": [{"content": "x"}]}, "Every message must have 'role' field", "input[0].role"),
         ({"previous_response_id": "resp_1"}, "Previous response with id 'resp_1' not found", "previous_response_id"),
