@@ -152,14 +152,11 @@ def test_a_changed_file_is_not_continued(files: FileServer) -> None:
     assert address.path.read_bytes() == b"n" * _SIZE
 
 
-def _zipped(content: bytes, *, is_encrypted: bool = False) -> bytes:
+def _zipped(content: bytes) -> bytes:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("1/model.onnx", content)
-    data = bytearray(file.getvalue())
-    data[6] |= is_encrypted
-    data[data.index(b"PK\1\2") + 8] |= is_encrypted
-    return bytes(data)
+    return file.getvalue()
 
 
 def test_an_archive_is_downloaded_again_only_if_it_has_changed_or_is_missing(files: FileServer) -> None:
@@ -173,12 +170,6 @@ def test_an_archive_is_downloaded_again_only_if_it_has_changed_or_is_missing(fil
     shutil.rmtree((address.folder / "current").resolve())
     assert [mirror.update() for _ in range(2)] == [True, False]
     assert (address.path / "1" / "model.onnx").read_bytes() == b"other"
-
-
-def test_an_encrypted_archive_is_refused(files: FileServer) -> None:
-    files.files["/m.zip"] = _zipped(b"one", is_encrypted=True)
-    with pytest.raises(StorageFailure, match=r"the archive cannot be unpacked: .* encrypted"):
-        Mirror(_address(f"{files.url}/m.zip")).update()
 
 
 def test_a_server_says_how_long_to_wait(files: FileServer) -> None:
