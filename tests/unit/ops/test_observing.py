@@ -340,11 +340,11 @@ def test_slower_ops_get_more_workers(profile: Path, tmp_path: Path) -> None:
 def test_devices_of_stages_select_the_slowest_one(profile: Path, tmp_path: Path) -> None:
     ops = Analyst(profile).get_op_analyst()
     stages = tmp_path / "analyse.yaml"
-    stages.write_text("det:\n  midp: 0\nrec:\n  prep: 1\n")
+    stages.write_text("det:\n  midp: 0\nrec:\n  midp: 1\n")
     assert ops.concurrency_analysis(stages) == {"det": 2, "rec": 1}
     stages.write_text("det: {midp: '0,1,2'}\n")
     assert ops.concurrency_analysis(stages)["det"] == 5
-    stages.write_text("det: {midp: 0}\nrec: {prep: '1,0'}\n")
+    stages.write_text("det: {midp: 0}\nrec: {midp: '1,0'}\n")
     with pytest.raises(ConfigError, match="device 0 has several models: det, rec"):
         ops.concurrency_analysis(stages)
     stages.write_text("dat: {midp: 0}\n")
