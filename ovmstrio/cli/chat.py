@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
@@ -141,6 +142,8 @@ def _first(client: ChatClient) -> str:
 def _talk(talk: ChatConversation, once: str | None, form: Output) -> bool:
     from ovmstrio.cli.chat_terminal import open_answer_writer, print_answer, run_chat_loop
 
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")  # a text in another encoding is a message all the same
     if form is Output.TABLE and once is None:
         return run_chat_loop(talk, print_answer)
     printer = _Printer(form)

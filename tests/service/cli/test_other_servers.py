@@ -242,7 +242,7 @@ def chat_answers() -> Iterator[ChatServer]:
         yield running
 
 
-def _chat(chat_answers: ChatServer, *arguments: str, stdin: str = "") -> CommandResult:
+def _chat(chat_answers: ChatServer, *arguments: str, stdin: str | bytes = "") -> CommandResult:
     return run_command("chat", *arguments, "--url", chat_answers.url, stdin=stdin)
 
 
@@ -275,6 +275,15 @@ def test_a_message_comes_from_a_pipe_and_the_server_from_a_url(chat_answers: Cha
         done = run_command("chat", url, "--model", "second", "--once", "Hi")
         assert (done.exit_code, done.stdout) == (0, "Hello\n"), done.stderr
     assert [asked["model"] for asked in chat_answers.asked] == ["first", "second", "second"]
+
+
+@pytest.mark.parametrize("arguments", [["--once", "-"], []], ids=["once", "lines"])
+def test_a_message_in_another_encoding_is_sent(chat_answers: ChatServer, arguments: list[str]) -> None:
+    done = _chat(chat_answers, *arguments, stdin="Grüße".encode("latin-1"))
+    assert done.exit_code == 0, done.stderr
+    assert chat_answers.asked[0]["messages"] == [
+        {"role": "user", "content": "Gr\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}e"}
+    ]
 
 
 def test_lines_of_a_pipe_are_a_conversation(chat_answers: ChatServer) -> None:
