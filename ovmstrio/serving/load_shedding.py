@@ -5,7 +5,11 @@ of a model or as threads that share the cores. Soon every call takes longer than
 computes responses that no client reads. Nothing is counted while clients get their responses in time::
 
     OFF ──> clients give up a fifth of the calls ──> SHEDDING ──> no refusal and no such client for 10 s ──> OFF
+                                                         ├──> no such client for 30 s or a longer trial ──> OFF
                                                          └──> fewer responses than before ──> OFF, for a growing pause
+
+A client that ends leaves all its calls at once, however long it would have waited. So calls must be given up at several
+times, and shedding ends after some time for a trial: if clients give up again, the next trial is later.
 
 While shedding, a new call is refused if the calls in flight need more time than halfway from the fastest call to what
 the client waits. That time is the number of calls in flight, divided by the calls that end per second (Little's law),
@@ -31,11 +35,19 @@ log = structlog.get_logger(__name__)
 _GIVE_UPS: Final = 10
 """Given up calls after which their share is checked."""
 _SHARE: Final = 0.2
+_BURST_SECONDS: Final = 0.1
+_BURSTS: Final = 5
+"""Bursts of given up calls before their share is checked."""
 _MAX_WINDOW_SECONDS: Final = 10.0
 _MIN_IN_FLIGHT: Final = 8
 """Calls that are never refused."""
 _QUIET_SECONDS: Final = 10.0
 """Time without refusals and given up calls after which shedding ends."""
+_FIRST_SHED_SECONDS: Final = 30.0
+"""Time without given up calls after which shedding ends although calls are refused; later times are longer."""
+_MAX_SHED_SECONDS: Final = 3600.0
+_STABLE_SECONDS: Final = 300.0
+"""Time without shedding after which it is short again."""
 _TRIAL_SECONDS: Final = 5.0
 """Time of shedding after which the responses per second are compared with those before."""
 _WORSE: Final = 0.7
@@ -71,8 +83,12 @@ class LoadShedding:
         self._window_start = -math.inf
         self._window_counts = CallCounts(0, 0, 0, math.inf)
         self._give_ups = 0
+        self._bursts = 0
+        self._burst_start = -math.inf
         # While shedding
-        self._begun = self._last = 0.0
+        self._begun = self._last = self._gave_up_at = 0.0
+        self._shed_seconds = 0.0
+        self._ended_at = -math.inf
         self._older_calls = 0
         self._fastest = 0.0
         self._busy_since = 0.0  # when calls are in flight: the time since which no response was sent
@@ -82,6 +98,7 @@ class LoadShedding:
         self._responses = self._refusals = 0
         self._paused_until = -math.inf
         self._backoff = Backoff(_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
+        self._shedding_times = Backoff(_FIRST_SHED_SECONDS, _MAX_SHED_SECONDS, _STABLE_SECONDS)
 
     def record_give_up(self, interface: Interface, seconds: float, counts: CallCounts, counted: int) -> None:
         """Record that a client has given up on a call after ``seconds``; ``counts`` include this call.
@@ -93,16 +110,20 @@ class LoadShedding:
             return
         now = trio.current_time()
         if not self.is_active and now - self._window_start > _MAX_WINDOW_SECONDS:
-            self._window_start, self._window_counts, self._give_ups = now, counts, 0
+            self._window_start, self._window_counts = now, counts
+            self._give_ups = self._bursts = 0
             self._patience.clear()
         known = self._patience.setdefault(interface, [])
         if len(known) < _GIVE_UPS:
             known.append(seconds)
         if self.is_active:
-            self._last = now
+            self._last = self._gave_up_at = now
             return
         self._give_ups += 1
-        if self._give_ups < _GIVE_UPS:
+        if not self._bursts or now - self._burst_start >= _BURST_SECONDS:
+            self._burst_start = now
+            self._bursts += 1
+        if self._give_ups < _GIVE_UPS or self._bursts < _BURSTS:
             return
         if self._give_ups >= _SHARE * (counts.ended - self._window_counts.ended) and now > self._paused_until:
             self._begin(now, counts, counted)
@@ -113,7 +134,8 @@ class LoadShedding:
         self._rate_before = succeeded / max(now - self._window_start, 1e-3)
         self._gap = 1 / self._rate_before if succeeded else math.inf
         self._older_calls = max(0, counts.in_flight - counted)
-        self._begun = self._last = self._busy_since = self._trial_start = now
+        self._begun = self._last = self._gave_up_at = self._busy_since = self._trial_start = now
+        self._shed_seconds = self._shedding_times.seconds_after(now - self._ended_at)
         self._fastest = self._responses = self._refusals = 0
         self.is_active = True
         log.warning(
@@ -178,15 +200,15 @@ class LoadShedding:
         if not self.is_active:
             return
         now = trio.current_time()
-        if now - self._last > _QUIET_SECONDS:
-            self.is_active = False
+        if now - self._last > _QUIET_SECONDS or now - self._gave_up_at > self._shed_seconds:
+            self.is_active, self._ended_at = False, now
             self._backoff.reset()
             log.info("service not overloaded any more", name=self._name)
         elif (passed := now - self._trial_start) > _TRIAL_SECONDS:
             worst = _WORSE * self._rate_before * passed
             if self._responses < worst < self._responses + self._refusals:
                 # Clients give up for another reason, such as a slow service that this one waits for.
-                self.is_active = False
+                self.is_active, self._ended_at = False, now
                 self._paused_until = now + self._backoff.seconds_after()
                 log.warning("load shedding without effect: calls accepted again", name=self._name)
             self._trial_start, self._responses, self._refusals = now, 0, 0

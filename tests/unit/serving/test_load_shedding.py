@@ -212,6 +212,40 @@ async def test_shedding_ends_with_the_overload(autojump_clock: MockClock) -> Non
     assert not await _refused(clients, rate=10)
 
 
+@pytest.mark.parametrize("seconds", [3, 8])
+async def test_a_program_that_ends_with_its_calls_causes_no_refusal(seconds: int, autojump_clock: MockClock) -> None:
+    admission = Admission()
+    clients = _Clients(admission, _queueing(1, 0.01))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(clients.call, 80, 30, waits=math.inf, has_deadline=False))
+        for _ in range(30 // seconds):
+            with trio.move_on_after(seconds):
+                await clients.call(1000, 0.1, waits=math.inf, has_deadline=False)
+                await clients.call(100, 30, waits=math.inf, has_deadline=False)
+    assert (clients.refused, admission.is_shedding, clients.given_up > 100 // seconds) == ([], False, True)
+
+
+async def test_shedding_ends_for_a_trial_while_calls_are_refused(autojump_clock: MockClock) -> None:
+    admission = Admission()
+    clients = _Clients(admission, _queueing(1, 0.05))
+    await clients.call(40, 10, waits=1.0, has_deadline=False)
+    assert admission.is_shedding
+    # Clients that wait as long as it takes follow; they are taken for impatient ones at first.
+    patient = _Clients(admission, _queueing(1, 0.05))
+    async with trio.open_nursery() as nursery:
+        for _ in range(40):
+            nursery.start_soon(partial(patient.call, 1, 60, waits=math.inf, has_deadline=False))
+    assert patient.refused
+    assert not admission.is_shedding
+    assert not patient.given_up
+
+
+async def test_trials_during_a_long_overload_are_rare(autojump_clock: MockClock) -> None:
+    clients = _Clients(Admission(), _queueing(1, 0.05))
+    await clients.call(40, 600, waits=1.0, has_deadline=True)
+    assert len(clients.answered) >= 0.95 * 20 * 600
+
+
 async def _refused(clients: _Clients, rate: float) -> int:
     before = len(clients.refused)
     await clients.call(rate, 5, waits=1.0, has_deadline=True)
