@@ -229,15 +229,14 @@ async def test_shedding_ends_for_a_trial_while_calls_are_refused(autojump_clock:
     admission = Admission()
     clients = _Clients(admission, _queueing(1, 0.05))
     await clients.call(40, 10, waits=1.0, has_deadline=False)
-    assert admission.is_shedding
+    is_shedding = [admission.is_shedding]
     # Clients that wait as long as it takes follow; they are taken for impatient ones at first.
     patient = _Clients(admission, _queueing(1, 0.05))
     async with trio.open_nursery() as nursery:
         for _ in range(40):
             nursery.start_soon(partial(patient.call, 1, 60, waits=math.inf, has_deadline=False))
-    assert patient.refused
-    assert not admission.is_shedding
-    assert not patient.given_up
+    assert (bool(patient.refused), patient.given_up) == (True, 0)
+    assert [*is_shedding, admission.is_shedding] == [True, False]
 
 
 async def test_trials_during_a_long_overload_are_rare(autojump_clock: MockClock) -> None:
