@@ -130,6 +130,15 @@ def test_an_unchanged_address_is_downloaded_once(
     assert files.requests.count(f"GET /{name}") == 1
 
 
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [("a/m.onnx", "m.onnx"), ("a%2Fm.onnx", "m.onnx"), ("a/..%2F..%2Fm.onnx", "m.onnx"), ("..%2F..", "model")],
+)
+def test_a_file_is_stored_by_the_last_part_of_its_path(path: str, name: str) -> None:
+    address = _address(f"http://localhost/{path}")
+    assert address.path == address.folder / "current" / name
+
+
 def test_an_encrypted_archive_is_refused(files: FileServer, tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "m.zip", "w") as archive:
         archive.writestr("model.onnx", "text")
