@@ -8,8 +8,8 @@ computes responses that no client reads. Nothing is counted while clients get th
                                                          ├──> no such client for 30 s or a longer trial ──> OFF
                                                          └──> fewer responses than before ──> OFF, for a growing pause
 
-A client that ends leaves all its calls at once, however long it would have waited. So calls must be given up at several
-times, and shedding ends after some time for a trial: if clients give up again, the next trial is later.
+A client that ends leaves all its calls at once, however long it would have waited. So given up calls must be spread
+over time, and shedding ends after some time for a trial: if clients give up again, the next trial is later.
 
 While shedding, a new call is refused if the calls in flight need more time than halfway from the fastest call to what
 the client waits. That time is the number of calls in flight, divided by the calls that end per second (Little's law),
@@ -38,6 +38,8 @@ _SHARE: Final = 0.2
 _BURST_SECONDS: Final = 0.1
 _BURSTS: Final = 5
 """Bursts of given up calls before their share is checked."""
+_SPREAD: Final = 0.5
+"""Least number of bursts, as a share of given up calls, or of the bursts that fit into the time if those are fewer."""
 _MAX_WINDOW_SECONDS: Final = 10.0
 _MIN_IN_FLIGHT: Final = 8
 """Calls that are never refused."""
@@ -125,7 +127,9 @@ class LoadShedding:
             self._bursts += 1
         if self._give_ups < _GIVE_UPS or self._bursts < _BURSTS:
             return
-        if self._give_ups >= _SHARE * (counts.ended - self._window_counts.ended) and now > self._paused_until:
+        is_spread = self._bursts >= _SPREAD * min(self._give_ups, (now - self._window_start) / _BURST_SECONDS)
+        is_common = self._give_ups >= _SHARE * (counts.ended - self._window_counts.ended)
+        if is_spread and is_common and now > self._paused_until:
             self._begin(now, counts, counted)
         self._window_start = -math.inf
 
@@ -200,10 +204,13 @@ class LoadShedding:
         if not self.is_active:
             return
         now = trio.current_time()
-        if now - self._last > _QUIET_SECONDS or now - self._gave_up_at > self._shed_seconds:
+        if now - self._last > _QUIET_SECONDS:
             self.is_active, self._ended_at = False, now
             self._backoff.reset()
             log.info("service not overloaded any more", name=self._name)
+        elif now - self._gave_up_at > self._shed_seconds:
+            self.is_active, self._ended_at = False, now
+            log.info("load shedding ended for a trial: calls accepted again", name=self._name)
         elif (passed := now - self._trial_start) > _TRIAL_SECONDS:
             worst = _WORSE * self._rate_before * passed
             if self._responses < worst < self._responses + self._refusals:
