@@ -24,14 +24,15 @@ class HTTPError(Exception):
 
     Args:
         status_code: HTTP status.
-        detail: response body; the standard phrase of the status by default.
+        detail: response body, as text or an object that is sent as ``str(detail)``; the standard phrase of the status
+            by default.
         headers: additional headers.
     """
 
-    def __init__(self, status_code: int, detail: str | None = None, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(self, status_code: int, detail: Any = None, headers: Mapping[str, Any] | None = None) -> None:
         self.status_code = status_code
-        self.detail = _phrase(status_code) if detail is None else detail
-        self.headers = dict(headers or {})
+        self.detail = _phrase(status_code) if detail is None else str(detail)
+        self.headers = {name: str(value) for name, value in (headers or {}).items()}
         super().__init__(status_code, self.detail)
 
     def __str__(self) -> str:
@@ -79,7 +80,7 @@ class Response:
 
     def header_pairs(self) -> Headers:
         """Return the headers, without content-length, which the server sets."""
-        return tuple((name, value) for name, value in self.headers.items() if name != "content-length")
+        return tuple((name, str(value)) for name, value in self.headers.items() if name != "content-length")
 
 
 class PlainTextResponse(Response):
@@ -105,7 +106,7 @@ class JSONResponse(Response):
 
 
 class StreamingResponse(Response):
-    """Response whose body is an iterable of text or bytes, asynchronous or not; see :class:`Response`."""
+    """Response whose body is text, bytes, or an iterable of them, asynchronous or not; see :class:`Response`."""
 
     def __init__(
         self,
@@ -116,11 +117,12 @@ class StreamingResponse(Response):
         background: Callable[[], Any] | None = None,
     ) -> None:
         super().__init__(None, status_code, headers, media_type, background)
-        self.chunks = content
+        # The elements of bytes are numbers.
+        self.chunks = [content] if isinstance(content, str | bytes | bytearray | memoryview) else content
 
     def header_pairs(self) -> Headers:
         """Return the headers; a content-length that the handler set is kept."""
-        return tuple(self.headers.items())
+        return tuple((name, str(value)) for name, value in self.headers.items())
 
 
 def _phrase(status: int) -> str:
@@ -189,4 +191,5 @@ def _pieces(file: Path) -> Iterator[bytes]:
 
 
 def _encoder(charset: str) -> Callable[[Any], bytes]:
-    return lambda piece: piece.encode(charset) if isinstance(piece, str) else bytes(piece)
+    # bytes(3) would be three zeros.
+    return lambda piece: piece.encode(charset) if isinstance(piece, str) else bytes(memoryview(piece))

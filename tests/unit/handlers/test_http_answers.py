@@ -100,6 +100,9 @@ def test_bodies_and_headers_of_responses() -> None:
     assert Response(b"x").headers == {}
     assert Response(b"x", headers={"Content-Length": "7"}).header_pairs() == ()
     assert StreamingResponse([b"x"], headers={"Content-Length": "1"}).header_pairs() == (("content-length", "1"),)
+    numbers: Any = {"X-Count": 3}
+    assert Response("x", headers=numbers).header_pairs() == (("x-count", "3"),)
+    assert StreamingResponse([], headers=numbers).header_pairs() == (("x-count", "3"),)
     assert JSONResponse(["é"]).body == '["é"]'.encode()
     given = Response("x", headers={"Content-Type": "text/csv"}, media_type="text/html")
     assert given.header_pairs() == (("content-type", "text/csv"),)
@@ -140,7 +143,10 @@ async def test_a_generator_that_fails_at_once_has_a_status(tmp_path: Path, prefi
         assert caught.value.detail.startswith("TypeError: an object of type 'object' is not JSON serializable")
 
 
-@pytest.mark.parametrize("content", ["['a', 'b']", "iter(['a', b'b'])", "self.values()", "self.later()"])
+@pytest.mark.parametrize(
+    "content",
+    ["['a', 'b']", "iter(['a', b'b'])", "self.values()", "self.later()", "'ab'", "b'ab'", "memoryview(b'ab')"],
+)
 async def test_a_streaming_response_has_any_iterable(tmp_path: Path, content: str) -> None:
     code = handler_of(f"return StreamingResponse({content}, 206, {{'x-a': '1'}}, 'text/event-stream')")
     code += "    def values(self):\n        yield 'a'\n        yield 'b'\n"
@@ -182,6 +188,16 @@ async def test_streams_of_starlette(tmp_path: Path, prefix: str) -> None:
         assert await read_body(made) == "hé!".encode()
 
 
+async def test_numbers_in_a_stream_of_starlette_are_errors(tmp_path: Path) -> None:
+    pytest.importorskip("starlette.responses")
+    code = handler_of("from starlette.responses import StreamingResponse\nreturn StreamingResponse([3])")
+    async with opened(tmp_path, code) as handler:
+        made = await answer(handler)
+        with pytest.raises(UserCodeError) as caught:
+            await read_body(made)
+        assert caught.value.detail.startswith("TypeError: ")
+
+
 async def test_files_of_starlette(tmp_path: Path) -> None:
     pytest.importorskip("starlette.responses")
     (tmp_path / "large.csv").write_bytes(b"x" * 200_000)
@@ -213,6 +229,7 @@ async def test_files_of_starlette(tmp_path: Path) -> None:
         (HTTPError(404), {}, 404, TEXT, b"Not Found"),
         (HTTPError(404, "no leaf"), {"as_json": True}, 404, TEXT, b"no leaf"),
         (HTTPError(799), {}, 799, TEXT, b""),
+        (HTTPError(429, {"left": 0}, {"Retry-After": 3}), {}, 429, (*TEXT, ("retry-after", "3")), b"{'left': 0}"),
         (UserCodeError("internal", detail="why"), {}, 500, TEXT, b"internal"),
         (UserCodeError("internal", detail="why"), {"shows_details": True}, 500, TEXT, b"internal: why"),
         (NotReady("later"), {}, 500, TEXT, b"later"),
