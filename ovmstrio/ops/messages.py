@@ -161,12 +161,16 @@ ARRAYS: Final = ChannelDataType.CHANNEL_NPDATA.value
 
 @dataclass(slots=True)
 class ChannelData:
-    """Input of a ResponseOp: the last Op's output or an error.  Codes 0 and None mean no error."""
+    """Input of a ResponseOp: the last Op's output or an error.  Codes 0 and None mean no error.
+
+    Attributes:
+        data_id: the server's number of the request.
+    """
 
     datatype: int = _DICT
     npdata: Mapping[str, Any] | None = None
     dictdata: Mapping[str, Any] | None = None
-    id: int = 0
+    data_id: int = 0
     log_id: int = 0
     error_code: int = 0
     error_info: str = ""
@@ -177,9 +181,9 @@ class ChannelData:
     keeps_arrays: bool = False
 
     @property
-    def data_id(self) -> int:
-        """The server's number of the request."""
-        return self.id
+    def id(self) -> int:
+        """``data_id``."""
+        return self.data_id
 
     def parse(self) -> dict[str, Any]:
         """Return the output as a dict; empty for an error."""

@@ -78,7 +78,7 @@ log = structlog.get_logger(__name__)
 
 def failure_data(data_id: int, log_id: int, failure: OpFailure) -> ChannelData:
     """Return a failure in the form that a ResponseOp receives."""
-    data = ChannelData(ChannelDataType.ERROR.value, id=data_id, log_id=log_id)
+    data = ChannelData(ChannelDataType.ERROR.value, data_id=data_id, log_id=log_id)
     if failure.is_product:
         data.error_code = CustomExceptionCode.PRODUCT_ERROR.value
         data.prod_error_code, data.prod_error_info = failure.code, failure.info

@@ -641,5 +641,5 @@ def make_channel_data(data_id: int, log_id: int, output: Mapping[str, Any]) -> C
     """Return an output in the form that hooks receive."""
     if holds_arrays(output):
         kind = ChannelDataType.CHANNEL_NPDATA.value
-        return ChannelData(kind, npdata=output, id=data_id, log_id=log_id)
-    return ChannelData(dictdata=output, id=data_id, log_id=log_id)
+        return ChannelData(kind, npdata=output, data_id=data_id, log_id=log_id)
+    return ChannelData(dictdata=output, data_id=data_id, log_id=log_id)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, overload
 
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.ops.config_file import read_document, read_pipeline_config
@@ -89,18 +90,31 @@ class OpAnalyst:
     def __init__(self, times: Mapping[str, Mapping[str, float]]) -> None:
         self._times = {op: dict(stages) for op, stages in times.items()}
 
-    def times(self) -> dict[str, dict[str, float]]:
-        """Return milliseconds by Op and stage."""
+    @overload
+    def times(self, op_name: None = None) -> dict[str, dict[str, float]]: ...
+
+    @overload
+    def times(self, op_name: str) -> dict[str, float]: ...
+
+    def times(self, op_name: str | None = None) -> dict[str, dict[str, float]] | dict[str, float]:
+        """Return milliseconds by stage of an Op, or by Op and stage; KeyError for an unknown Op."""
+        if op_name is not None:
+            return dict(self._times[op_name])
         return {op: dict(stages) for op, stages in self._times.items()}
 
-    def qps(self, op_concurrency: Mapping[str, int] | None = None) -> dict[str, float]:
-        """Return samples per second of each Op for the given numbers of workers (default 1)."""
-        workers = op_concurrency or {}
-        return {
-            op: _MS / total * workers.get(op, 1)
+    @overload
+    def qps(self, op_name: None = None) -> dict[str, dict[str, float]]: ...
+
+    @overload
+    def qps(self, op_name: str) -> dict[str, float]: ...
+
+    def qps(self, op_name: str | None = None) -> dict[str, dict[str, float]] | dict[str, float]:
+        """Return samples per second of one worker by stage of an Op, or by Op and stage; KeyError for an unknown Op."""
+        rates = {
+            op: {stage: _MS / time if time else math.inf for stage, time in stages.items()}
             for op, stages in self._times.items()
-            if (total := sum(stages.values()))
         }
+        return rates if op_name is None else rates[op_name]
 
     def concurrency_analysis(self, op_config_yaml: str | Path) -> dict[str, int]:
         """Return the ``concurrency`` with which each Op keeps up with the fastest model on its device.
@@ -111,7 +125,7 @@ class OpAnalyst:
         Raises:
             ConfigError: the file is unusable, or two models share a device, which makes their times meaningless.
         """
-        rates = self.qps()
+        rates = {op: _MS / total for op, stages in self._times.items() if (total := sum(stages.values()))}
         root, _ = read_document(Path(op_config_yaml))
         if root.members and all(each.members and {*each.members} <= _STAGES for each in root.members.values()):
             target = self._rate_of_stages(root.plain(), str(op_config_yaml))

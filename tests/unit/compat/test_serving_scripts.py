@@ -292,3 +292,14 @@ def test_param_verify_checks_bounds_and_files(tmp_path: Any) -> None:
     assert not ParamVerify.int_check("5")
     assert ParamVerify.file_check(str(tmp_path))
     assert not ParamVerify.file_check(str(tmp_path / "nope"))
+
+
+def test_param_verify_checks_the_names_of_feeds_and_outputs() -> None:
+    assert ParamVerify.check_feed_dict({"x": 1, "y": 2, "x.lod": 3}, ["y", "x"])
+    assert not ParamVerify.check_feed_dict({"x": 1}, ["y", "x"])
+    assert not ParamVerify.check_feed_dict({"x": 1, "z": 2}, ["x"])
+    assert not ParamVerify.check_feed_dict([{"x": 1}], ["x"])
+    assert ParamVerify.check_fetch_list([], ["price"])
+    assert ParamVerify.check_fetch_list(["price"], ["price", "size"])
+    assert not ParamVerify.check_fetch_list(["price", "cost"], ["price"])
+    assert not ParamVerify.check_fetch_list(("price",), ["price"])

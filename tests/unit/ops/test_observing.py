@@ -326,8 +326,10 @@ def test_average_times_of_timelines(profile: Path, capsys: pytest.CaptureFixture
 def test_slower_ops_get_more_workers(profile: Path, tmp_path: Path) -> None:
     ops = Analyst(profile).get_op_analyst()
     assert ops.times()["det"] == pytest.approx({"prep": 1.0, "midp": 4.0, "postp": 1.0}, abs=0.01)
-    assert ops.qps()["det"] == pytest.approx(1000 / 6, rel=0.01)
-    assert ops.qps({"rec": 2})["rec"] == pytest.approx(2000 / 3.4, rel=0.01)
+    assert ops.times("det") == ops.times()["det"]
+    assert ops.qps("det") == ops.qps()["det"] == pytest.approx({"prep": 1000, "midp": 250, "postp": 1000}, rel=0.02)
+    with pytest.raises(KeyError, match="nothing"):
+        ops.times("nothing")
     config = tmp_path / "config.yml"
     local = "{local_service_conf: {model_config: m, devices: '%s'}}"
     config.write_text(f"rpc_port: 9998\nop:\n  det: {local % '0'}\n  rec: {local % '1,2'}\n")

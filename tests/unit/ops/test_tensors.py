@@ -100,7 +100,8 @@ def test_an_answer_that_cannot_be_written_is_8000(wrong: dict[str, Any]) -> None
 
 
 def test_errors_have_no_output_and_product_codes_come_first() -> None:
-    data = ChannelData(datatype=ChannelDataType.ERROR.value, error_code=6000, error_info="late")
+    data = ChannelData(datatype=ChannelDataType.ERROR.value, data_id=7, log_id=8, error_code=6000, error_info="late")
+    assert (data.id, data.data_id, data.log_id) == (7, 7, 8)
     assert pack_response(data) == PipelineResponse(6000, "late")
     data.prod_error_code, data.prod_error_info = 100001, "product"
     assert pack_response(data) == PipelineResponse(100001, "product")

@@ -13,7 +13,7 @@ from ovmstrio.ext.ops import CustomException, CustomExceptionCode, PipelineRespo
 from ovmstrio.util.truncation import cut, text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
 __all__ = ["CustomException", "CustomExceptionCode", "ErrorCatch", "ParamChecker", "ParamVerify", "ProductErrCode"]
 
@@ -90,3 +90,13 @@ class ParamVerify:
     def file_check(f: Any) -> bool:
         """Return whether a value is an existing path."""
         return isinstance(f, str) and Path(f).exists()
+
+    @staticmethod
+    def check_feed_dict(feed_dict: Any, right_feed_list: Collection[str]) -> bool:
+        """Return whether a value is a dict with exactly these keys; keys that contain ``lod`` are ignored."""
+        return isinstance(feed_dict, dict) and {key for key in feed_dict if "lod" not in key} == set(right_feed_list)
+
+    @staticmethod
+    def check_fetch_list(fetch_list: Any, right_fetch_list: Collection[str]) -> bool:
+        """Return whether a value is an empty collection or a list of some of these names."""
+        return not len(fetch_list) or (isinstance(fetch_list, list) and set(fetch_list) <= set(right_fetch_list))
