@@ -169,7 +169,7 @@ class ProjectSpec(_FrozenSpec):
     serve_port: Port = 8080
     env: dict[str, str] = {}
     dotenv: dict[str, str] = {}
-    config: dict[str, Any] = {}
+    config: dict[Any, Any] = {}
     python_path: Path
     handler_path: Path
     protobuf_path: Path | None = None

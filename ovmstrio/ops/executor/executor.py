@@ -125,7 +125,7 @@ class PackageHooks:
                 return None
             return unpack_request(request), request.logid
         except Exception as error:  # malformed request
-            raise _unreadable(error) from error
+            raise failures.package_failure(error) from error
 
     async def unpack(self, request: PipelineRequest) -> tuple[dict[str, Any], int]:
         """Return the input of the first Ops and the client's log id; OpFailure for a rejected or malformed request."""
@@ -133,7 +133,7 @@ class PackageHooks:
             returned = await self._call(self._request.unpack_request_package, request)
             data, log_id, code, info = _normalize_unpacked(returned, request)
         except Exception as error:  # raised by user code
-            raise (_unreadable if self._unpacks_inline else _package_error)(error) from error
+            raise (failures.package_failure if self._unpacks_inline else _package_error)(error) from error
         if code is not None:
             raise failures.product_failure(code, info)
         return data, log_id
@@ -199,17 +199,8 @@ def _normalize_unpacked(returned: Any, request: PipelineRequest) -> tuple[dict[s
 
 
 def _package_error(error: BaseException) -> OpFailure:
-    cause = failures.cause_of(error)
-    log.error("package hook failed", exc_info=cause)
-    return _failure_of(cause)
-
-
-def _unreadable(error: BaseException) -> OpFailure:
-    return _failure_of(failures.cause_of(error))
-
-
-def _failure_of(cause: BaseException) -> OpFailure:
-    return OpFailure(CustomExceptionCode.RPC_PACKAGE_ERROR.value, f"rpc package error: {text_of(cause)}")
+    log.error("package hook failed", exc_info=failures.cause_of(error))
+    return failures.package_failure(error)
 
 
 def _failed_response(failure: OpFailure) -> PipelineResponse:

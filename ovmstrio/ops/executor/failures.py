@@ -76,6 +76,15 @@ def _framed(text: str, log_id: int, stage: str) -> str:
     )
 
 
+def package_failure(raised: BaseException) -> OpFailure:
+    """Return the failure for an exception of a hook that unpacks a request or packs a response."""
+    error = cause_of(raised)
+    code, text = CustomExceptionCode.RPC_PACKAGE_ERROR.value, text_of(error)
+    if isinstance(error, CustomException):
+        code, text = error.code, cut(error.message) if error.is_sent_to_user else _HIDDEN
+    return OpFailure(code, f"rpc package error: {text}")
+
+
 def process_failure(op: str, raised: BaseException, log_id: int) -> OpFailure:
     """Return the failure for an exception of the feed check or the model."""
     return _with_type(_process_failure(op, cause_of(raised), log_id), raised)

@@ -94,6 +94,11 @@ def test_keys_without_a_value_have_their_defaults(tmp_path: Path) -> None:
     assert (spec.env, spec.config, spec.models, spec.processes, spec.batching) == ({}, {}, None, 1, None)
 
 
+def test_keys_of_the_config_may_be_numbers(tmp_path: Path) -> None:
+    spec = good(tmp_path, f"{PYTHON}config: {{0: cat, 1: dog, 2.5: cow}}\n")
+    assert spec.config == {0: "cat", 1: "dog", 2.5: "cow"}
+
+
 def test_all_mistakes_are_reported_with_their_lines(tmp_path: Path) -> None:
     text = """type: pyton
 serve_port: 70000

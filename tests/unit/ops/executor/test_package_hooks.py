@@ -9,7 +9,16 @@ import pytest
 import trio
 
 from ovmstrio.encoding.messages import RESPONSE
-from ovmstrio.ext.ops import Op, PipelineRequest, PipelineResponse, ProductErrCode, RequestOp, ResponseOp
+from ovmstrio.ext.ops import (
+    CustomException,
+    CustomExceptionCode,
+    Op,
+    PipelineRequest,
+    PipelineResponse,
+    ProductErrCode,
+    RequestOp,
+    ResponseOp,
+)
 from ovmstrio.ops.executor import open_executor
 from ovmstrio.ops.graph import build
 from ovmstrio.ops.messages import from_array
@@ -183,6 +192,27 @@ class _Printing(ResponseOp):
 )
 async def test_both_ends_may_be_overridden(request_: PipelineRequest, expected: PipelineResponse) -> None:
     assert await infer_with_ends(_Checking, _Printing, request_) == expected
+
+
+@pytest.mark.parametrize("is_sent", [True, False])
+async def test_custom_exceptions_have_their_code_and_may_hide_their_text(is_sent: bool) -> None:
+    class Reading(RequestOp):
+        def unpack_request_package(self, request: Any) -> Any:
+            if not request.key:
+                raise CustomException(CustomExceptionCode.INPUT_PARAMS_ERROR, "no key", is_sent)
+            return {}
+
+    class Writing(ResponseOp):
+        def pack_response_package(self, channeldata: Any) -> Any:
+            if channeldata.error_code:
+                return PipelineResponse(channeldata.error_code, channeldata.error_info)
+            raise CustomException(100_002, "no sum", is_sent)
+
+    hidden = "rpc package error: the message is in the log of the server"
+    response = await infer_with_ends(Reading, Writing, PipelineRequest())
+    assert response == PipelineResponse(5000, "rpc package error: no key" if is_sent else hidden)
+    response = await infer_with_ends(Reading, Writing, PipelineRequest(keys=["a"], values=["b"]))
+    assert response == PipelineResponse(100_002, "rpc package error: no sum" if is_sent else hidden)
 
 
 async def test_a_request_may_ask_for_its_timeline() -> None:
