@@ -178,7 +178,25 @@ class HandlerContext:
             return endpoint
         return f"ipv6:{endpoint}" if endpoint.startswith("[") else f"ipv4:{endpoint}"
 
+    def auth_context(self) -> dict[str | None, list[bytes]]:
+        """Return the properties of the authenticated client: none, since the server authenticates clients itself."""
+        return {}
+
+    def peer_identities(self) -> Iterable[bytes] | None:
+        """Return None: no identities of the client's certificate."""
+        return None
+
+    def peer_identity_key(self) -> str | None:
+        """Return None: no property has the identities of the client."""
+        return None
+
     # Status and metadata
+
+    def set_compression(self, compression: Any) -> None:
+        """Accept a compression without effect: replies are sent uncompressed."""
+
+    def disable_next_message_compression(self) -> None:
+        """Do nothing: replies are sent uncompressed."""
 
     def code(self) -> Any:
         """Return the status that was set; None before."""

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -8,7 +10,7 @@ import trio.testing
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
-from ovmstrio.handlers.grpc.call import BlockingRequests, CallEndedError
+from ovmstrio.handlers.grpc.call import BlockingRequests, CallEndedError, HandlerContext
 from ovmstrio.transport.grpc.call import Call
 
 
@@ -52,3 +54,15 @@ async def test_a_failure_is_raised_after_the_requests_before_it() -> None:
         for _ in range(2):
             with pytest.raises(CallEndedError):
                 next(requests)
+
+
+async def test_a_context_has_all_methods_of_a_servicer_context() -> None:
+    grpc = pytest.importorskip("grpc")
+    names = [name for name in dir(grpc.ServicerContext) if not name.startswith("_")]
+    assert "set_compression" in names
+    assert [name for name in names if not callable(getattr(HandlerContext, name, None))] == []
+    call = SimpleNamespace(deadline=math.inf, metadata={})
+    context = HandlerContext(cast("Call", call))
+    context.set_compression(grpc.Compression.Gzip)
+    context.disable_next_message_compression()
+    assert context.auth_context().get(context.peer_identity_key()) is context.peer_identities() is None
