@@ -231,12 +231,19 @@ class InputValidator:
 
 
 class Validator:
-    """Validator of requests for one set of inputs."""
+    """Validator of requests for one set of inputs.
 
-    __slots__ = ("_inputs",)
+    Attributes:
+        takes_strings: an input can take strings or encoded images, so that :func:`validated` may need a thread.
+    """
+
+    __slots__ = ("_inputs", "takes_strings")
 
     def __init__(self, inputs: Sequence[TensorSpec]) -> None:
         self._inputs = [InputValidator(spec) for spec in sorted(inputs, key=lambda spec: spec.name)]
+        self.takes_strings = any(
+            spec.datatype is BYTES or len(spec.shape) == IMAGE_RANK or is_string_matrix(spec) for spec in inputs
+        )
 
     def __call__(self, request: InferRequest) -> dict[str, Array]:
         """Validate a request; return its arrays by name, sorted by name.
