@@ -7,6 +7,7 @@ import re
 import statistics
 import sys
 import tempfile
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -23,6 +24,9 @@ CALLS = 20_000
 CONNECTIONS = 4
 STREAMS = 8
 GOAL = 0.9
+STREAMED = 500
+"""Number of messages of a canned stream."""
+_PAUSE_SECONDS = 0.002  # before each of them
 
 
 def request_bytes() -> bytes:
@@ -78,8 +82,15 @@ async def _serve_canned(port: int) -> None:
     async def handler(_request: bytes, _context: object) -> bytes:
         return answer
 
+    async def stream(_requests: AsyncIterator[bytes], _context: object) -> AsyncIterator[bytes]:
+        for _ in range(STREAMED):
+            await asyncio.sleep(_PAUSE_SECONDS)
+            yield answer
+
     class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
-        def service(self, _details: object) -> object:
+        def service(self, details: grpc.HandlerCallDetails) -> object:
+            if details.method.endswith("ModelStreamInfer"):
+                return grpc.stream_stream_rpc_method_handler(stream)
             return grpc.unary_unary_rpc_method_handler(handler)
 
     server = grpc.aio.server()

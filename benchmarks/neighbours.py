@@ -26,7 +26,7 @@ _ROUNDS: Final = 5
 _SECONDS: Final = 2.0
 _TRIVIAL: Final = "trivial"
 _NEIGHBOURS: Final = {"ResNet-50": ("75 ms", 4), "a model of 10 ms": ("10 ms", 8), "a model of 1 ms": ("1 ms", 32)}
-_MOST: Final = 5.0
+_MOST: Final = 3.0
 
 
 def _checked_call(model: str, size: str, server: Server, folder: Path) -> InferCall:

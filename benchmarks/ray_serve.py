@@ -34,11 +34,12 @@ CALLS = 400
 ROUNDS = 5
 LEAST = 0.95
 MOST = 1.0
+MOST_WITH_INGRESS = 1.5
 PATIENCE_SECONDS = 60
 
 
 class _Round(NamedTuple):
-    """Result of one round: calls per second, CPU of the replica per call, and median latency in milliseconds."""
+    """Result of one round: calls per second, CPU of the replicas per call, and median latency in milliseconds."""
 
     rate: float
     cpu_ms: float
@@ -49,13 +50,14 @@ class _Round(NamedTuple):
 def _cluster(folder: Path) -> Iterator[tuple[psutil.Process, int]]:
     """Run the cluster's process until the block ends; yield the process and its port."""
     ir.save(ir.dummy(), folder, "m")
-    entry = {"name": "m", "base_path": str(folder / "m"), "placement": {"num_cpus": 0.1}}
-    config = folder / "config.json"
-    config.write_text(json.dumps({"model_config_list": [{"config": entry}]}))
+    entries = [{"name": name, "base_path": str(folder / "m"), "placement": {"num_cpus": 0.1}} for name in ("m", "n")]
+    configs = [folder / "one_group.json", folder / "two_groups.json"]
+    for number, config in enumerate(configs, 1):
+        config.write_text(json.dumps({"model_config_list": [{"config": each} for each in entries[:number]]}))
     (port,) = free_ports(1)
     file = next((folder / "m").rglob("*.xml"))
     process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.ray_serve_program", str(config), str(file), str(port)],
+        [sys.executable, "-m", "benchmarks.ray_serve_program", *map(str, configs), str(file), str(port)],
         env=os.environ | {"RAY_TMPDIR": str(folder)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -72,12 +74,12 @@ def _cluster(folder: Path) -> Iterator[tuple[psutil.Process, int]]:
         process.wait(PATIENCE_SECONDS)
 
 
-def _replica(cluster: psutil.Process, application: str) -> psutil.Process:
+def _replicas(cluster: psutil.Process, application: str) -> list[psutil.Process]:
     title = f"ServeReplica:{application}:"
-    return next(each for each in cluster.children(recursive=True) if title in " ".join(each.cmdline()))
+    return [each for each in cluster.children(recursive=True) if title in " ".join(each.cmdline())]
 
 
-def _measure(url: str, clients: int, replica: psutil.Process) -> _Round:
+def _measure(url: str, clients: int, replicas: list[psutil.Process]) -> _Round:
     failures: list[str] = []
     times: list[float] = []
 
@@ -90,13 +92,13 @@ def _measure(url: str, clients: int, replica: psutil.Process) -> _Round:
                 if answer.status_code != 200:
                     failures.append(answer.text)
 
-    before, begun = cpu_seconds(replica), time.perf_counter()
+    before, begun = sum(map(cpu_seconds, replicas)), time.perf_counter()
     threads = [threading.Thread(target=call) for _ in range(clients)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    seconds, cpu = time.perf_counter() - begun, cpu_seconds(replica) - before
+    seconds, cpu = time.perf_counter() - begun, sum(map(cpu_seconds, replicas)) - before
     if failures:
         sys.exit(f"not every call succeeded: {failures[0]}")
     return _Round(CALLS / seconds, cpu / CALLS * 1e3, statistics.median(times) * 1e3)
@@ -104,15 +106,15 @@ def _measure(url: str, clients: int, replica: psutil.Process) -> _Round:
 
 def _summary(rounds: list[_Round]) -> str:
     rate, cpu, median = (statistics.median(column) for column in zip(*rounds, strict=True))
-    return f"{rate:.0f}/s, median {median:.1f} ms, {cpu:.2f} ms of CPU in the replica"
+    return f"{rate:.0f}/s, median {median:.1f} ms, {cpu:.2f} ms of CPU in the replicas"
 
 
 def _rows(cluster: psutil.Process, port: int, clients: int) -> list[Row]:
-    replicas = {name: _replica(cluster, name) for name in ("ours", "hand")}
+    replicas = {name: _replicas(cluster, name) for name in ("ours", "groups", "hand")}
     rounds = [
         {
-            name: _measure(f"http://127.0.0.1:{port}/{name}/v2/models/m/infer", clients, replica)
-            for name, replica in replicas.items()
+            name: _measure(f"http://127.0.0.1:{port}/{name}/v2/models/m/infer", clients, processes)
+            for name, processes in replicas.items()
         }
         for _ in range(ROUNDS + 1)
     ][1:]
@@ -121,9 +123,17 @@ def _rows(cluster: psutil.Process, port: int, clients: int) -> list[Row]:
     title = f"Trivial model on Ray Serve over HTTP, {clients} client{'s'[: clients - 1]}, against a deployment by hand"
     ratio = statistics.median(each["ours"].rate / each["hand"].rate for each in rounds)
     median = statistics.median(each["ours"].median_ms / each["hand"].median_ms for each in rounds)
+    cpu = statistics.median(each["groups"].cpu_ms / each["hand"].cpu_ms for each in rounds)
     return [
         Row(title, ratio, f">= {LEAST}", ratio >= LEAST, detail),
         Row(f"{title}: median latency", median, f"<= {MOST:g}", median <= MOST, detail),
+        Row(
+            f"{title}: CPU with an ingress",
+            cpu,
+            f"<= {MOST_WITH_INGRESS}",
+            cpu <= MOST_WITH_INGRESS,
+            summaries["groups"],
+        ),
     ]
 
 

@@ -1,7 +1,7 @@
-"""A Ray cluster with a trivial model twice: served by ``ovms deploy ray`` and by a hand-written deployment.
+"""A Ray cluster with a trivial model, served by ``ovms deploy ray`` and by a hand-written deployment.
 
-Arguments are the configuration, the model's file, and the port for HTTP; it writes a line when both answer, below
-``/ours`` and ``/hand``, and ends with its standard input.
+Arguments are a configuration of one group and one of two groups, the model's file, and the port for HTTP. It writes a
+line when all answer, below ``/ours``, ``/groups`` and ``/hand``, and ends with its standard input.
 """
 
 from __future__ import annotations
@@ -43,16 +43,17 @@ class ByHand:
         return Response(orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY), media_type="application/json")
 
 
-def main(config: str, file: str, port: str) -> None:
+def main(config: str, groups: str, file: str, port: str) -> None:
     """Serve until standard input ends."""
     # Ray prints the state of its processes to standard output.
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=_STORE_BYTES, log_to_driver=False)
+    ray.init(num_cpus=4, include_dashboard=False, object_store_memory=_STORE_BYTES, log_to_driver=False)
     quiet: dict[str, Any] = {"logging_config": {"enable_access_log": False}}
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": int(port)})
         serve.run(application({"config": config}), name="ours", route_prefix="/ours", **quiet)
+        serve.run(application({"config": groups}), name="groups", route_prefix="/groups", **quiet)
         deployment = serve.deployment(name="hand", max_ongoing_requests=100, ray_actor_options={"num_cpus": 0.1})
         serve.run(deployment(ByHand).bind(file), name="hand", route_prefix="/hand", **quiet)
         print("ready", file=output, flush=True)

@@ -31,7 +31,7 @@ CLIENTS = 4
 SECONDS = 5.0
 MOST_CPU = 1.1
 MOST_STEP_US = 60
-LEAST_GAIN = 1.8
+LEAST_GAIN = 1.9
 
 _HANDLER = """
 class Handler:

@@ -91,6 +91,9 @@ def _prepare_several(
     from ovmstrio.core.errors import AlreadyExists, ServerError
     from ovmstrio.inference.conversion import convert
 
+    config = repository / f"{folder.resolve().name}.json"
+    with exit_on_error(EX_FAILED, OSError):
+        document = _read_config(config)
     outcomes: dict[ModelSource, Outcome] = {}
     for model in found:
         with spinner(f"converting {model.path}") as step:
@@ -102,41 +105,48 @@ def _prepare_several(
                 outcomes[model] = repository / model.name / str(version)
             except (ServerError, OSError) as error:
                 outcomes[model] = error
-    config = _write_config(folder, repository, {each.name: outcomes[each] for each in found})
+    with exit_on_error(EX_FAILED, OSError):
+        written = _write_config(config, document, {each.name: outcomes[each] for each in found})
     facts = [{"name": each.name, "source": str(each.path), **_outcome(outcomes[each])} for each in found]
-    show_data(_models(folder, outcomes), {"models": facts, "config": config and str(config)}, form)
+    show_data(_models(folder, outcomes), {"models": facts, "config": written and str(written)}, form)
     if form is not Output.JSON:
         _show_failures(outcomes)
-    if form is Output.TABLE and config:
-        next_steps(f"ovms serve --config-path {config}")
+    if form is Output.TABLE and written:
+        next_steps(f"ovms serve --config-path {written}")
     if any(isinstance(outcome, Exception) for outcome in outcomes.values()):
         raise typer.Exit(EX_FAILED)
 
 
-def _write_config(folder: Path, repository: Path, outcomes: Mapping[str, Outcome]) -> Path | None:
-    """Write a configuration, named after the folder, that serves all its models prepared by this or earlier runs."""
-    path = repository / f"{folder.resolve().name}.json"
-    before = _entries(path)
-    entries = {}
+def _write_config(path: Path, document: dict[str, Any], outcomes: Mapping[str, Outcome]) -> Path | None:
+    """Add the prepared models to the configuration of earlier runs, and write it; keep whatever else it has."""
+    before = {each["config"]["name"]: each for each in document.get("model_config_list", [])}
+    listed = {}
     for name, outcome in outcomes.items():
-        if isinstance(outcome, Path):
-            entries[name] = before.get(name, {"name": name, "base_path": name})
-        elif not isinstance(outcome, Exception):
-            entries[name] = {"name": name, "base_path": name, **({"stateful": True} if outcome.state else {})}
-    if not entries:
+        if name in before or not isinstance(outcome, Exception):
+            listed[name] = before.pop(name, {"config": {"name": name, "base_path": name}})
+        if isinstance(outcome, Exception | Path):
+            continue
+        listed[name]["config"].pop("stateful", None)
+        listed[name]["config"] |= {"stateful": True} if outcome.state else {}
+    if not listed:
         return None
-    listed = [{"config": entry} for entry in entries.values()]
-    path.write_text(json.dumps({"model_config_list": listed}, indent=2) + "\n", encoding="utf-8")
+    changed = document | {"model_config_list": [*listed.values(), *before.values()]}
+    path.write_text(json.dumps(changed, indent=2) + "\n", encoding="utf-8")
     return path
 
 
-def _entries(config: Path) -> dict[str, Any]:
-    """Read the configuration of an earlier run; return nothing if the file is not such a configuration."""
+def _read_config(path: Path) -> dict[str, Any]:
+    """Read the configuration of an earlier run, {} without one; exit if the file is something else."""
     try:
-        listed = json.loads(config.read_text(encoding="utf-8"))["model_config_list"]
-        return {each["config"]["name"]: each["config"] for each in listed}
-    except (OSError, ValueError, LookupError, TypeError):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        names = [each["config"]["name"] for each in document.get("model_config_list", [])]
+    except FileNotFoundError:
         return {}
+    except (ValueError, LookupError, TypeError, AttributeError):
+        names = [None]
+    if not all(isinstance(name, str) for name in names):
+        fail(f"{path} exists, but is not a configuration in JSON that lists models: move it away", EX_FAILED)
+    return dict(document)
 
 
 def _outcome(outcome: Outcome) -> dict[str, Any]:

@@ -166,6 +166,31 @@ def test_a_second_run_prepares_only_new_models_of_a_folder(zoo: Path, tmp_path: 
     assert entries[0]["nireq"] == 3
 
 
+def test_a_second_run_keeps_what_a_user_added_to_the_configuration(zoo: Path, tmp_path: Path) -> None:
+    assert prepare("zoo").exit_code == 0
+    config = tmp_path / "models" / "zoo.json"
+    before = json.loads(config.read_text())
+    graphs = [{"name": "g", "base_path": "g"}]
+    more = {"config": {"name": "other", "base_path": "/models/other"}}
+    before["model_config_list"][1]["config"]["nireq"] = 3
+    added = before | {"model_config_list": [*before["model_config_list"], more], "mediapipe_config_list": graphs}
+    config.write_text(json.dumps(added))
+    (zoo / "relu.onnx").write_bytes(b"")
+    assert prepare("zoo", "--force").exit_code == 1
+    assert json.loads(config.read_text()) == added
+
+
+@pytest.mark.parametrize("content", ["# notes", "[]", '{"model_config_list": [{"name": "relu"}]}', "{'a"])
+def test_another_file_in_the_place_of_the_configuration_is_kept(zoo: Path, tmp_path: Path, content: str) -> None:
+    config = tmp_path / "models" / "zoo.json"
+    config.parent.mkdir()
+    config.write_text(content)
+    result = prepare("zoo")
+    assert (result.exit_code, "move it away" in result.stderr) == (1, True), result.stderr
+    assert [path.name for path in config.parent.iterdir()] == ["zoo.json"]
+    assert config.read_text() == content
+
+
 @pytest.mark.parametrize(
     "options", [("--name", "a"), ("--input", "x=[1,4]"), ("--quantize", "int8", "--calibration", ".")]
 )
