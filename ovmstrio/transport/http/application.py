@@ -505,7 +505,7 @@ class _Application(QuartTrio):
         except HTTPException as error:
             rejection = self._refusal(error)
             self.router.count_rejected(rejection, route.service)
-            return self.router.shared(route.refuse(rejection), http_request.header("origin") or "")
+            return self.router.shared(route.refuse(rejection), http_request.headers)
         tasks: Any = request.scope[_TASKS] if route.has_tasks else None  # type: ignore[typeddict-item]
         return await self.router.answer(route, http_request._replace(body=body, tasks=tasks))
 
