@@ -101,7 +101,7 @@ class ClusterHttpHandler:
             return _complete(await self._router.refuse(route, request))
         request = request._replace(path=route.path, mount=route.mount)
         if refusal := self._refusal(route, request):
-            return _complete(self._router.shared(route.refuse(refusal), request.header("origin") or ""))
+            return _complete(self._router.shared(route.refuse(refusal), request.headers))
         if route.is_hot and not route.has_tasks:
             return await self._answer(route, request)
         return _with_chunks(await self._tasks.start(self._answer_as_task, route, request))

@@ -141,6 +141,9 @@ PEER: Final = "ovmstrio.peer"
 RECEIVE_UNTIL: Final = "ovmstrio.receive_until"
 """State key of the trio time until which the request body must arrive."""
 
+SEND_CONTINUE: Final = "ovmstrio.send_continue"
+"""State key of the coroutine function that sends ``100 Continue`` to a client that waits for it."""
+
 _CONNECTION_HEADERS = frozenset({"content-length", "transfer-encoding", "connection"})
 _DISABLED_LOG = logging.getLogger("hypercorn.error")
 _IDLE_SECONDS: Final = 75.0
@@ -152,6 +155,9 @@ class _StrictParser(h11.Connection):
 
     Proxies may parse bare LF differently (request smuggling).
     """
+
+    # hypercorn would send 100 Continue for requests that are then refused without their body.
+    they_are_waiting_for_100_continue = False
 
     def next_event(self) -> Any:
         if self.their_state is h11.IDLE:
@@ -207,6 +213,11 @@ class _Http11Only(H11Protocol):
         status = status_code if status_code < HTTPStatus.INTERNAL_SERVER_ERROR else HTTPStatus.BAD_REQUEST
         text = f"not a valid HTTP/1.1 request: {HTTPStatus(status).phrase}"
         await self.refuse(json_response({"error": text}, status))
+
+    async def send_continue(self) -> None:
+        """Send ``100 Continue`` if the client waits for it."""
+        if self.connection.client_is_waiting_for_100_continue:
+            await self._send_h11_event(h11.InformationalResponse(status_code=HTTPStatus.CONTINUE, headers=[]))
 
     async def refuse(self, answer: HttpAnswer) -> None:
         body = answer.content
@@ -309,6 +320,7 @@ class _Connection(TCPServer):
             self.protocol_send,
         )
         protocol.ending = self.ending
+        protocol.connection_state[SEND_CONTINUE] = protocol.send_continue
         return protocol
 
     # -- Reading -------------------------------------------------------------------------------------------------------
@@ -500,12 +512,14 @@ class _Application(QuartTrio):
         if refusal is not None:
             return refusal
         request.scope[_PLACE] = current_ticket.get()  # type: ignore[typeddict-unknown-key]
+        if (request.content_length or 0) <= self.config["MAX_CONTENT_LENGTH"]:
+            await state[SEND_CONTINUE]()
         try:
             body: Any = await request.get_data()
         except HTTPException as error:
             rejection = self._refusal(error)
             self.router.count_rejected(rejection, route.service)
-            return self.router.shared(route.refuse(rejection), http_request.header("origin") or "")
+            return self.router.shared(route.refuse(rejection), http_request.headers)
         tasks: Any = request.scope[_TASKS] if route.has_tasks else None  # type: ignore[typeddict-item]
         return await self.router.answer(route, http_request._replace(body=body, tasks=tasks))
 

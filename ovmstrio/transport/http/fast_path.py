@@ -246,8 +246,7 @@ class FastPathConnection:
             answer = error_response(error)
         else:
             headers = self._current_request.head.headers
-            origin = next((value for name, value in headers if name == "origin"), "")
-            answer = self._router.shared(self._current_request.route.refuse(error), origin)
+            answer = self._router.shared(self._current_request.route.refuse(error), headers)
         await send_response(self._stream, with_request_id(answer, RequestId(headers)), keep_alive=False)
 
     # -- Reading -------------------------------------------------------------------------------------------------------

@@ -45,12 +45,15 @@ class Cors:
     headers: str = "*"
     credentials: bool = False
 
-    def response_headers(self, origin: str) -> Headers:
-        """Return the CORS headers for a request with this ``Origin``, which may be empty.
+    def response_headers(self, request_headers: Headers) -> Headers:
+        """Return the CORS headers for a request.
 
-        Browsers accept one origin or ``*``, so with several origins the requesting one is returned.
+        Browsers accept one origin or ``*``, so with several origins the requesting one is returned. A preflight gets
+        the method and headers that it requests in place of ``*``: to browsers, ``*`` does not include
+        ``Authorization``, and with credentials it is a name without special meaning.
         """
-        is_any = self.origins == "*"
+        given = dict(request_headers)
+        origin, is_any = given.get("origin", ""), self.origins == "*"
         vary: Headers = () if is_any else (("vary", "Origin"),)
         if not is_any and origin not in {each.strip() for each in self.origins.split(",")}:
             return vary
@@ -58,10 +61,14 @@ class Cors:
         return (
             *vary,
             ("access-control-allow-origin", "*" if is_any else origin),
-            ("access-control-allow-methods", self.methods),
-            ("access-control-allow-headers", self.headers),
+            ("access-control-allow-methods", _expand(self.methods, given.get("access-control-request-method"))),
+            ("access-control-allow-headers", _expand(self.headers, given.get("access-control-request-headers"))),
             *credentials,
         )
+
+
+def _expand(allowed: str, requested: str | None) -> str:
+    return (requested if allowed == "*" else None) or allowed
 
 
 JSON: Final = "application/json"

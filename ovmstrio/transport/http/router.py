@@ -315,7 +315,7 @@ class Router:
                 request_line = f"{request.method} {request.path}"
                 change = _path_pattern(route, request)
                 self._gate.denials.log_denied(change, error, client=request.client, about=request_line)
-            refusal = self.shared(with_auth_challenge(route.refuse(error), error), _origin(request.headers))
+            refusal = self.shared(with_auth_challenge(route.refuse(error), error), request.headers)
             if self._events is not None:
                 self._events.refused(request, refusal)
             return refusal
@@ -344,7 +344,7 @@ class Router:
         try:
             if admission_refusal is not None:
                 return admission_refusal
-            answer = self.shared(refusal, _origin(request.headers))
+            answer = self.shared(refusal, request.headers)
             if self._events is not None:
                 self._events.refused(request, answer)
             return answer
@@ -366,11 +366,11 @@ class Router:
             answer = await route.view(request)
         except Exception as error:  # noqa: BLE001 - an error of one request must not affect others
             return self.failed(route, request.headers, error)
-        return answer if self._cors is None else self.shared(answer, _origin(request.headers))
+        return answer if self._cors is None else self.shared(answer, request.headers)
 
     def failed(self, route: Route, headers: Headers, error: Exception) -> HttpAnswer:
         """Return the error response; unexpected exceptions are logged."""
-        return self.shared(route.refuse(_reportable_error(error, route.path, route.places)), _origin(headers))
+        return self.shared(route.refuse(_reportable_error(error, route.path, route.places)), headers)
 
     def body_view(self, route: Route, headers: Headers) -> BodyView | None:
         """Return the handler that answers requests with these headers from their bodies alone; None if there is none.
@@ -379,18 +379,18 @@ class Router:
         """
         view = None if self._events is not None or route.of_bodies is None else route.of_bodies(headers)
         if view is not None and self._cors is not None:
-            view = partial(self._share_view, view, _origin(headers))
+            view = partial(self._share_view, view, headers)
         return view
 
-    async def _share_view(self, view: BodyView, origin: str, body: Any) -> HttpAnswer:
-        return self.shared(await view(body), origin)
+    async def _share_view(self, view: BodyView, headers: Headers, body: Any) -> HttpAnswer:
+        return self.shared(await view(body), headers)
 
-    def shared(self, answer: HttpAnswer, origin: str) -> HttpAnswer:
-        """Return a response with CORS headers; server settings override headers of services."""
+    def shared(self, answer: HttpAnswer, request_headers: Headers) -> HttpAnswer:
+        """Return the response to a request with CORS headers; server settings override headers of services."""
         if self._cors is None:
             return answer
         own = tuple(line for line in answer.headers if line[0] != "access-control-allow-origin")
-        return replace(answer, headers=own).with_headers(self._cors.response_headers(origin))
+        return replace(answer, headers=own).with_headers(self._cors.response_headers(request_headers))
 
     def _resolve(self, method: str, target: str) -> Route | HttpAnswer:
         raw = _raw_path(target)

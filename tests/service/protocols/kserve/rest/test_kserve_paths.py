@@ -455,6 +455,18 @@ async def test_all_origins_may_be_allowed_for_every_path(tmp_path: Path) -> None
             assert (preflight.status_code, preflight.content, _allowed(preflight)) == (200, b"", expected)
 
 
+@pytest.mark.parametrize("credentials", [False, True])
+async def test_a_preflight_gets_the_method_and_headers_that_it_requests(tmp_path: Path, *, credentials: bool) -> None:
+    # To browsers, * does not include Authorization, and with credentials it includes nothing.
+    requested = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,x-a"}
+    cors = Cors("https://page.example", credentials=credentials)
+    async with serving_rest(tmp_path, front_end={"cors": cors}) as server:
+        headers = PAGE | requested
+        preflight = await server.with_http(partial(httpx.Client.options, url="/v2/models/echo/infer", headers=headers))
+    expected = {"origin": PAGE["Origin"], "methods": "POST", "headers": "authorization,x-a"}
+    assert _allowed(preflight) == expected | ({"credentials": "true"} if credentials else {})
+
+
 @pytest.mark.parametrize(
     ("origin", "named"), [("https://page.example", True), ("http://b", True), ("http://c", False), (None, False)]
 )

@@ -125,6 +125,20 @@ async def test_an_expected_continue_is_sent(serving: Serving) -> None:
         assert (await peer.ask(BODY)).status == 200
 
 
+@pytest.mark.parametrize(
+    ("line", "length", "status"), [(INFER, 2**40, 413), (b"POST /nothing", 10, 400)], ids=["large body", "unknown path"]
+)
+async def test_a_request_that_is_refused_without_its_body_gets_no_continue(
+    serving: Serving, line: bytes, length: int, status: int
+) -> None:
+    async with serving.connect() as peer:
+        await peer.send(_request(line, b"Content-Length: %d" % length, b"Expect: 100-continue"))
+        # Not ``ask``, which skips 100 Continue.
+        received = await peer.rest()
+        assert received.startswith(b"HTTP/1.1 %d " % status)
+        assert b"\r\nconnection: close\r\n" in received
+
+
 @pytest.mark.parametrize("size", [1, 7, 4096])
 async def test_chunked_bodies_are_read_for_every_chunk_size(serving: Serving, size: int) -> None:
     data = b",".join(b"%d" % (number % 10) for number in range(20_000 * min(size, 10)))
