@@ -58,7 +58,7 @@ from ovmstrio.serving.requested_outputs import (
     has_plain_outputs,
     select_outputs,
 )
-from ovmstrio.serving.shared_memory import ClientRegions, map_tensors, write_outputs
+from ovmstrio.serving.shared_memory import ClientRegions, check_room, map_tensors, write_outputs
 from ovmstrio.telemetry.call_statistics import CallStatistics
 from ovmstrio.telemetry.log_rate_limit import DeniedChangeLog
 from ovmstrio.transport.send_budget import current_connection_budget
@@ -220,6 +220,9 @@ async def infer_with_options(request: InferRequest, lease: Lease, regions: Clien
     if request.outputs:
         check_outputs(request.outputs, lease.servable.metadata.outputs)
     places = map_tensors(request, regions)
+    if places and lease.servable.metadata.has_sequences:
+        # A step that fails after its inference would have changed its sequence.
+        check_room(request, places, lease.servable.metadata.outputs)
     answer = await lease.servable.infer(request)
     if request.outputs:
         select_outputs(answer, request.outputs)

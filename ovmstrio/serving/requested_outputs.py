@@ -74,8 +74,10 @@ def _classes(tensor: Tensor | RawTensor, count: int, labels: Sequence[str]) -> T
     texts = np.empty((len(rows), count), object)
     for number, row in enumerate(rows):
         # numpy sorts NaN last, as the largest; here it must be the smallest.
-        ranked = np.argsort(np.where(np.isnan(row), -np.inf, row) if row.dtype.kind == "f" else row, kind="stable")
-        for place, index in enumerate(ranked[::-1][:count].tolist()):
+        # The reversed sort ranks the first of equal elements first, as argmax does.
+        ordered = np.where(np.isnan(row), -np.inf, row) if row.dtype.kind == "f" else row
+        ranked = row.size - 1 - np.argsort(ordered[::-1], kind="stable")[::-1]
+        for place, index in enumerate(ranked[:count].tolist()):
             texts[number, place] = _text(row[index], index, labels).encode()
     return Tensor(tensor.name, BYTES, texts if array.ndim > 1 else texts[0])
 

@@ -17,6 +17,7 @@ import mmap
 import os
 import stat
 import weakref
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ovmstrio.core.request import Buffer, InferRequest, InferResponse, ParameterValue
-    from ovmstrio.core.tensor import Tensor
+    from ovmstrio.core.tensor import Tensor, TensorSpec
 
 _FOLDER: Final = Path("/dev/shm")  # noqa: S108 - the folder of `shm_open`, not a temporary folder
 _FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -302,6 +303,25 @@ def output_destinations(request: InferRequest, regions: ClientRegions) -> Output
     return places
 
 
+def check_room(request: InferRequest, places: OutputDestinations, known: Sequence[TensorSpec]) -> None:
+    """Check before inference that destinations have room for the smallest outputs that a model can return.
+
+    Raises:
+        InvalidRequest: a destination is smaller.
+    """
+    classified = {wanted.name for wanted in request.outputs if wanted.parameters.get("classification")}
+    for spec in known:
+        if spec.name in places and spec.name not in classified:
+            _check_size(spec.name, prod(dim.low for dim in spec.shape) * spec.datatype.itemsize, places[spec.name])
+
+
+def _check_size(name: str, size: int, place: _Place) -> None:
+    if size > place.byte_size:
+        raise InvalidRequest(
+            f"output {name}: expected room for {size} bytes in {place.region}, got {_SIZE} {place.byte_size}"
+        )
+
+
 async def write_outputs(response: InferResponse, places: OutputDestinations) -> None:
     """Write outputs to their destinations and replace them in the response by references; large ones in a thread.
 
@@ -313,10 +333,8 @@ async def write_outputs(response: InferResponse, places: OutputDestinations) -> 
         return
     for tensor in response.outputs:
         place = places.get(tensor.name)
-        if place is not None and (size := tensor.nbytes) > place.byte_size:
-            raise InvalidRequest(
-                f"output {tensor.name}: expected room for {size} bytes in {place.region}, got {_SIZE} {place.byte_size}"
-            )
+        if place is not None:
+            _check_size(tensor.name, tensor.nbytes, place)
     for number, tensor in enumerate(response.outputs):
         place = places.get(tensor.name)
         if place is None:

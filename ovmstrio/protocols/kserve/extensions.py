@@ -7,7 +7,6 @@ and SDKs read.
 from __future__ import annotations
 
 import logging
-from base64 import b64decode
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -17,6 +16,7 @@ import orjson
 import structlog
 
 from ovmstrio.core.errors import FailedPrecondition, InvalidRequest, NotSupported
+from ovmstrio.encoding.base64_text import decode_base64
 from ovmstrio.encoding.generated import inference as pb
 from ovmstrio.serving.records import VersionState
 from ovmstrio.telemetry.call_statistics import CallTotal
@@ -273,7 +273,7 @@ def _file_content(name: str, value: object) -> bytes:
         return value
     try:
         if isinstance(value, str):
-            return b64decode(value, validate=True)
+            return decode_base64(value)
     except ValueError:
         pass
     raise InvalidRequest(f"the parameter {cut(name, 80)!r} must be the content of a file (over REST as base64)")

@@ -14,7 +14,6 @@ The rules are OVMS's, per its documentation of the TensorFlow Serving REST API.
 
 from __future__ import annotations
 
-import binascii
 from base64 import b64encode
 from dataclasses import dataclass, field
 from itertools import chain
@@ -30,6 +29,7 @@ from ovmstrio.core.errors import ErrorList, InvalidRequest, ModelFailure, NotFou
 from ovmstrio.core.http_messages import HttpAnswer
 from ovmstrio.core.request import SEQUENCE_CONTROL, SEQUENCE_ID, Contents, InferInput, InferRequest
 from ovmstrio.core.tensor import BY_NAME, BYTES, INVALID, RawTensor, from_bf16, to_bf16
+from ovmstrio.encoding.base64_text import decode_base64
 from ovmstrio.encoding.json_output import array_pieces, read_raw
 from ovmstrio.encoding.json_reader import AT_ONCE_BYTES, check_arrays, without_arrays
 from ovmstrio.encoding.number_arrays import NumberArray, read_numbers
@@ -218,7 +218,7 @@ def _bytes(element: str | dict[str, Any]) -> bytes:
     if not _is_binary(element):
         raise _Unreadable('expected {"b64": text}, got another object')
     try:
-        return binascii.a2b_base64(element["b64"].encode(), strict_mode=True)
+        return decode_base64(element["b64"])
     except ValueError as error:
         raise _Unreadable(f"b64 cannot be decoded: {error}") from None
 

@@ -32,13 +32,14 @@ Region = Callable[..., tuple[Any, str]]
 
 
 def _config(folder: Path) -> Path:
-    models = {"sums": ir.sum_of_two((-1, 5)), "strings": ir.string_passthrough()}
-    entries = [
-        {"config": {"name": name, "base_path": str(ir.save(model, folder, name)), "plugin_config": EXACT}}
+    models = {"sums": ir.sum_of_two((-1, 5)), "strings": ir.string_passthrough(), "totals": ir.accumulator()}
+    entries: list[dict[str, Any]] = [
+        {"name": name, "base_path": str(ir.save(model, folder, name)), "plugin_config": EXACT}
         for name, model in models.items()
     ]
+    entries[-1]["stateful"] = True
     path = folder / "config.json"
-    path.write_text(json.dumps({"model_config_list": entries}))
+    path.write_text(json.dumps({"model_config_list": [{"config": each} for each in entries]}))
     return path
 
 
@@ -253,6 +254,24 @@ def test_no_output_is_written_if_one_has_no_room(triton: Triton, region: Region)
     text = triton.refusal("sums", triton.inputs("in"), outputs=wanted)
     assert f"output difference: expected room for {SIZE} bytes" in text
     np.testing.assert_array_equal(shm.get_contents_as_numpy(outs, np.float32, (4, 5)), 0)
+
+
+def test_a_step_whose_output_has_no_room_does_not_change_its_sequence(triton: Triton, region: Region) -> None:
+    outs, out_key = region(2 * SIZE)
+    triton.register(out=out_key)
+    given = triton.module.InferInput("x", [1, 2], "FP32")
+    given.set_data_from_numpy(np.ones((1, 2), np.float32))
+
+    def step(size: int, **flags: bool) -> None:
+        wanted = [triton.output("y", "out", size)]
+        triton.client.infer("totals", [given], outputs=wanted, sequence_id=7, **flags)
+
+    expected = "output y: expected room for 8 bytes"
+    assert expected in refusal(lambda: step(7, sequence_start=True))
+    step(8, sequence_start=True)
+    assert expected in refusal(lambda: step(4))
+    step(8, sequence_end=True)
+    np.testing.assert_array_equal(shm.get_contents_as_numpy(outs, np.float32, (1, 2)), 2)
 
 
 @pytest.mark.parametrize(

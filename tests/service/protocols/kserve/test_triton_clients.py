@@ -67,6 +67,16 @@ async def test_classes_without_labels_have_indices(serving: BothInterfaces, inte
 
 
 @pytest.mark.parametrize("interface", INTERFACES)
+async def test_equal_elements_are_ranked_by_index(serving: BothInterfaces, interface: str) -> None:
+    rows = np.array([[0, 0, 0, 0], [1, np.nan, -np.inf, 1]], np.float32)
+    found = await classify(serving, interface, "plain", rows, 3)
+    integers = await classify(serving, interface, "integers", np.array([7, 9, 9, 7], np.int32), 4)
+    expected = [[b"0.000000:0", b"0.000000:1", b"0.000000:2"], [b"1.000000:0", b"1.000000:3", b"nan:1"]]
+    assert found.tolist() == expected
+    assert integers.tolist() == [b"9:1", b"9:2", b"7:0", b"7:3"]
+
+
+@pytest.mark.parametrize("interface", INTERFACES)
 @pytest.mark.parametrize(
     ("model", "array", "count", "text"),
     [

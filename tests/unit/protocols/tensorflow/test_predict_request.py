@@ -129,6 +129,8 @@ def test_tensors_may_have_no_elements(document: Any, shape: tuple[int, ...]) -> 
         ("BYTES", 2, {"inputs": [["a", "b"], ["c", "d"]]}, [[b"a", b"b"], [b"c", b"d"]]),
         ("BYTES", 1, {"inputs": {"x": [B64, "a", {"b64": ""}]}}, [b"\0\xff", b"a", b""]),
         ("BYTES", 1, {"inputs": [B64]}, [b"\0\xff"]),
+        ("BYTES", 1, {"inputs": [{"b64": "AP8"}, {"b64": "AP\n8=\n"}, {"b64": " A P 8 "}]}, [b"\0\xff"] * 3),
+        ("BYTES", 1, {"inputs": [{"b64": base64.encodebytes(bytes(200)).decode()}]}, [bytes(200)]),
         ("BYTES", 1, {"instances": [B64, B64]}, [b"\0\xff"] * 2),
         ("BYTES", 1, {"instances": ["a", B64]}, [b"a", b"\0\xff"]),
         ("BYTES", 1, {"instances": [{"x": B64}, {"x": "a"}]}, [b"\0\xff", b"a"]),
@@ -252,7 +254,7 @@ BAD_INSTANCES: dict[str, tuple[Any, ...]] = {
         *([{}], [{"x": [1]}, {}], [[1], [1, 2]], [[1], 2], [1, [2]], [[1], {"x": [1]}], [[1], ["a"]], ["a"]),
         *([1, True], [1, None], [[[]], [1]], [{"x": [1]}, {"x": [1, 2]}], [{"x": [1]}, {"x": 1}]),
         *([{"x": {"b64": "AA==", "more": 1}}], [{"x": True}], [{"x": None}]),
-        *([{"b64": each}] for each in ("?", "QQ", "ü")),
+        *([{"b64": each}] for each in ("?", "Q", "QQ===", "-_-_", "ü")),
     ),
 }
 BAD_INPUTS = (None, "text", [True], ["text"], {"y": 1}, [1, [2]], [[1, 2], [3]], [{"b64": 1}])
@@ -265,7 +267,7 @@ BAD_INPUTS = (None, "text", [True], ["text"], {"y": 1}, [1, [2]], [[1, 2], [3]],
         *((each, f"Invalid JSON structure. {text}") for text, group in BAD_DOCUMENTS.items() for each in group),
         *(({"instances": each}, text) for text, group in BAD_INSTANCES.items() for each in group),
         *(({"inputs": {"x": each}}, NO_INPUT) for each in BAD_INPUTS),
-        ({"inputs": [{"b64": "a b="}]}, NO_INPUT),
+        ({"inputs": [{"b64": "a.b="}]}, NO_INPUT),
     ],
 )
 def test_a_bad_document_is_refused_with_ovms_text(document: Any, text: str) -> None:
