@@ -22,7 +22,7 @@ from ovmstrio.core.tensor import ANY_SIZE, BYTES, UINT8, Array, RawTensor, Tenso
 from ovmstrio.inference.network import Network
 from ovmstrio.inference.signature import ModelSignature
 from ovmstrio.models.tensor_contents import rows_to_strings
-from ovmstrio.models.validation import Validator
+from ovmstrio.models.validation import Validator, validated
 from ovmstrio.serving.batching import Batcher, BatchOptions
 
 log = structlog.get_logger(__name__)
@@ -151,7 +151,8 @@ class ModelServable(NetworkServable):
             FailedPrecondition: the model cannot be reshaped to the request.
             ModelFailure: OpenVINO failed on a valid request.
         """
-        arrays = self._validate(request)
+        check = self._validate
+        arrays = await validated(check, request) if check.takes_strings else check(request)
         network = self._network
         if self._source is not None:
             network = await self._source.network_for(arrays)
@@ -242,7 +243,8 @@ class BatchedServable(NetworkServable):
 
         Cancellation: removes a queued request, or drops its rows of a running batch.
         """
-        arrays = tuple(self._validate(request).values())
+        check = self._validate
+        arrays = tuple((await validated(check, request) if check.takes_strings else check(request)).values())
         counts = {array.shape[axis] for array, axis in zip(arrays, self._axes, strict=True)}
         rows = max(counts)
         # Inputs with different numbers of rows are not batched; the model validates them.

@@ -7,12 +7,14 @@ undecodable images are the client's fault, and all invalid inputs are listed aft
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import os
+from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 from math import prod
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
+import trio
 
 from ovmstrio.config.documents import did_you_mean
 from ovmstrio.core.errors import MAX_ERRORS, ErrorList, InvalidRequest, NotSupported
@@ -229,12 +231,19 @@ class InputValidator:
 
 
 class Validator:
-    """Validator of requests for one set of inputs."""
+    """Validator of requests for one set of inputs.
 
-    __slots__ = ("_inputs",)
+    Attributes:
+        takes_strings: an input can take strings or encoded images, so that :func:`validated` may need a thread.
+    """
+
+    __slots__ = ("_inputs", "takes_strings")
 
     def __init__(self, inputs: Sequence[TensorSpec]) -> None:
         self._inputs = [InputValidator(spec) for spec in sorted(inputs, key=lambda spec: spec.name)]
+        self.takes_strings = any(
+            spec.datatype is BYTES or len(spec.shape) == IMAGE_RANK or is_string_matrix(spec) for spec in inputs
+        )
 
     def __call__(self, request: InferRequest) -> dict[str, Array]:
         """Validate a request; return its arrays by name, sorted by name.
@@ -282,6 +291,49 @@ class Validator:
             unknown = (name for name in positions if name not in known)
             errors += [_unknown(name, known) for name in islice(unknown, MAX_ERRORS)]
         return arrays, errors
+
+
+_T = TypeVar("_T")
+
+_LONG_BYTES: Final = 16 * 1024
+"""Strings or encoded images of more bytes are read in a worker thread: an image may have a thousand times as many."""
+_MANY_STRINGS: Final = 4096
+_limiter: Final = trio.lowlevel.RunVar[trio.CapacityLimiter]("validation")
+
+
+async def validated(check: Callable[[InferRequest], _T], request: InferRequest) -> _T:
+    """Return ``check(request)``, computed in a worker thread if the request has long strings or images.
+
+    Raises:
+        InvalidRequest: the request is invalid.
+
+    Cancellation: while waiting for a thread, not while it reads the request.
+    """
+    if not _has_long_strings(request):
+        return check(request)
+    try:
+        limiter = _limiter.get()
+    except LookupError:
+        limiter = trio.CapacityLimiter(len(os.sched_getaffinity(0)))
+        _limiter.set(limiter)
+    return await trio.to_thread.run_sync(check, request, limiter=limiter)
+
+
+def _has_long_strings(request: InferRequest) -> bool:
+    raws = request.raw_inputs
+    for position, given in enumerate(request.inputs):
+        if given.datatype == BYTES.name and _is_long(given, raws[position] if position < len(raws) else None):
+            return True
+    return False
+
+
+def _is_long(given: InferInput, raw: Buffer | None) -> bool:
+    if raw is not None:
+        return len(raw) > _LONG_BYTES
+    values = () if given.contents is None else given.contents.values
+    return (
+        len(values) > _MANY_STRINGS or sum(len(each) for each in values if isinstance(each, bytes | str)) > _LONG_BYTES
+    )
 
 
 def _unknown(name: str, known: Collection[str]) -> InvalidRequest:

@@ -24,7 +24,7 @@ from ovmstrio.core.service import NO_INTROSPECTION, Introspection
 from ovmstrio.core.tensor import BY_NAME, Array, Dim, RawTensor, Tensor, TensorSpec
 from ovmstrio.models.request_errors import input_mismatch
 from ovmstrio.models.tensor_contents import rows_to_strings
-from ovmstrio.models.validation import Validator
+from ovmstrio.models.validation import Validator, validated
 from ovmstrio.pipelines.signatures import MIN_RANK_TO_SPLIT, is_open
 from ovmstrio.pipelines.structure import DYNAMIC, ENTRY, EXIT
 
@@ -271,7 +271,7 @@ class PipelineServable:
             NothingToGather: a demultiplexer had nothing to split.
             ServerError: raised by a servable that a node calls.
         """
-        inputs = self._read(request)
+        inputs = await validated(self._read, request)
         outputs = await PipelineRun(self._entry, request)(inputs)
         named: list[Tensor | RawTensor] = [
             _named(name, outputs[name], keeps_rows=request.keeps_rows) for name in sorted(outputs)

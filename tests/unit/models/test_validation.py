@@ -5,6 +5,7 @@ import math
 import re
 import struct
 import sys
+import threading
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from ovmstrio.encoding import image_files
 from ovmstrio.encoding.raw_contents import buffer_of
 from ovmstrio.models import tensor_contents as strings
 from ovmstrio.models.tensor_contents import rows_to_strings
-from ovmstrio.models.validation import Validator
+from ovmstrio.models.validation import Validator, validated
 from tests.support.servables import contents_request, raw_request, validate
 
 NUMERIC = [name for name in BY_NAME if name != "BYTES"]
@@ -602,3 +603,33 @@ def test_an_image_without_pillow_is_not_supported(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(NotSupported, match=r"Pillow.*extra images"):
         pixels_of(image_spec(1, 2, 4, 3), b"P6 1 1 255 " + bytes(3))
+
+
+# Threads
+
+
+def _framed(*elements: bytes) -> InferRequest:
+    raw = b"".join(struct.pack("<I", len(each)) + each for each in elements)
+    return InferRequest("model", inputs=[InferInput("b", "BYTES", (len(elements),))], raw_inputs=[raw])
+
+
+@pytest.mark.parametrize(
+    ("request_", "is_threaded"),
+    [
+        (_framed(b"short"), False),
+        (_framed(bytes(20_000)), True),
+        (_framed(*[b""] * 5_000), True),
+        (contents_request("b", "BYTES", (1,), ["short"]), False),
+        (contents_request("b", "BYTES", (2,), [bytes(10_000), "x" * 10_000]), True),
+        (contents_request("b", "BYTES", (5_000,), [b""] * 5_000), True),
+        (contents_request("b", "BYTES", (1,), [1]), False),
+        (raw_request({"b": np.zeros(100_000, np.float32)}), False),
+        (InferRequest("model", inputs=[input_(datatype="BYTES"), input_(datatype="BYTES")], raw_inputs=[b""]), False),
+    ],
+)
+async def test_long_strings_and_images_are_read_outside_of_the_event_loop(
+    request_: InferRequest, *, is_threaded: bool
+) -> None:
+    thread = await validated(lambda given: (given is request_, threading.get_ident()), request_)
+    assert thread[0]
+    assert (thread[1] != threading.get_ident()) is is_threaded
