@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, NamedTuple
 
 from pydantic import Field
 
-from ovmstrio.config.documents import did_you_mean, invalid_value_error
+from ovmstrio.config.documents import did_you_mean, invalid_value_error, member_path
 from ovmstrio.config.schema import keys_of, parse_value
 from ovmstrio.config.shapes import (
     bucket_conflicts,
@@ -159,7 +159,7 @@ def parse_version_policy(value: Any) -> VersionPolicy:
         raise invalid_value_error(
             _POLICY, value, _POLICY_FORM, message=f"unknown policy {kind!r}", suggestion=suggestion
         )
-    return parse_value(f"{_POLICY}.{kind}", details, policy)
+    return parse_value(member_path(_POLICY, kind), details, policy)
 
 
 _BATCHING_FORM: Final = 'an object such as {"max_batch_size": 16, "batch_timeout_ms": 5}'
@@ -259,7 +259,7 @@ def plugin_settings(value: Any) -> dict[str, Any]:
         raise invalid_value_error("plugin_config", value, 'an object such as {"NUM_STREAMS": "2"}')
     for key, setting in settings.items():
         if not isinstance(setting, str | int | float):
-            raise invalid_value_error(f"plugin_config.{key}", setting, "a text, a number, true or false")
+            raise invalid_value_error(member_path("plugin_config", key), setting, "a text, a number, true or false")
     return dict(settings)
 
 

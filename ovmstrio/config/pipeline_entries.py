@@ -112,8 +112,8 @@ _SOURCE_FORM: Final = 'one name with its source, such as {"input": {"node_name":
 class _Node(Schema):
     name: str
     type: str
-    model_name: str = ""
-    library_name: str = ""
+    model_name: Annotated[str, Field(min_length=1)] = ""
+    library_name: Annotated[str, Field(min_length=1)] = ""
     version: Annotated[int, Field(ge=1)] = OPTIONAL
     inputs: list[dict[str, NodeInput]]
     outputs: list[NodeOutput]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
-from ovmstrio.config.documents import InvalidSyntax, invalid_value_error, parse_json
+from ovmstrio.config.documents import InvalidSyntax, invalid_value_error, member_path, parse_json
 from ovmstrio.config.schema import parse_value
 from ovmstrio.config.specs import BatchingSpec, BatchSpec, DimensionBuckets, LayoutSpec, ShapeSpec
 from ovmstrio.core.errors import ConfigError, Problem
@@ -39,7 +39,7 @@ def parse_by_tensor(option: str, value: Any, parse: Callable[[str, str], _T]) ->
     problems: list[Problem] = []
     for name, text in value.items():
         try:
-            settings[name] = _parse_member(f"{option}.{name}", text, parse)
+            settings[name] = _parse_member(member_path(option, name), text, parse)
         except ConfigError as error:
             problems.extend(error.problems)
     if problems:
@@ -187,7 +187,7 @@ def parse_shape_buckets(value: Any) -> dict[str, DimensionBuckets]:
     problems: list[Problem] = []
     for name, settings in dimensions.items():
         try:
-            found[name] = _parse_dimension(f"{SHAPE_BUCKETS}.{name}", settings)
+            found[name] = _parse_dimension(member_path(SHAPE_BUCKETS, name), settings)
         except ConfigError as error:
             problems += error.problems
     if problems:
@@ -216,7 +216,9 @@ def bucket_conflicts(fields: Mapping[str, Any]) -> list[Problem]:
             message = "batching exceeds the largest bucket"
             expected = f"a last size of {batching.max_batch_size} or more"
             found = str(dimension.sizes[-1])
-            problems.append(Problem(message, path=f"{SHAPE_BUCKETS}.{name}.sizes", expected=expected, found=found))
+            problems.append(
+                Problem(message, path=f"{member_path(SHAPE_BUCKETS, name)}.sizes", expected=expected, found=found)
+            )
     return problems
 
 
@@ -248,6 +250,7 @@ def _shared_axes(buckets: Mapping[str, DimensionBuckets]) -> list[Problem]:
                 continue
             what = f"dimension {place[1]} of {place[0]!r}" if places else "the batch dimension, as it names no inputs,"
             message = f"{what} is already in {owner!r}"
-            path = f"{SHAPE_BUCKETS}.{name}.inputs.{place[0]}" if places else f"{SHAPE_BUCKETS}.{name}"
+            path = member_path(SHAPE_BUCKETS, name)
+            path = member_path(f"{path}.inputs", place[0]) if places else path
             problems.append(Problem(message, path=path, suggestion='change "inputs", or remove one of them'))
     return problems

@@ -55,11 +55,7 @@ class _YamlReader:
     _values: int = 0
 
     def read(self, node: yaml.Node, path: str, line: int, depth: int = 0) -> Located:
-        self._values += 1
-        if depth > MAX_DEPTH:
-            raise InvalidSyntax(f"more than {MAX_DEPTH} levels of nesting", _yaml_line(node))
-        if self._values > _MAX_VALUES:
-            raise InvalidSyntax(f"more than {_MAX_VALUES} values, aliases counted each time", _yaml_line(node))
+        self._count(node, depth)
         if not isinstance(node, yaml.ScalarNode) and node.tag not in _CONTAINER_TAGS:
             raise InvalidSyntax(f"unknown tag {node.tag!r}", _yaml_line(node), "remove it")
         if isinstance(node, yaml.MappingNode):
@@ -70,6 +66,13 @@ class _YamlReader:
                 [self.read(each, f"{path}[{i}]", _yaml_line(each), depth + 1) for i, each in items], line, path
             )
         return Located(self._scalar(node), line, path, node.value)
+
+    def _count(self, node: yaml.Node, depth: int) -> None:
+        self._values += 1
+        if depth > MAX_DEPTH:
+            raise InvalidSyntax(f"more than {MAX_DEPTH} levels of nesting", _yaml_line(node))
+        if self._values > _MAX_VALUES:
+            raise InvalidSyntax(f"more than {_MAX_VALUES} values, aliases counted each time", _yaml_line(node))
 
     def _members(self, node: yaml.MappingNode, path: str, depth: int) -> dict[Any, Located]:
         members: dict[Any, Located] = {}
@@ -84,6 +87,7 @@ class _YamlReader:
                 self.repeated.append(member)
             members.setdefault(key, member)
         for mapping in merged:
+            self._count(mapping, depth + 1)
             for key, member in self._members(mapping, path, depth + 1).items():
                 members.setdefault(key, member)
         return members
@@ -104,6 +108,10 @@ class _YamlReader:
         except ValueError as error:  # such as the date 2020-13-45
             raise InvalidSyntax(
                 f"invalid value {node.value!r}: {error}", _yaml_line(node), "put it in quotes"
+            ) from None
+        except (AttributeError, LookupError):  # PyYAML, of a scalar that does not fit its tag, such as !!bool maybe
+            raise InvalidSyntax(
+                f"invalid value {node.value!r} for its tag", _yaml_line(node), "remove the tag"
             ) from None
         return value
 

@@ -17,6 +17,7 @@ import numpy as np
 import openvino as ov
 import structlog
 
+from ovmstrio.config.documents import member_path
 from ovmstrio.config.shapes import SHAPE_BUCKETS
 from ovmstrio.core.errors import ModelFailure, Problem
 from ovmstrio.core.hooks import ServableHooks
@@ -332,7 +333,7 @@ def _padding_effects(
     return [
         Problem(
             f"output {spec.name!r} changes when inputs are padded (tested with ones from {given} to {size})",
-            path=f"{SHAPE_BUCKETS}.{dimension.name}",
+            path=member_path(SHAPE_BUCKETS, dimension.name),
             suggestion='set "pad" to a value that the model ignores, or leave this dimension out',
             severity="warning",
         )

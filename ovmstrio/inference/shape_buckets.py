@@ -17,6 +17,7 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 import openvino as ov
 
+from ovmstrio.config.documents import member_path
 from ovmstrio.config.shapes import SHAPE_BUCKETS
 from ovmstrio.config.specs import DimensionBuckets, ModelSpec
 from ovmstrio.config.tensor_mapping import TensorMapping
@@ -228,7 +229,7 @@ def find_following_outputs(
     found: list[BucketDimension] = []
     problems: list[Problem] = []
     for dimension in dimensions:
-        path = f"{SHAPE_BUCKETS}.{dimension.name}"
+        path = member_path(SHAPE_BUCKETS, dimension.name)
         try:
             shapes = probes.by_size(dimension)
             problems += probes.missing_inputs(dimension)
@@ -267,10 +268,12 @@ class _Probes:
             except OPENVINO_ERRORS as error:
                 if size in dimension.sizes and not closed:
                     message = f"the model does not accept the size {size}: {openvino_error_message(error)}"
-                    raise ConfigError([Problem(message, path=f"{SHAPE_BUCKETS}.{dimension.name}.sizes")]) from None
+                    raise ConfigError(
+                        [Problem(message, path=f"{member_path(SHAPE_BUCKETS, dimension.name)}.sizes")]
+                    ) from None
         if len(found) < _MIN_PROBES and not closed:
             message = "the model accepts one size only: cannot determine which outputs follow"
-            raise ConfigError([Problem(message, path=f"{SHAPE_BUCKETS}.{dimension.name}.sizes")])
+            raise ConfigError([Problem(message, path=f"{member_path(SHAPE_BUCKETS, dimension.name)}.sizes")])
         return found
 
     def missing_inputs(self, dimension: BucketDimension) -> list[Problem]:
@@ -288,7 +291,7 @@ class _Probes:
                 self._outputs(self._inputs(dimension, size, kinds))
             except OPENVINO_ERRORS:
                 message = f"input {spec.name!r} must have the same size, but is not listed"
-                path = f"{SHAPE_BUCKETS}.{dimension.name}.inputs"
+                path = f"{member_path(SHAPE_BUCKETS, dimension.name)}.inputs"
                 problems.append(Problem(message, path=path, found=str(spec), suggestion=f'add "{spec.name}"'))
         return problems
 
@@ -422,7 +425,7 @@ def _named_twice(dimensions: Sequence[BucketDimension], signature: ModelSignatur
     return [
         Problem(
             f"dimension {place.axis} of {signature.inputs[place.tensor].name!r} is in {owner!r} already",
-            path=f"{SHAPE_BUCKETS}.{dimension.name}",
+            path=member_path(SHAPE_BUCKETS, dimension.name),
             suggestion='name other "inputs", or leave one of them out',
         )
         for dimension in dimensions
@@ -434,7 +437,7 @@ def _named_twice(dimensions: Sequence[BucketDimension], signature: ModelSignatur
 def _dimension(
     name: str, given: DimensionBuckets, signature: ModelSignature, mapping: TensorMapping, origin: str
 ) -> BucketDimension:
-    path = f"{SHAPE_BUCKETS}.{name}"
+    path = member_path(SHAPE_BUCKETS, name)
     inputs = signature.inputs
     if given.inputs:
         names = [spec.name for spec in inputs]
@@ -469,7 +472,7 @@ def _batch_axes(path: str, inputs: Sequence[TensorSpec]) -> dict[int, tuple[int,
 
 
 def _check_input(path: str, spec: TensorSpec, axis: int, sizes: Sequence[int]) -> list[Problem]:
-    problem = Problem("", path=f"{path}.{spec.name}", found=str(spec))
+    problem = Problem("", path=member_path(path, spec.name), found=str(spec))
     if spec.datatype is BYTES:
         return [replace(problem, message="string inputs cannot be padded", suggestion="leave the input out")]
     if axis >= len(spec.shape):
@@ -497,7 +500,7 @@ def _named_outputs(
         spec = signature.outputs[position]
         if axis >= len(spec.shape) and signature.output_ports[position] not in signature.unranked_outputs:
             message = f"the output {spec.name!r} has no dimension {axis}"
-            problems.append(Problem(message, path=f"{path}.outputs.{spec.name}", found=str(spec)))
+            problems.append(Problem(message, path=member_path(f"{path}.outputs", spec.name), found=str(spec)))
     if problems:
         raise ConfigError(problems)
     return tuple(found)
@@ -524,7 +527,9 @@ def _pad_values(
         except (OverflowError, ValueError):
             found = str(given.pad[spec.name])
             message = "padding value does not fit the input"
-            problems.append(Problem(message, path=f"{path}.pad.{spec.name}", expected=str(spec), found=found))
+            problems.append(
+                Problem(message, path=member_path(f"{path}.pad", spec.name), expected=str(spec), found=found)
+            )
     return values
 
 

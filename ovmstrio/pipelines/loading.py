@@ -110,7 +110,7 @@ async def load_pipeline(
         open_node = partial(open_custom_node, tasks=tasks, hide_errors=hide_errors, is_isolated=is_isolated)
         nodes = _NodeCollector(spec, lease, open_node, opened, configured)
         for node in structure.nodes.values():
-            await nodes.add(node)
+            await nodes.add(node, {edge.item for edge in structure.edges_from(node.name)})
         problems += nodes.problems + check_nodes(structure, nodes.signatures)
         inputs, ambiguous = describe_inputs(structure, nodes.signatures)
         problems += ambiguous + check_entry(structure, inputs)
@@ -158,11 +158,11 @@ class _NodeCollector:
         self._opened = opened
         self._other_names = [name for name in configured if name != spec.name]
 
-    async def add(self, node: PipelineNode) -> None:
+    async def add(self, node: PipelineNode, used_outputs: Collection[str]) -> None:
         if node.model_name:
             await self._add_servable(node)
         elif node.library in self._spec.libraries:
-            await self._add_custom(node, self._spec.libraries[node.library])
+            await self._add_custom(node, self._spec.libraries[node.library], used_outputs)
 
     async def _add_servable(self, node: PipelineNode) -> None:
         self.calls[node.name] = ServableCall(self._lease, node.name, node.model_name, node.version)
@@ -181,7 +181,7 @@ class _NodeCollector:
                 fix = did_you_mean(node.model_name, self._other_names, otherwise=known)
             self.problems.append(node_problem(node, PipelineErrorCode.MODEL_MISSING, message, fix))
 
-    async def _add_custom(self, node: PipelineNode, library: Path) -> None:
+    async def _add_custom(self, node: PipelineNode, library: Path, used_outputs: Collection[str]) -> None:
         try:
             opened = await self._open(library, node.name, node.params)
         except ConfigError as error:
@@ -191,8 +191,7 @@ class _NodeCollector:
         self.custom.append(opened)
         self.signatures[node.name] = signature_of_custom_node(opened)
         self.problems += _check_precisions(node, opened)
-        wanted = {output.data_item: None for output in node.outputs}
-        self.calls[node.name] = CustomNodeCall(node.name, opened, wanted)
+        self.calls[node.name] = CustomNodeCall(node.name, opened, sorted(used_outputs))
 
 
 def _check_servable(node: PipelineNode, servable: Servable) -> list[Problem]:

@@ -157,7 +157,8 @@ class CustomNodeCall:
         missing = [name for name in self._wanted if name not in results]
         if missing:
             given = ", ".join(map(repr, results)) or "nothing"
-            raise CustomNodeFailure(f"custom node {self._node!r} did not return {missing[0]!r}; it returned {given}")
+            detail = f"custom node {self._node!r} did not return {missing[0]!r}; it returned {given}"
+            raise CustomNodeFailure(f"{detail} (NODE_LIBRARY_MISSING_OUTPUT)")
         return {name: Tensor(name, _DATATYPES[results[name].dtype.str], results[name]) for name in self._wanted}
 
 

@@ -171,6 +171,25 @@ def test_an_unusable_setting_fails_only_its_model(settings: dict[str, Any], path
     ]
 
 
+@pytest.mark.parametrize(
+    ("settings", "path"),
+    [
+        ({"shape": {"b": "(1)", "input.1": "(a)"}}, 'shape["input.1"]'),
+        ({"layout": {"b": "N", "x[0]": "QQ"}}, 'layout["x[0]"]'),
+        ({"precision": {"b": "FP32", "x:0": "FP99"}, "layout": "NC"}, 'precision["x:0"]'),
+        ({"shape_buckets": {"a.b": {"sizes": [2, 1]}}}, 'shape_buckets["a.b"].sizes'),
+    ],
+)
+def test_a_problem_of_a_tensor_has_the_line_of_a_name_with_dots(settings: dict[str, Any], path: str) -> None:
+    content = json.dumps(_model(**settings), indent=1)
+    (model,) = parse_config(KINDS.values(), content.encode(), FILE).of(ModelSpec)
+    (problem,) = model.problems
+    assert problem.path == f"model_config_list[0].config.{path}"
+    assert problem.line is not None
+    key = path.partition('"')[2].partition('"')[0]
+    assert f'"{key}"' in "".join(content.splitlines()[problem.line - 2 : problem.line])
+
+
 def test_custom_loaders_are_warnings_and_empty_sections_are_not() -> None:
     sections = ("model_config_list", "pipeline_config_list", "custom_node_library_config_list")
     document = {**{key: [] for key in sections}, "custom_loader_config_list": [{"config": {"loader_name": "c"}}]}

@@ -150,6 +150,8 @@ def test_keys_of_a_pipeline_become_fields_of_the_spec() -> None:
         (_pipeline(_node(type=1)), ".nodes[0].type", "expected a text"),
         (_pipeline(_node(library_name="l")), ".nodes[0].library_name", "not allowed for node type 'DL model'"),
         (_pipeline(_custom() | {"model_name": "m"}), ".nodes[0].model_name", "not allowed for node type 'custom'"),
+        (_pipeline(_node(model_name="")), ".nodes[0].model_name", "a text that is not empty"),
+        (_pipeline(_custom() | {"library_name": ""}), ".nodes[0].library_name", "a text that is not empty"),
         (_pipeline(_node(version=0)), ".nodes[0].version", "1 or more"),
         (_pipeline(_custom(params={"a": 1})), ".nodes[0].params.a", "expected a text"),
         (_pipeline(_node(gather_from_node=[])), ".nodes[0].gather_from_node", "expected a text"),

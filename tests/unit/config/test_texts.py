@@ -131,9 +131,21 @@ def test_tabs_and_too_many_aliases_are_refused() -> None:
     text = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12))
     with pytest.raises(InvalidSyntax, match="more than 100000 values"):
         parse_yaml(text)
+    text = "a0: &a0 {}\n" + "".join(f"a{i}: &a{i}\n  <<: [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 8))
+    with pytest.raises(InvalidSyntax, match="more than 100000 values"):
+        parse_yaml(text)
     with pytest.raises(InvalidSyntax) as caught:
         parse_yaml("a:\n\tb: 1\n")
     assert (caught.value.line, caught.value.suggestion) == (2, "indent with spaces")
+
+
+@pytest.mark.parametrize(
+    "scalar", ["!!bool maybe", "!!timestamp soon", "!!int ''", "!!float ''", "!!int x", "2020-13-45"]
+)
+def test_a_yaml_scalar_that_does_not_fit_its_tag_has_a_line(scalar: str) -> None:
+    with pytest.raises(InvalidSyntax, match="invalid value") as caught:
+        parse_yaml(f"a: 1\nb: {scalar}\n")
+    assert caught.value.line == 2
 
 
 @pytest.mark.parametrize("text", ["node {", "a = 1", "[x", 'a: "', "}"])

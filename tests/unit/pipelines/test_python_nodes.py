@@ -13,7 +13,16 @@ from ovmstrio.core.errors import ConfigError, CustomNodeFailure, Overloaded, Pro
 from ovmstrio.core.tensor import BY_NAME
 from ovmstrio.pipelines.custom_node import ItemInfo
 from ovmstrio.pipelines.python_node import open_python_node
-from tests.support.pipelines import DOUBLER, hosting, opened_python, write_node
+from tests.support.pipelines import (
+    DOUBLER,
+    call,
+    hosting,
+    make_node,
+    make_pipeline,
+    opened_python,
+    serving_pipeline,
+    write_node,
+)
 from tests.support.waits import until_async
 
 INFOS = """
@@ -281,3 +290,14 @@ async def test_failed_load_calls_deinitialize(tmp_path: Path) -> None:
     """
     await problems_of(tmp_path, source)
     assert await trio.Path(report).read_text() == "5"
+
+
+async def test_only_outputs_in_use_must_be_returned(tmp_path: Path) -> None:
+    source = DOUBLER.replace('{"y": (np.float32, (1, 0))}', '{"y": ("FP32", [1, -1]), "z": ("FP32", [1])}')
+    libraries = {"library": write_node(tmp_path, source)}
+    node = make_node("one", {"x": "request.x"}, ["y", "z"], library="library")
+    async with serving_pipeline(make_pipeline([node], {"o": "one.y"}, libraries=libraries)) as pipeline:
+        assert (await call(pipeline, x=[[1, 2]]))["o"].tolist() == [[2, 4]]
+    async with serving_pipeline(make_pipeline([node], {"o": "one.z"}, libraries=libraries)) as pipeline:
+        with pytest.raises(CustomNodeFailure, match=r"did not return 'z'; it returned 'y' \(NODE_LIBRARY_MISSING"):
+            await call(pipeline, x=[[1, 2]])
