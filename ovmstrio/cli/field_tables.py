@@ -68,7 +68,8 @@ def field_rows(known: KnownFields, notes: Mapping[str, str]) -> Iterator[FieldRo
     yield from (FieldRow("works", notes.get(name, ""), name) for name in known.used)
     yield from (FieldRow("no effect", notes[name], name) for name in known.ignored)
     for name, refused in known.refused.items():
-        accepted = "" if refused.neutral is None else f", except `{json.dumps(refused.neutral)}`"
+        neutral = refused.neutral if isinstance(refused.neutral, tuple) else (refused.neutral,)
+        accepted = ", except " + " and ".join(f"`{json.dumps(each)}`" for each in neutral) if neutral != (None,) else ""
         yield FieldRow(f"refused{accepted}", refused.reason, name)
 
 

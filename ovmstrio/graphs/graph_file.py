@@ -359,7 +359,8 @@ class ParsedGraph:
 
 
 def parse_graph_text(content: str, file: str) -> ParsedGraph:
-    """Parse as much of a graph file as possible."""
+    """Parse as much of a graph file as possible; a byte order mark is ignored, as in other configuration files."""
+    content = content.removeprefix("\ufeff")
     findings = Findings(file)
     pool = _read_pool(content, findings)
     config = _parse(content, pool, findings)

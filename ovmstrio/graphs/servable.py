@@ -14,7 +14,7 @@ import json
 import math
 from collections.abc import Mapping
 from contextlib import asynccontextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cached_property, partial
 from time import perf_counter
 from types import MappingProxyType
@@ -644,7 +644,8 @@ class GraphServable:
                     response.outputs += output.outputs
                     response.parameters |= output.parameters
                 else:
-                    response.outputs.append(output)
+                    # Python tensors keep their own names, as in OVMS, unless the client requested the stream's name.
+                    response.outputs.append(replace(output, name=name) if wanted else output)
             response.parameters["OVMS_MP_TIMESTAMP"] = output_packets[0].timestamp
         return response
 

@@ -17,7 +17,10 @@ _Check: TypeAlias = Callable[[Fields, str], object]
 
 
 class _Refused(NamedTuple):
-    """Unsupported field with a hint; ``neutral`` is an accepted value, None accepts 0, false and empty values."""
+    """Unsupported field with a hint.
+
+    ``neutral`` is an accepted value, or several in a tuple; None accepts 0, false and empty values.
+    """
 
     reason: str
     neutral: Any = None
@@ -58,7 +61,8 @@ class KnownFields(NamedTuple):
 
     def _changes(self, name: str, value: Any) -> bool:
         neutral = self.refused[name].neutral
-        return isinstance(value, bool) != isinstance(neutral, bool) or bool(value != neutral)
+        values = neutral if isinstance(neutral, tuple) else (neutral,)
+        return not any(isinstance(value, bool) == isinstance(each, bool) and value == each for each in values)
 
     def _refuse_unknown(self, fields: Fields, name: str) -> None:
         hint = did_you_mean(name, self.used, otherwise="remove it")
@@ -338,7 +342,7 @@ _IGNORED_OF_IMAGES: Final[Mapping[str, _Check]] = {
 }
 _REFUSED_OF_IMAGES: Final = {
     "lora_alphas": _Refused("image models have no LoRA adapters"),
-    "quality": _Refused("use num_inference_steps", neutral="auto"),
+    "quality": _Refused("use num_inference_steps", neutral=("auto", "standard")),
     "style": _Refused("describe the style in the prompt"),
     "complexity": _Refused("use num_inference_steps"),
     **dict.fromkeys(("frame_count", "frame_duration_ms"), _Refused("images have one frame")),

@@ -71,7 +71,7 @@ def _read(document: Mapping[str, Any]) -> _RerankRequest:
     if document.get("query") is None:
         fields.refuse("query", "query is missing in request", code="missing_required_parameter")
     documents = _read_documents(fields)
-    top_n = fields.unsigned("top_n", minimum=1)
+    top_n = fields.unsigned("top_n") or None  # vLLM's clients send its default 0 for all documents.
     returns = fields.flag("return_documents")
     options = read_truncation(fields)
     RERANK.check(fields)

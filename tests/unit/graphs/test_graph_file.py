@@ -97,6 +97,11 @@ def test_streams_have_file_order_lines_and_sorted_tags() -> None:
     assert [(str(ref.port), ref.name) for ref in node.side_inputs] == [("PYTHON_NODE_RESOURCES", "py")]
 
 
+def test_a_byte_order_mark_is_ignored() -> None:
+    text = graph_text(python_node("handler.py"))
+    assert load_graph_config(f"\ufeff{text}", FILE) == load_graph_config(text, FILE)
+
+
 @pytest.mark.parametrize(
     "head",
     [f"[type.googleapis.com / {OPTIONS}]:", f"[type.googleapis.com/{OPTIONS}]:", f"[ type.googleapis.com/{OPTIONS} ]"],

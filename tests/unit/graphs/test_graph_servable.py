@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from ovmstrio.core.errors import FailedPrecondition, GraphFailure, InvalidRequest, PayloadTooLarge
-from ovmstrio.core.request import InferRequest, InferResponse
+from ovmstrio.core.request import InferRequest, InferResponse, RequestedOutput
 from ovmstrio.core.tensor import BY_NAME, RawTensor
 from ovmstrio.graphs.instance import ResponseSink
 from ovmstrio.graphs.packets import MAX, MIN
@@ -81,6 +81,18 @@ async def test_outputs_have_the_order_of_the_graph(tmp_path: Path) -> None:
     assert [output_array(response, name).tolist() for name in ("out1", "out2")] == [[6], [7]]
     assert (response.id, response.model_name, response.model_version) == ("mine", "graph", "1")
     assert isinstance(response.parameters["OVMS_MP_TIMESTAMP"], int)
+
+
+async def test_a_requested_output_has_the_name_of_its_stream(tmp_path: Path) -> None:
+    name = 'tag_to_output_tensor_names { key: "OVMS_PY_TENSOR" value: "own" }'
+    options = f"[type.googleapis.com/mediapipe.PyTensorOvTensorConverterCalculatorOptions] {{ {name} }}"
+    streams = 'input_stream: "OVTENSOR:in" output_stream: "OVMS_PY_TENSOR:out"'
+    node = f'node {{ calculator: "PyTensorOvTensorConverterCalculator" {streams} node_options {{ {options} }} }}'
+    async with loaded(tmp_path / "g", graph_text(node, inputs=["OVTENSOR:in"])) as graph:
+        request = ask({"in": np.array([1, 2])})
+        assert [output.name for output in (await graph.infer(request)).outputs] == ["own"]
+        request.outputs = [RequestedOutput("out")]
+        assert output_array(await graph.infer(request)).tolist() == [1, 2]
 
 
 async def test_inputs_have_the_order_of_tags(tmp_path: Path) -> None:

@@ -205,13 +205,19 @@ def _array_of(view: memoryview) -> np.ndarray[Any, Any]:
         return np.frombuffer(view.tobytes(), np.uint8)
 
 
+_INT64_MIN: Final = -(2**63)
+_INT64_MAX: Final = 2**63 - 1
+
+
 def _shape(name: Any, shape: Any) -> tuple[int, ...]:
     try:
         if not isinstance(shape, str | bytes) and len(shape) >= 0:
-            return tuple(each.__index__() for each in shape)
+            sizes: tuple[int, ...] = tuple(each.__index__() for each in shape)
+            if all(_INT64_MIN <= size <= _INT64_MAX for size in sizes):
+                return sizes
     except (TypeError, AttributeError):
         pass
-    raise TypeError(f"Tensor {name!r}: shape must be a sequence of integers, got {shape!r}")
+    raise TypeError(f"Tensor {name!r}: shape must be a sequence of 64-bit integers, got {shape!r}")
 
 
 def _text(what: str, value: Any) -> str:

@@ -97,6 +97,13 @@ async def test_the_best_documents_have_their_texts_on_request(serving: Serving) 
     ]
 
 
+@pytest.mark.parametrize("top_n", [0, None, 9])
+async def test_all_documents_are_ranked_if_no_smaller_number_is_requested(serving: Serving, top_n: int | None) -> None:
+    body = {"model": WORDS, "query": "ab", "documents": ["x", "ab", "a"], "top_n": top_n}
+    document = (await serving.post(RERANK, json=body)).json()
+    assert [each["index"] for each in document["results"]] == [1, 2, 0]
+
+
 @pytest.mark.parametrize(
     ("text", "tokens"),
     [("ab", [97, 98]), (["ab", "c"], [[97, 98], [99]]), (["a" * 60_000, ""], [[97] * 60_000, []])],
@@ -226,7 +233,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str, str]]] = {
         ({"query": "a", "documents": "a"}, "documents", "documents is not an array of strings; got 'a'"),
         ({"query": "a", "documents": []}, "documents", "documents: expected at least 1; got 0"),
         ({"query": "a", "documents": ["a", {"title": "a"}]}, "documents[1]", "documents[1] is neither a string nor"),
-        ({"query": "a", "documents": ["a"], "top_n": 0}, "top_n", "top_n value should be at least 1; got 0"),
+        ({"query": "a", "documents": ["a"], "top_n": -1}, "top_n", "top_n is not an unsigned integer; got -1"),
         ({"query": "a", "documents": ["a"], "return_documents": 1}, "return_documents", "return_documents accepts"),
         ({"query": "a", "documents": ["a"], "rank_fields": ["x"]}, "rank_fields", "rank_fields is not supported"),
     ],

@@ -117,7 +117,8 @@ def _rows() -> Iterator[_Row]:
         yield from (_Row(path, "works", name) for name in known.used)
         yield from (_Row(path, "no effect", name) for name in known.ignored)
         for name, refused in known.refused.items():
-            yield _Row(path, "refused", name, False if refused.neutral is None else refused.neutral)
+            for neutral in refused.neutral if isinstance(refused.neutral, tuple) else (refused.neutral,):
+                yield _Row(path, "refused", name, False if neutral is None else neutral)
 
 
 ROWS: Final = list(_rows())

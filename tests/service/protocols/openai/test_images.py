@@ -85,7 +85,7 @@ async def test_fields_of_ovms_and_openai_reach_the_service(serving: Serving) -> 
     neutral: dict[str, Any] = {"quality": "auto", "moderation": "low", "style": None, "lora_alphas": {}, "strength": 1}
     await _generate(serving, **texts, **numbers, **sizes, **files, **neutral, num_images_per_prompt=2)
     await _generate(serving, size="auto", n=2, seed=3, rng_seed=3)
-    await _generate(serving, size="512x256", width=512)
+    await _generate(serving, size="512x256", width=512, quality="standard")
     expected: dict[str, Any] = {**texts, **numbers, **sizes, "num_images_per_prompt": 2, "strength": 1.0}
     assert service_of(serving, BRUSH).requests == [
         ImageRequest(PROMPT, options=expected, form=ImageFormat.WEBP, compression=40),
