@@ -144,7 +144,7 @@ class PipelineRun:
         if node.follower is not None:
             return [(node.follower, path, {link.name: _shareable(outputs[link.item], link) for link in node.links})]
         ready: list[Session] = []
-        if not node.splits:
+        if not node.splits or not node.links:
             for link in node.links:
                 self._send(link, path, _shareable(outputs[link.item], link), ready)
             return ready
